@@ -5,6 +5,7 @@
 
 mod adapter;
 pub mod coefficients;
+mod conversation;
 pub mod device;
 pub mod error;
 pub mod eval;
@@ -23,7 +24,7 @@ mod updates;
 mod warmup;
 
 /// The crates of the traits of [`Parts`], so that a program with its own parts depends on this package alone.
-pub use {data, grpo_core, models, policy, rewards};
+pub use {agents, data, grpo_core, models, policy, rewards};
 
 pub use error::{Error, Result};
 pub use factory::{Parts, export_policy};

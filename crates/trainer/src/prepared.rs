@@ -8,6 +8,7 @@ use crate::factory::{Parts, PolicyTarget};
 use crate::pretrained::{Purpose, open_described, trained, with_weights};
 use crate::prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
 use crate::trainer::{Rows, Trainer};
+use agents::Environments;
 use data::{DataReport, Dataset, RowIndex};
 use distributed::Store;
 use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained};
@@ -37,6 +38,7 @@ pub struct Prepared {
     tokenizer: Box<dyn Tokenizer>,
     dataset: Box<dyn Dataset>,
     rewards: Rewards,
+    environments: Environments,
     rows: Rows,
     place: PolicyTarget,
     overview: Overview,
@@ -114,6 +116,7 @@ impl Prepared {
         adapter::resolve(&mut config)?;
         config.data.check_files()?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
+        let environments = Environments::new(&config.environments)?;
         let pass_rule = if checks { PassRule::of(&config, &rewards)? } else { PassRule::Sum };
         let described = open_described(&config)?;
         let tokenizer = match (tokenizer, &described) {
@@ -160,7 +163,8 @@ impl Prepared {
             None => {}
         }
         let rows = match checks {
-            true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some())?,
+            true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some())?
+                .with_environments(&config, &*tokenizer, context, &environments)?,
             false => Rows::default(),
         };
         // The memory table assumes the longest prompt: of all rows of files, or of a sample from tasks.
@@ -172,6 +176,7 @@ impl Prepared {
                 lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0)
             }
         };
+        let longest_prompt = longest_prompt + rows.added_by_environments;
         let place = PolicyTarget::open(&config, &shape)?;
         let model = described.map(|described| with_weights(described, &config)).transpose()?;
         let (memory, available) = place.memory(&config, &shape, model.as_ref(), longest_prompt)?;
@@ -194,7 +199,7 @@ impl Prepared {
             memory,
             available_memory: available,
         };
-        Ok(Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, store: None })
+        Ok(Self { config, shape, model, tokenizer, dataset, rewards, environments, rows, place, overview, store: None })
     }
 
     /// Returns the configuration, including settings from the model's folder.
@@ -231,10 +236,11 @@ impl Prepared {
     }
 
     fn load(self) -> Result<(TrainConfig, Parts, Rows, Overview)> {
-        let Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, store } = self;
+        let Self { config, shape, model, tokenizer, dataset, rewards, environments, rows, place, overview, store } = self;
         let mut policy = place.policy(&config, &shape, model.as_ref(), Purpose::Training)?;
         adapter::start(&config, &shape, model.as_ref(), &mut *policy)?;
-        let parts = Parts { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine), store };
+        let engine = Box::new(PolicyEngine);
+        let parts = Parts { policy, tokenizer, dataset, rewards, engine, environments, store };
         Ok((config, parts, rows, overview))
     }
 }

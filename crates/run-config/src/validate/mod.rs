@@ -168,7 +168,7 @@ impl TrainConfig {
         )?;
         self.validate_algorithm()?;
         self.loss().validate()?;
-        Ok(())
+        self.validate_environments()
     }
 }
 

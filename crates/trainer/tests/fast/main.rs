@@ -1,5 +1,6 @@
 //! The training loop with custom parts.
 
+mod conversations;
 mod documents;
 mod losses;
 mod own_policy;

@@ -1,0 +1,4 @@
+//! Programs that exchange lines of JSON with a run: reward programs, and environments of conversations.
+
+pub use crate::external::process::{Launch, Process, Stop};
+pub use crate::external::{MAX_WORKERS, back_off, shown};
