@@ -96,7 +96,9 @@ impl Environments {
         };
         *in_a_row += 1;
         if in_a_row.is_power_of_two() {
-            tracing::warn!("the environment `{name}` has failed ({in_a_row} in a row), and its row is left out: {failure}");
+            tracing::warn!(
+                "the environment `{name}` has failed ({in_a_row} in a row), and its row is left out: {failure}"
+            );
         }
         if *in_a_row >= most {
             let (failures, last) = (*in_a_row, failure.to_owned());

@@ -135,11 +135,7 @@ fn sample_fresh(model: &Inference, request: &RolloutRequest<'_>, prompts: &[usiz
 }
 
 /// Samples the completions of prompts, given by their indices, that begin with sequences of earlier caches.
-fn sample_continued(
-    model: &Inference,
-    request: &RolloutRequest<'_>,
-    prompts: &[(usize, Kept<'_>)],
-) -> Result<Chunk> {
+fn sample_continued(model: &Inference, request: &RolloutRequest<'_>, prompts: &[(usize, Kept<'_>)]) -> Result<Chunk> {
     let indices: Vec<usize> = prompts.iter().map(|(prompt, _)| *prompt).collect();
     check_lengths(model, request, &indices)?;
     let sources: Vec<(&Cache, usize)> = prompts.iter().map(|(_, kept)| (kept.cache, kept.sample)).collect();
@@ -156,25 +152,19 @@ fn sample_continued(
 }
 
 fn samplers<'a>(request: &'a RolloutRequest<'a>, indices: &[usize]) -> Vec<CompletionSampler<'a>> {
-    let sampler = |index: &usize| {
-        CompletionSampler::new(request, *index, &request.prompts[index / request.num_generations])
-    };
+    let sampler =
+        |index: &usize| CompletionSampler::new(request, *index, &request.prompts[index / request.num_generations]);
     indices.iter().map(sampler).collect()
 }
 
 /// Checks that the sequences of some completions fit into the model's context.
 fn check_lengths(model: &Inference, request: &RolloutRequest<'_>, indices: &[usize]) -> Result<()> {
-    let length =
-        |index: &usize| request.prompts[index / request.num_generations].len() + request.limit(*index) - 1;
+    let length = |index: &usize| request.prompts[index / request.num_generations].len() + request.limit(*index) - 1;
     model.check_length(indices.iter().map(length).max().unwrap_or(0))
 }
 
 /// Samples until every completion is finished. All of them have their first token.
-fn decode(
-    model: &Inference,
-    mut samples: Vec<CompletionSampler<'_>>,
-    cache: &mut Cache,
-) -> Result<Vec<Completion>> {
+fn decode(model: &Inference, mut samples: Vec<CompletionSampler<'_>>, cache: &mut Cache) -> Result<Vec<Completion>> {
     loop {
         let (open, last): (Vec<usize>, Vec<u32>) =
             samples.iter().enumerate().filter_map(|(i, sample)| Some((i, sample.next_input()?))).unzip();
@@ -346,7 +336,8 @@ mod tests {
         let first = RolloutRequest { turn, ..request(&prompts, 1, random(0)) };
         let first = super::generate(model, &first, 1000, &mut turns).unwrap();
         let kept = turns.as_ref().unwrap();
-        let mut ids: Vec<Vec<u32>> = kept.chunks.iter().flat_map(|chunk| chunk.ids.iter().map(|(_, ids)| ids.clone())).collect();
+        let mut ids: Vec<Vec<u32>> =
+            kept.chunks.iter().flat_map(|chunk| chunk.ids.iter().map(|(_, ids)| ids.clone())).collect();
         // The last token of a completion was never an input.
         let sequence = |(prompt, completion): (&Vec<u32>, &Completion)| {
             [&prompt[..], &completion.ids[..completion.ids.len() - 1]].concat()

@@ -124,7 +124,15 @@ mod tests {
 
     fn request(sampling: Sampling) -> RolloutRequest<'static> {
         let (max_completion_length, num_generations) = (6, 1);
-        RolloutRequest { prompts: &[], num_generations, max_completion_length, stop_ids: &[2], stop: None, sampling, turn: None }
+        RolloutRequest {
+            prompts: &[],
+            num_generations,
+            max_completion_length,
+            stop_ids: &[2],
+            stop: None,
+            sampling,
+            turn: None,
+        }
     }
 
     #[test]

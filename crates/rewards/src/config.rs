@@ -2,8 +2,8 @@
 
 use crate::answer::{AnswerFrom, AnswerRule};
 use crate::built_in::{
-    Choice, Correct, Environment, Exact, Json, JsonConfig, Length, LengthConfig, MathEquivalence, Normalized, Numeric, Partial,
-    Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat,
+    Choice, Correct, Environment, Exact, Json, JsonConfig, Length, LengthConfig, MathEquivalence, Normalized, Numeric,
+    Partial, Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat,
 };
 use crate::error::{Result, check};
 use crate::external::{Http, HttpConfig, Program, ProgramConfig};

@@ -18,9 +18,9 @@ mod weighted;
 
 pub use answer::{AnswerFrom, AnswerRule};
 pub use built_in::{
-    Choice, Correct, Environment, Exact, Json, JsonConfig, Length, LengthConfig, LengthMode, MathEquivalence, Normalized, Numeric,
-    Partial, Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat, normalize_text,
-    numbers_equal,
+    Choice, Correct, Environment, Exact, Json, JsonConfig, Length, LengthConfig, LengthMode, MathEquivalence,
+    Normalized, Numeric, Partial, Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat,
+    normalize_text, numbers_equal,
 };
 pub use config::RewardConfig;
 pub use error::{Error, Result};

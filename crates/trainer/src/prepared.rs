@@ -236,7 +236,8 @@ impl Prepared {
     }
 
     fn load(self) -> Result<(TrainConfig, Parts, Rows, Overview)> {
-        let Self { config, shape, model, tokenizer, dataset, rewards, environments, rows, place, overview, store } = self;
+        let Self { config, shape, model, tokenizer, dataset, rewards, environments, rows, place, overview, store } =
+            self;
         let mut policy = place.policy(&config, &shape, model.as_ref(), Purpose::Training)?;
         adapter::start(&config, &shape, model.as_ref(), &mut *policy)?;
         let engine = Box::new(PolicyEngine);

@@ -20,7 +20,8 @@ pub struct Calculator {
 impl Default for Calculator {
     fn default() -> Self {
         let expression = json!({"type": "string", "description": "The expression, such as 6 * (7 + 1)."});
-        let parameters = json!({"type": "object", "properties": {"expression": expression}, "required": ["expression"]});
+        let parameters =
+            json!({"type": "object", "properties": {"expression": expression}, "required": ["expression"]});
         let description = "Evaluates an arithmetic expression with + - * / and parentheses.";
         let function = json!({"name": "calculator", "description": description, "parameters": parameters});
         Self { tools: json!([{"type": "function", "function": function}]) }
@@ -42,13 +43,12 @@ struct Calculations;
 impl Episode for Calculations {
     fn step(&mut self, message: &Value) -> Result<Reply, Failure> {
         let calls = message["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
-        let results = calls.iter().map(|call| {
-            match call["function"]["arguments"]["expression"].as_str().map(evaluate) {
+        let results =
+            calls.iter().map(|call| match call["function"]["arguments"]["expression"].as_str().map(evaluate) {
                 Some(Ok(value)) => json!({"role": "tool", "content": shown(value)}),
                 Some(Err(error)) => json!({"role": "tool", "content": format!("error: {error}"), "is_error": true}),
                 None => json!({"role": "tool", "content": "error: expected the text `expression`", "is_error": true}),
-            }
-        });
+            });
         Ok(Reply { messages: results.collect(), reward: None, done: calls.is_empty() })
     }
 }
@@ -203,7 +203,8 @@ mod tests {
     fn calls_are_answered_in_order_and_a_message_without_calls_ends() {
         let Start { messages, mut episode } = Calculator::default().reset(&Item::new("?"), 0).unwrap();
         assert!(messages.is_empty());
-        let call = |expression: Value| json!({"function": {"name": "calculator", "arguments": {"expression": expression}}});
+        let call =
+            |expression: Value| json!({"function": {"name": "calculator", "arguments": {"expression": expression}}});
         let calls = [call(json!("6*7")), call(json!("6*")), call(json!(6))];
         let reply = episode.step(&json!({"role": "assistant", "content": "", "tool_calls": calls})).unwrap();
         assert_eq!((reply.done, reply.messages.len()), (false, 3));

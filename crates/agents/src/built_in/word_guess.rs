@@ -58,7 +58,8 @@ impl Game {
     fn hints(&self, guess: &str) -> String {
         let word: Vec<char> = self.word.chars().collect();
         let letters: Vec<char> = guess.chars().collect();
-        let mut rest: Vec<char> = word.iter().enumerate().filter(|(i, c)| letters.get(*i) != Some(c)).map(|(_, c)| *c).collect();
+        let mut rest: Vec<char> =
+            word.iter().enumerate().filter(|(i, c)| letters.get(*i) != Some(c)).map(|(_, c)| *c).collect();
         let hint = |(i, letter): (usize, &char)| {
             let hint = if word.get(i) == Some(letter) {
                 "right"

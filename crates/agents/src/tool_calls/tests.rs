@@ -12,7 +12,11 @@ fn tools() -> Value {
 }
 
 #[rstest]
-#[case::hermes(ToolParser::Hermes, "So:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>", "So:")]
+#[case::hermes(
+    ToolParser::Hermes,
+    "So:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>",
+    "So:"
+)]
 #[case::hermes_without_end(ToolParser::Hermes, "So:<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1}}", "So:")]
 #[case::qwen3_coder(
     ToolParser::Qwen3Coder,

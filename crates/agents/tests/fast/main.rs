@@ -1,6 +1,6 @@
 //! Environments that are programs, here shell scripts.
 
-use agents::{EnvironmentConfig, EnvironmentProgram, Environments, Environment, Episode, Failure, Start};
+use agents::{Environment, EnvironmentConfig, EnvironmentProgram, Environments, Episode, Failure, Start};
 use data::Item;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -153,7 +153,10 @@ fn invalid_settings_are_named() {
 fn rows_name_their_environment_and_failures_in_a_row_are_counted() {
     let text = r#"{"sums": {"built_in": "calculator"}, "words": {"built_in": "word_guess"}}"#;
     let mut environments = Environments::new(&serde_json::from_str(text).unwrap()).unwrap();
-    let row = |name: Value| Item { columns: std::sync::Arc::new([("environment".to_owned(), name)].into_iter().collect()), ..row() };
+    let row = |name: Value| Item {
+        columns: std::sync::Arc::new([("environment".to_owned(), name)].into_iter().collect()),
+        ..row()
+    };
     assert_eq!(environments.of_row(&row(json!("words"))), Ok(1));
     for (name, words) in [(json!("chess"), "`chess`"), (json!(null), "sums, words"), (json!(3), "got 3")] {
         let text = environments.of_row(&row(name)).unwrap_err().to_string();

@@ -364,7 +364,9 @@ impl Tokenizer for HfTokenizer {
     }
 
     fn chat_template_name(&self, with_tools: bool) -> String {
-        self.templates.choose(with_tools).map_or_else(|error| error.to_string(), |template| template.origin().to_owned())
+        self.templates
+            .choose(with_tools)
+            .map_or_else(|error| error.to_string(), |template| template.origin().to_owned())
     }
 
     fn count_prompt(&self, text: &str, limit: usize) -> Result<usize> {

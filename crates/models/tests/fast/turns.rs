@@ -91,7 +91,8 @@ fn a_template_without_tools_or_without_ends_is_refused() {
     TurnTokens::new(&plain, None, "user").unwrap();
     let text = TurnTokens::new(&plain, Some(&tools()), "tool").unwrap_err().to_string();
     assert!(text.contains("plain.jinja") && text.contains("does not show the tools"), "{text}");
-    let endless = open("qwen3").with_chat_template("{% for m in messages %}{{ m.content }} {% endfor %}", "endless.jinja");
+    let endless =
+        open("qwen3").with_chat_template("{% for m in messages %}{{ m.content }} {% endfor %}", "endless.jinja");
     let text = TurnTokens::new(&endless, None, "user").unwrap_err().to_string();
     assert!(text.contains("endless.jinja") && text.contains("stop token"), "{text}");
 }

@@ -1,7 +1,7 @@
 //! One conversation with its environment.
 
-use super::check::{Tools, beginning};
 use super::Conversed;
+use super::check::{Tools, beginning};
 use crate::error::Result;
 use crate::prompts::encode_prompt;
 use agents::{Environment, Environments, Episode, Failure, Parsed, Reply, Start};
@@ -124,7 +124,9 @@ impl<'a> Talk<'a> {
         self.prompt = encode_prompt(tokenizer, &prompt)?;
         if self.prompt.len() > longest {
             let found = self.prompt.len();
-            self.fail(format!("its prompt has {found} tokens, and the context has room for {longest} before the completion"));
+            self.fail(format!(
+                "its prompt has {found} tokens, and the context has room for {longest} before the completion"
+            ));
         }
         if let Prompt::Messages { tools: Some(of_row), .. } = prompt {
             tools.parser(&of_row)?;
@@ -164,7 +166,8 @@ impl<'a> Talk<'a> {
             message["tool_calls"] = known.into();
         }
         self.conversation.messages.push(message.clone());
-        let too_many_calls = has_calls && limits.max_tool_calling_iterations.is_some_and(|most| self.calling_turns > most);
+        let too_many_calls =
+            has_calls && limits.max_tool_calling_iterations.is_some_and(|most| self.calling_turns > most);
         self.is_open = !(self.completion.truncated || too_many_calls);
         self.is_last = limits.max_assistant_turns.is_some_and(|most| self.turns >= most);
         self.question = Some(message).filter(|_| !is_refused);

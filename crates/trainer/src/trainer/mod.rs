@@ -384,7 +384,8 @@ fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, has_tools: bool, 
         );
     }
     if report.metrics.value("tools/call_frequency") == Some(0.0) && has_tools {
-        let sample: String = report.samples.first().map_or("", |sample| &sample.completion).chars().take(SHOWN).collect();
+        let sample: String =
+            report.samples.first().map_or("", |sample| &sample.completion).chars().take(SHOWN).collect();
         tracing::warn!(
             sample,
             "no completion of the first step calls a tool: check that the model writes calls in the format of \

@@ -140,8 +140,7 @@ fn step(
 }
 
 const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}\n</tool_call>";
-const RESULT: &str =
-    "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n";
+const RESULT: &str = "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n";
 
 #[test]
 fn a_tool_answers_and_its_tokens_are_not_trained_on() {
@@ -180,7 +179,8 @@ fn a_result_without_room_is_left_out_and_the_conversation_is_truncated() {
     let mut lengths = Vec::new();
     for room in [0, 1] {
         let tokenizer = tokenizer();
-        let length = tokenizer.encode_completion(CALL).unwrap().len() + tokenizer.encode_rendered(RESULT).unwrap().len();
+        let length =
+            tokenizer.encode_completion(CALL).unwrap().len() + tokenizer.encode_rendered(RESULT).unwrap().len();
         let prompts = Arc::default();
         let turns = vec![vec![CALL, "42"], vec!["41"]];
         let mut config = config(json!({}));
@@ -218,7 +218,8 @@ fn limits_end_conversations_and_cut_messages() {
     assert_eq!((report.metric("tools/call_frequency"), report.metric("num_turns/max")), (1.5, 2.0));
     // The last turn is judged, and not answered.
     let judge = Turns(|turn, _| Ok(Reply { reward: Some(0.5), ..user(&format!("{turn}{}", "z".repeat(20))) }), 0);
-    let settings = json!({"max_assistant_turns": 2, "max_tool_response_length": 4, "tool_response_truncate_side": "left"});
+    let settings =
+        json!({"max_assistant_turns": 2, "max_tool_response_length": 4, "tool_response_truncate_side": "left"});
     let environment = scored("environment", |input| input.conversation?.reward);
     let turns = vec![vec!["a", "b"], vec!["c", "d"]];
     let engine = Box::new(Script { tokenizer: tokenizer(), turns, prompts: Arc::default() });
@@ -232,15 +233,17 @@ fn limits_end_conversations_and_cut_messages() {
 #[test]
 fn an_environment_that_fails_leaves_its_conversation_out() {
     // Fails in the second turn, unless the policy ends before.
-    let environment = || Turns(
-        |turn, message| match (turn, message["content"].as_str()) {
-            (0, _) => Ok(user("Go on.")),
-            (_, Some("42")) => Ok(Reply { done: true, ..Reply::default() }),
-            (1, _) => Ok(user("More?")),
-            _ => Err(Failure::new("the judge is on strike")),
-        },
-        0,
-    );
+    let environment = || {
+        Turns(
+            |turn, message| match (turn, message["content"].as_str()) {
+                (0, _) => Ok(user("Go on.")),
+                (_, Some("42")) => Ok(Reply { done: true, ..Reply::default() }),
+                (1, _) => Ok(user("More?")),
+                _ => Err(Failure::new("the judge is on strike")),
+            },
+            0,
+        )
+    };
     let (report, prompts) = step(json!({}), environment(), [&["a", "42b"], &["42"]]);
     let report = report.unwrap();
     // The environment's first message joins the user's.
@@ -292,7 +295,11 @@ fn special_tokens_of_an_environment_stay_text() {
     let prompts = Arc::new(Mutex::new(Vec::new()));
     struct Ids(Arc<Mutex<Vec<Vec<u32>>>>, Script);
     impl RolloutEngine for Ids {
-        fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+        fn generate(
+            &mut self,
+            policy: &mut dyn Policy,
+            request: &RolloutRequest<'_>,
+        ) -> policy::Result<Vec<Completion>> {
             self.0.lock().unwrap().extend(request.prompts.iter().cloned());
             self.1.generate(policy, request)
         }
@@ -310,14 +317,16 @@ fn special_tokens_of_an_environment_stay_text() {
 
 #[test]
 fn a_policy_learns_from_conversations_and_repeats_them() {
-    let game = || Turns(
-        |turn, message| {
-            let reward = message["content"].as_str().map(|text| text.matches('e').count() as f32);
-            let next = user(&"again ".repeat(turn + 1));
-            Ok(Reply { reward: reward.filter(|_| turn > 0), done: turn == 3, ..next })
-        },
-        0,
-    );
+    let game = || {
+        Turns(
+            |turn, message| {
+                let reward = message["content"].as_str().map(|text| text.matches('e').count() as f32);
+                let next = user(&"again ".repeat(turn + 1));
+                Ok(Reply { reward: reward.filter(|_| turn > 0), done: turn == 3, ..next })
+            },
+            0,
+        )
+    };
     let run = |batch_size: usize| {
         let mut config = config(json!({}));
         (config.grpo.num_generations, config.rollout.batch_size) = (4, batch_size);
