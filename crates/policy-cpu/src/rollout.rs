@@ -343,7 +343,8 @@ mod tests {
             [&prompt[..], &completion.ids[..completion.ids.len() - 1]].concat()
         };
         let mut expected: Vec<Vec<u32>> = prompts.iter().zip(&first).map(sequence).collect();
-        (ids.sort(), expected.sort());
+        ids.sort();
+        expected.sort();
         assert_eq!(ids, expected);
         // Without the model, only the kept weights and caches can sample the next turn.
         let longer: Vec<Vec<u32>> =
