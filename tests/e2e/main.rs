@@ -6,6 +6,7 @@ mod attacks;
 mod bench;
 mod changed_inputs;
 mod config;
+mod conversations;
 mod damage;
 mod data;
 mod device_lost;

@@ -25,11 +25,12 @@ const PROMISED: [&str; 9] = [
 ];
 
 /// Modules that exist for other crates of this workspace. They have no promise.
-const INTERNAL: [&str; 6] = [
+const INTERNAL: [&str; 7] = [
     "backend_tpu::compile_options",
     "backend_tpu::devices",
     "backend_tpu::mosaic",
     "backend_tpu::program",
+    "rewards::programs",
     "trainer::device",
     "trainer::plan",
 ];

@@ -435,7 +435,7 @@ pub fn resolve(config: &TrainConfig, kind: Kind) -> Result<(ModelConfig, TrainCo
 /// Returns the shape of the model of `config`, and `config` with settings from the model's generation_config.json.
 fn shape_of(config: &TrainConfig) -> Result<(ModelConfig, TrainConfig)> {
     let name = match &config.model {
-        ModelSource::New(shape) => return Ok((shape.clone(), config.clone())),
+        ModelSource::New(shape) => return Ok((*shape.clone(), config.clone())),
         ModelSource::Pretrained(name) => name,
     };
     let path = Path::new(name);

@@ -236,6 +236,7 @@ fn judge(rewards: &Rewards, tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow:
                 truncated: false,
                 completion_ids: ids,
                 opens_think: *opens_think,
+                conversation: None,
             })
             .collect();
         let scores = rewards.score(&inputs);

@@ -89,12 +89,9 @@ pub(crate) fn checked(
     if weight_versions.last().is_some_and(|last| last.end != length) {
         return Err(format!("expected weight_versions of all {length} tokens, got {weight_versions:?}"));
     }
-    Ok(Completion {
-        ids: ids.into_iter().map(|id| id as u32).collect(),
-        logps: logps.into_iter().map(|logp| logp as f32).collect(),
-        truncated: finish == Finish::Length,
-        weight_versions,
-    })
+    let ids = ids.into_iter().map(|id| id as u32).collect();
+    let logps = logps.into_iter().map(|logp| logp as f32).collect();
+    Ok(Completion { weight_versions, ..Completion::sampled(ids, logps, finish == Finish::Length) })
 }
 
 /// Ends a completion where the request says so: at the first stop token or stop text. Servers may have sampled past a stop text, or end at
@@ -202,13 +199,11 @@ mod tests {
     #[test]
     fn completions_end_at_the_first_stop_of_the_request() {
         let completion = |ids: &[u32], truncated| Completion {
-            ids: ids.to_vec(),
-            logps: vec![-1.0; ids.len()],
-            truncated,
             weight_versions: vec![
                 WeightVersion { version: 1, start: 0, end: 1 },
                 WeightVersion { version: 2, start: 1, end: ids.len() },
             ],
+            ..Completion::sampled(ids.to_vec(), vec![-1.0; ids.len()], truncated)
         };
         let request = RolloutRequest {
             prompts: &[],
@@ -217,6 +212,7 @@ mod tests {
             stop_ids: &[2],
             stop: None,
             sampling: Sampling::Greedy,
+            turn: None,
         };
         let of = |ids: &[u32], truncated, request| ended(completion(ids, truncated), request).unwrap();
         let end = |ids: &[u32], truncated, request| {

@@ -111,27 +111,40 @@ impl ServerEngine {
     }
 
     /// Returns the jobs of a request: one per prompt.
-    fn jobs(request: &RolloutRequest<'_>) -> Vec<Job> {
-        let RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop, sampling } = *request;
+    ///
+    /// # Errors
+    /// [`policy::Error::Argument`] if the completions of a prompt have several limits, or streams that do not follow one another: a server
+    /// gets one limit and one seed per prompt.
+    fn jobs(request: &RolloutRequest<'_>) -> policy::Result<Vec<Job>> {
+        let RolloutRequest { prompts, num_generations, stop_ids, stop, sampling, .. } = *request;
         let job = |(index, prompt): (usize, &Vec<u32>)| {
+            let first_index = index * num_generations;
+            let (limit, begin) = (request.limit(first_index), request.stream(first_index));
+            let follows = |i: usize| {
+                request.limit(first_index + i) == limit && request.stream(first_index + i) == begin + i as u64
+            };
+            if !(0..num_generations).all(follows) {
+                let expected = "one limit and consecutive random streams for the completions of a prompt";
+                return Err(policy::Error::argument("generate", expected, "others"));
+            }
             let random = match sampling {
                 Sampling::Greedy => None,
                 Sampling::Random { temperature, processors, seed, purpose, step, first } => {
-                    let stream = first + (index * num_generations) as u64;
+                    let stream = first + begin;
                     // 62 bits: the seeds of two prompts do not overlap, and the seed of the last completion is a legal one.
                     let seed = rng::stream(seed, purpose, step, stream).random::<u64>() >> 2;
                     Some(Random { temperature, processors, seed })
                 }
             };
-            Job {
+            Ok(Job {
                 prompt: prompt.clone(),
                 // All greedy completions of a prompt are equal.
                 count: if random.is_some() { num_generations } else { 1 },
                 random,
-                max_tokens: max_completion_length,
+                max_tokens: limit,
                 stop_ids: stop_ids.to_vec(),
                 stop_texts: stop.map(|stop| stop.texts().to_vec()).unwrap_or_default(),
-            }
+            })
         };
         prompts.iter().enumerate().map(job).collect()
     }
@@ -161,7 +174,7 @@ impl RolloutEngine for ServerEngine {
             let (expected, found) = ("weights of `update_weights`".into(), "none".into());
             return Err(Error::Argument { operation: "start", expected, found }.into());
         };
-        let (shared, weights, jobs) = (Arc::clone(&self.shared), Arc::clone(weights), Self::jobs(request));
+        let (shared, weights, jobs) = (Arc::clone(&self.shared), Arc::clone(weights), Self::jobs(request)?);
         let threads = (self.batch_size / request.num_generations.max(1)).clamp(1, jobs.len().max(1));
         let wanted = Wanted(Arc::new(AtomicBool::new(true)));
         let is_wanted = Arc::clone(&wanted.0);

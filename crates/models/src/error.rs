@@ -184,6 +184,18 @@ pub enum Error {
         /// The template's own message, or the problem.
         message: String,
     },
+    /// A chat template cannot be used for conversations of several turns.
+    #[error(
+        "chat template ({template}): {reason}; name a template for conversations of several turns, a file or one of {}, as in \
+         `data: {{ training_chat_template: {} }}`",
+        crate::TRAINING_TEMPLATES.map(|(name, _)| name).join(", "), crate::TRAINING_TEMPLATES[0].0
+    )]
+    Turns {
+        /// The name of the template, such as its file.
+        template: String,
+        /// What it does to a conversation.
+        reason: String,
+    },
     /// Messages are not a valid conversation.
     #[error("messages: {0}")]
     Messages(String),

@@ -26,6 +26,7 @@ mod process_memory;
 mod rope;
 mod tensor;
 mod tokenizer;
+mod turns;
 mod weights;
 
 pub use chat_template::{ChatTemplate, map_on_template_threads};
@@ -41,4 +42,5 @@ pub use process_memory::{MemoryLimit, MemoryLimits, available_memory, resident_m
 pub use rope::Rotary;
 pub use tensor::NamedTensor;
 pub use tokenizer::{CharTokenizer, HfTokenizer, Tokenizer};
+pub use turns::{TRAINING_TEMPLATES, TurnTokens};
 pub use weights::{Dtype, WeightTensor, Weights};

@@ -1,58 +1,181 @@
 //! Sampling of completions with a KV cache.
 
-use crate::decoder::{Decoder, Inference, PackedBatch};
-use policy::{Completion, CompletionSampler, Error, Result, RolloutRequest};
+use crate::decoder::{Cache, Decoder, Inference, PackedBatch};
+use policy::{Completion, CompletionSampler, Result, RolloutRequest};
 use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::ops::Bound;
 
-/// Samples the completions of a request. At most `batch_size` sequences decode together, several batches run in parallel, and samples of
-/// one prompt share its prefill; none of this changes the samples.
-pub(crate) fn generate(model: &Decoder, request: &RolloutRequest<'_>, batch_size: usize) -> Result<Vec<Completion>> {
-    let (prompts, per_prompt) = (request.prompts, request.num_generations);
-    if prompts.is_empty() || per_prompt == 0 || request.max_completion_length == 0 {
-        let found = format!("{} x {per_prompt} x {}", prompts.len(), request.max_completion_length);
-        return Err(Error::argument("generate", "at least one prompt, generation and token", found));
-    }
-    let inference = model.inference()?;
-    let for_each_thread = prompts.len().div_ceil(rayon::current_num_threads());
-    let prompts_per_chunk = (batch_size / per_prompt).min(for_each_thread).max(1);
-    let completions = prompts
-        .par_chunks(prompts_per_chunk)
-        .enumerate()
-        .map(|(i, chunk)| generate_chunk(&inference, request, chunk, (i * prompts_per_chunk * per_prompt) as u64))
-        .collect::<Result<Vec<_>>>()?;
-    Ok(completions.concat())
+/// The packed weights and the KV caches of a turn of conversations, which the next turn continues.
+pub(crate) struct Turns {
+    inference: Inference,
+    chunks: Vec<Sampled>,
 }
 
-/// Samples completions of `prompts`; `first` is the request's sample index of the first one.
-fn generate_chunk(
-    model: &Inference,
+/// A cache and the tokens of its samples.
+struct Sampled {
+    cache: Cache,
+    /// The samples that a later turn may continue, and their tokens in the cache.
+    ids: Vec<(usize, Vec<u32>)>,
+}
+
+/// A sample of a cache of an earlier turn, and the number of its tokens in the cache.
+#[derive(Clone, Copy)]
+struct Kept<'a> {
+    cache: &'a Cache,
+    sample: usize,
+    length: usize,
+}
+
+/// Samples the completions of a request. At most `batch_size` sequences decode together, several batches run in parallel, and samples of
+/// one prompt share its prefill; none of this changes the samples. `turns` has the caches of the first `batch_size` conversations of an earlier
+/// turn, and is replaced.
+pub(crate) fn generate(
+    model: impl FnOnce() -> Decoder,
     request: &RolloutRequest<'_>,
-    prompts: &[Vec<u32>],
-    first: u64,
+    batch_size: usize,
+    turns: &mut Option<Turns>,
 ) -> Result<Vec<Completion>> {
-    let (per_prompt, vocab) = (request.num_generations, model.vocab());
-    // The last token is never an input of the decoder.
-    let (of_prompts, mut cache) =
-        model.prefill(&PackedBatch::new(prompts)?, per_prompt, request.max_completion_length - 1)?;
-    let mut samples: Vec<CompletionSampler<'_>> = (0..prompts.len() * per_prompt)
-        .map(|i| CompletionSampler::new(request, first + i as u64, &prompts[i / per_prompt]))
+    request.check()?;
+    let (inference, earlier) = match turns.take() {
+        Some(Turns { inference, chunks }) if request.turn.is_some() => (inference, chunks),
+        _ => (model().inference()?, Vec::new()),
+    };
+    let (prompts, per_prompt) = (request.prompts, request.num_generations);
+    let chunks = sample(&inference, request, batch_size, &earlier)?;
+    drop(earlier);
+    let (mut completions, mut kept) = (vec![Completion::default(); prompts.len() * per_prompt], Vec::new());
+    for Chunk { indices, completions: of_chunk, cache } in chunks {
+        if let Some(cache) = cache {
+            // By index, and not by chunk, so that the number of threads does not matter.
+            let sequences = indices.iter().zip(&of_chunk).enumerate().filter(|(_, (index, _))| **index < batch_size);
+            let ids = sequences.map(|(sample, (index, completion))| {
+                let mut ids = [&prompts[index / per_prompt][..], &completion.ids].concat();
+                ids.truncate(cache.tokens(sample));
+                (sample, ids)
+            });
+            kept.push(Sampled { ids: ids.collect(), cache });
+        }
+        indices.into_iter().zip(of_chunk).for_each(|(index, completion)| completions[index] = completion);
+    }
+    if request.turn.is_some() {
+        *turns = Some(Turns { inference, chunks: kept });
+    }
+    Ok(completions)
+}
+
+/// Some samples of a request.
+struct Chunk {
+    /// Their indices in the request.
+    indices: Vec<usize>,
+    completions: Vec<Completion>,
+    /// Their cache, if a later turn may continue it.
+    cache: Option<Cache>,
+}
+
+/// Samples the completions of a request in chunks: those of prompts that begin with a sequence of an earlier turn, and others.
+fn sample(
+    inference: &Inference,
+    request: &RolloutRequest<'_>,
+    batch_size: usize,
+    earlier: &[Sampled],
+) -> Result<Vec<Chunk>> {
+    let per_prompt = request.num_generations;
+    let known: BTreeMap<&[u32], Kept<'_>> = earlier
+        .iter()
+        .flat_map(|Sampled { cache, ids }| {
+            ids.iter().map(|(sample, ids)| (&ids[..], Kept { cache, sample: *sample, length: ids.len() }))
+        })
         .collect();
+    let kept = |prompt: &Vec<u32>| {
+        // Every sequence between a prefix of the prompt and the prompt begins with this prefix, too.
+        let mut before = known.range::<[u32], _>((Bound::Unbounded, Bound::Excluded(&prompt[..]))).rev();
+        before.find(|(ids, _)| per_prompt == 1 && prompt.starts_with(ids)).map(|(_, kept)| *kept)
+    };
+    let (continued, fresh): (Vec<_>, Vec<_>) =
+        request.prompts.iter().map(kept).enumerate().partition(|(_, kept)| kept.is_some());
+    let keeps = |mut chunk: Chunk| {
+        let is_kept = request.turn.is_some() && chunk.indices.iter().any(|index| *index < batch_size);
+        chunk.cache = chunk.cache.filter(|_| is_kept);
+        chunk
+    };
+    let chunk_of = |count: usize| {
+        let for_each_thread = count.div_ceil(rayon::current_num_threads());
+        (batch_size / per_prompt).min(for_each_thread).max(1)
+    };
+    let fresh = fresh.par_chunks(chunk_of(fresh.len())).map(|chunk| {
+        let prompts: Vec<usize> = chunk.iter().map(|(prompt, _)| *prompt).collect();
+        sample_fresh(inference, request, &prompts).map(keeps)
+    });
+    let continued = continued.par_chunks(chunk_of(continued.len())).map(|chunk| {
+        let prompts: Vec<(usize, Kept<'_>)> =
+            chunk.iter().filter_map(|(prompt, kept)| Some((*prompt, (*kept)?))).collect();
+        sample_continued(inference, request, &prompts).map(keeps)
+    });
+    fresh.chain(continued).collect()
+}
+
+/// Samples the completions of prompts, given by their indices.
+fn sample_fresh(model: &Inference, request: &RolloutRequest<'_>, prompts: &[usize]) -> Result<Chunk> {
+    let (per_prompt, vocab) = (request.num_generations, model.vocab());
+    let indices: Vec<usize> =
+        prompts.iter().flat_map(|prompt| prompt * per_prompt..(prompt + 1) * per_prompt).collect();
+    let ids: Vec<&[u32]> = prompts.iter().map(|prompt| &request.prompts[*prompt][..]).collect();
+    // The last token is never an input of the decoder.
+    let capacity = indices.iter().map(|index| request.limit(*index)).max().unwrap_or(1) - 1;
+    check_lengths(model, request, &indices)?;
+    let (of_prompts, mut cache) = model.prefill(&PackedBatch::new(&ids)?, per_prompt, capacity)?;
+    let mut samples = samplers(request, &indices);
     for (i, sample) in samples.iter_mut().enumerate() {
         // All samples of a prompt draw their first token from the same row of logits.
         sample.extend(&of_prompts[i / per_prompt * vocab..(i / per_prompt + 1) * vocab])?;
     }
+    let completions = decode(model, samples, &mut cache)?;
+    Ok(Chunk { indices, completions, cache: Some(cache) })
+}
+
+/// Samples the completions of prompts, given by their indices, that begin with sequences of earlier caches.
+fn sample_continued(model: &Inference, request: &RolloutRequest<'_>, prompts: &[(usize, Kept<'_>)]) -> Result<Chunk> {
+    let indices: Vec<usize> = prompts.iter().map(|(prompt, _)| *prompt).collect();
+    check_lengths(model, request, &indices)?;
+    let sources: Vec<(&Cache, usize)> = prompts.iter().map(|(_, kept)| (kept.cache, kept.sample)).collect();
+    let new: Vec<&[u32]> = prompts.iter().map(|(prompt, kept)| &request.prompts[*prompt][kept.length..]).collect();
+    let capacity = new.iter().zip(&indices).map(|(new, index)| new.len() + request.limit(*index) - 1).max();
+    let mut cache = Cache::continued(&sources, capacity.unwrap_or(0))?;
+    let logits = model.extend(&new, &mut cache)?;
+    let mut samples = samplers(request, &indices);
+    for (sample, logits) in samples.iter_mut().zip(logits.chunks_exact(model.vocab())) {
+        sample.extend(logits)?;
+    }
+    let completions = decode(model, samples, &mut cache)?;
+    Ok(Chunk { indices, completions, cache: Some(cache) })
+}
+
+fn samplers<'a>(request: &'a RolloutRequest<'a>, indices: &[usize]) -> Vec<CompletionSampler<'a>> {
+    let sampler =
+        |index: &usize| CompletionSampler::new(request, *index, &request.prompts[index / request.num_generations]);
+    indices.iter().map(sampler).collect()
+}
+
+/// Checks that the sequences of some completions fit into the model's context.
+fn check_lengths(model: &Inference, request: &RolloutRequest<'_>, indices: &[usize]) -> Result<()> {
+    let length = |index: &usize| request.prompts[index / request.num_generations].len() + request.limit(*index) - 1;
+    model.check_length(indices.iter().map(length).max().unwrap_or(0))
+}
+
+/// Samples until every completion is finished. All of them have their first token.
+fn decode(model: &Inference, mut samples: Vec<CompletionSampler<'_>>, cache: &mut Cache) -> Result<Vec<Completion>> {
     loop {
         let (open, last): (Vec<usize>, Vec<u32>) =
             samples.iter().enumerate().filter_map(|(i, sample)| Some((i, sample.next_input()?))).unzip();
         if open.is_empty() {
-            break;
+            return Ok(samples.into_iter().map(CompletionSampler::finish).collect());
         }
-        let logits = model.decode(&last, &open, &mut cache)?;
-        for (i, logits) in open.iter().zip(logits.chunks_exact(vocab)) {
+        let logits = model.decode(&last, &open, cache)?;
+        for (i, logits) in open.iter().zip(logits.chunks_exact(model.vocab())) {
             samples[*i].extend(logits)?;
         }
     }
-    Ok(samples.into_iter().map(CompletionSampler::finish).collect())
 }
 
 #[cfg(test)]
@@ -61,7 +184,7 @@ mod tests {
     use crate::decoder::to_host;
     use burn::tensor::Device;
     use models::ModelConfig;
-    use policy::{LogitsProcessors, Sampling};
+    use policy::{Error, LogitsProcessors, Sampling, Turn};
     use rng::Purpose;
 
     const EOS: u32 = 2;
@@ -79,6 +202,7 @@ mod tests {
             stop_ids: &[EOS],
             stop: None,
             sampling,
+            turn: None,
         }
     }
 
@@ -92,7 +216,7 @@ mod tests {
     }
 
     fn generate(batch_size: usize, request: &RolloutRequest<'_>) -> Vec<Completion> {
-        super::generate(&model(), request, batch_size).unwrap()
+        super::generate(model, request, batch_size, &mut None).unwrap()
     }
 
     #[test]
@@ -160,9 +284,75 @@ mod tests {
     fn too_long_or_empty_requests_are_errors() {
         let long = vec![vec![1; 60]];
         let model = model();
-        let of = |prompts: &[Vec<u32>]| super::generate(&model, &request(prompts, 1, Sampling::Greedy), 8);
+        let of = |prompts: &[Vec<u32>]| {
+            super::generate(|| model.clone(), &request(prompts, 1, Sampling::Greedy), 8, &mut None)
+        };
         assert!(matches!(of(&long), Err(Error::TooLong { .. })));
         assert!(of(&[]).is_err());
         assert!(of(&[vec![]]).is_err());
+    }
+
+    /// Samples two turns of conversations, with other tokens between them, and returns the second turn.
+    fn second_turn(batch_size: usize, keeps: bool) -> Vec<Completion> {
+        let (prompts, streams, mut turns) = (prompts(), (0..8).collect::<Vec<u64>>(), None);
+        let turn = Turn { streams: &streams, limits: &[6, 5, 4, 3, 2, 1, 6, 6] };
+        let first = RolloutRequest { turn: Some(turn), ..request(&prompts, 2, random(0)) };
+        let first = super::generate(model, &first, batch_size, &mut turns).unwrap();
+        assert!(first.iter().zip(turn.limits).all(|(completion, limit)| completion.ids.len() <= *limit));
+        // The third conversation has ended, and what follows the turns is of different lengths.
+        let open: Vec<usize> = (0..8).filter(|i| *i != 2).collect();
+        let given = |i: &usize| [&prompts[i / 2][..], &first[*i].ids, &vec![11; 1 + i % 3]].concat();
+        let longer: Vec<Vec<u32>> = open.iter().map(given).collect();
+        let streams: Vec<u64> = open.iter().map(|i| 100 + *i as u64).collect();
+        let second = Turn { streams: &streams, limits: &[6, 6, 2, 6, 6, 6, 1] };
+        let second = RolloutRequest { turn: Some(second), ..request(&longer, 1, random(0)) };
+        if !keeps {
+            turns = None;
+        }
+        super::generate(model, &second, batch_size, &mut turns).unwrap()
+    }
+
+    #[test]
+    fn a_turn_that_continues_caches_samples_what_a_new_prefill_does() {
+        let fresh = second_turn(1000, false);
+        assert_eq!(fresh.len(), 7);
+        assert!(fresh[2].ids.len() <= 2 && fresh[6].ids.len() == 1 && fresh.iter().any(|c| c.ids.len() > 2));
+        // Whether all sequences are kept or some are prefilled again.
+        for batch_size in [1000, 3] {
+            let kept = second_turn(batch_size, true);
+            for (kept, fresh) in kept.iter().zip(&fresh) {
+                assert_eq!((&kept.ids, kept.truncated), (&fresh.ids, fresh.truncated));
+                assert!(kept.logps.iter().zip(&fresh.logps).all(|(a, b)| (a - b).abs() < 1e-4), "{kept:?} {fresh:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_turn_processes_no_token_of_an_earlier_turn_again() {
+        let prompts = prompts();
+        let (streams, limits) = ([0, 1, 2, 3], [6; 4]);
+        let turn = Some(Turn { streams: &streams, limits: &limits });
+        let mut turns = None;
+        let first = RolloutRequest { turn, ..request(&prompts, 1, random(0)) };
+        let first = super::generate(model, &first, 1000, &mut turns).unwrap();
+        let kept = turns.as_ref().unwrap();
+        let mut ids: Vec<Vec<u32>> =
+            kept.chunks.iter().flat_map(|chunk| chunk.ids.iter().map(|(_, ids)| ids.clone())).collect();
+        // The last token of a completion was never an input.
+        let sequence = |(prompt, completion): (&Vec<u32>, &Completion)| {
+            [&prompt[..], &completion.ids[..completion.ids.len() - 1]].concat()
+        };
+        let mut expected: Vec<Vec<u32>> = prompts.iter().zip(&first).map(sequence).collect();
+        ids.sort();
+        expected.sort();
+        assert_eq!(ids, expected);
+        // Without the model, only the kept weights and caches can sample the next turn.
+        let longer: Vec<Vec<u32>> =
+            prompts.iter().zip(&first).map(|(prompt, c)| [&prompt[..], &c.ids, &[11]].concat()).collect();
+        let next = RolloutRequest { turn, ..request(&longer, 1, random(0)) };
+        super::generate(|| unreachable!("the packed weights are kept"), &next, 1000, &mut turns).unwrap();
+        // A request without turns drops them.
+        super::generate(model, &request(&prompts, 1, random(0)), 1000, &mut turns).unwrap();
+        assert!(turns.is_none());
     }
 }

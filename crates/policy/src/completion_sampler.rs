@@ -18,7 +18,7 @@ use std::collections::HashSet;
 ///     let mut completions = Vec::new();
 ///     for prompt in request.prompts {
 ///         for _ in 0..request.num_generations {
-///             let mut sampler = CompletionSampler::new(request, completions.len() as u64, prompt);
+///             let mut sampler = CompletionSampler::new(request, completions.len(), prompt);
 ///             while let Some(token) = sampler.next_input() {
 ///                 sampler.extend(&logits(token))?;
 ///             }
@@ -36,6 +36,8 @@ pub struct CompletionSampler<'a> {
     /// The tokens so far, if the repetition penalty is on.
     seen: HashSet<u32>,
     request: &'a RolloutRequest<'a>,
+    /// The largest number of tokens.
+    limit: usize,
     /// The last token of the prompt.
     prompt_end: Option<u32>,
     ids: Vec<u32>,
@@ -46,11 +48,11 @@ pub struct CompletionSampler<'a> {
 
 impl<'a> CompletionSampler<'a> {
     /// Starts the completion number `index` of the request, counted over all its prompts; `prompt` has its token ids.
-    pub fn new(request: &'a RolloutRequest<'a>, index: u64, prompt: &[u32]) -> Self {
+    pub fn new(request: &'a RolloutRequest<'a>, index: usize, prompt: &[u32]) -> Self {
         let (temperature, processors, random) = match request.sampling {
             Sampling::Greedy => (1.0, LogitsProcessors::default(), None),
             Sampling::Random { temperature, processors, seed, purpose, step, first } => {
-                (temperature, processors, Some(rng::stream(seed, purpose, step, first + index)))
+                (temperature, processors, Some(rng::stream(seed, purpose, step, first + request.stream(index))))
             }
         };
         let seen = if processors.penalises_repetition() { prompt.iter().copied().collect() } else { HashSet::new() };
@@ -60,6 +62,7 @@ impl<'a> CompletionSampler<'a> {
             random,
             seen,
             request,
+            limit: request.limit(index),
             prompt_end: prompt.last().copied(),
             ids: Vec::new(),
             logps: Vec::new(),
@@ -70,7 +73,7 @@ impl<'a> CompletionSampler<'a> {
     /// Returns the token whose logits come next: the last token of the prompt, then of the completion; `None` if the completion is finished,
     /// by a stop condition or at the length limit.
     pub fn next_input(&self) -> Option<u32> {
-        let is_open = !self.has_ended && self.ids.len() < self.request.max_completion_length;
+        let is_open = !self.has_ended && self.ids.len() < self.limit;
         self.ids.last().copied().or(self.prompt_end).filter(|_| is_open)
     }
 
@@ -110,7 +113,7 @@ impl<'a> CompletionSampler<'a> {
 
     /// Returns the completion; it is truncated if no stop condition has ended it.
     pub fn finish(self) -> Completion {
-        Completion { ids: self.ids, logps: self.logps, truncated: !self.has_ended, weight_versions: Vec::new() }
+        Completion::sampled(self.ids, self.logps, !self.has_ended)
     }
 }
 
@@ -121,7 +124,15 @@ mod tests {
 
     fn request(sampling: Sampling) -> RolloutRequest<'static> {
         let (max_completion_length, num_generations) = (6, 1);
-        RolloutRequest { prompts: &[], num_generations, max_completion_length, stop_ids: &[2], stop: None, sampling }
+        RolloutRequest {
+            prompts: &[],
+            num_generations,
+            max_completion_length,
+            stop_ids: &[2],
+            stop: None,
+            sampling,
+            turn: None,
+        }
     }
 
     #[test]

@@ -23,7 +23,9 @@ pub use completion_sampler::CompletionSampler;
 pub use error::{Error, Result};
 pub use initial::{FUSED_MATRICES, InitialWeights};
 pub use policy::{Policy, Weights, accumulate_and_apply};
-pub use rollout::{Completion, Pending, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition, WeightVersion};
+pub use rollout::{
+    Completion, Pending, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition, Turn, WeightVersion,
+};
 pub use sampling::{LogitsProcessors, Sampling};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
 pub use state::{

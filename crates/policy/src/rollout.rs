@@ -1,6 +1,6 @@
 //! Sampling of completions: requests, results, and the engines that sample.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::sampling::Sampling;
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,21 @@ pub struct RolloutRequest<'a> {
     pub stop: Option<&'a dyn StopCondition>,
     /// How the next token is chosen.
     pub sampling: Sampling,
+    /// The conversations that the completions continue; `None` for completions of one turn.
+    pub turn: Option<Turn<'a>>,
+}
+
+/// One turn of many conversations: every prompt holds the tokens of a conversation so far, and every completion is its next turn.
+///
+/// A policy may keep the KV caches of the sequences of such a request until its next method call that is not [`Policy::generate`]. A later
+/// request whose prompts begin with these sequences then only processes the new tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn<'a> {
+    /// The random stream of each completion, relative to `first` of [`Sampling::Random`], so that a conversation has the same samples
+    /// whichever other conversations are still open.
+    pub streams: &'a [u64],
+    /// The largest number of tokens of each completion, from 1 to [`RolloutRequest::max_completion_length`].
+    pub limits: &'a [usize],
 }
 
 /// A condition that ends a completion, in addition to the tokens of [`RolloutRequest::stop_ids`], such as a text in it.
@@ -38,6 +53,47 @@ pub trait StopCondition: std::fmt::Debug + Sync {
 }
 
 impl RolloutRequest<'_> {
+    /// Returns the random stream of completion `index` of the request, relative to `first` of [`Sampling::Random`].
+    pub fn stream(&self, index: usize) -> u64 {
+        self.turn.and_then(|turn| turn.streams.get(index).copied()).unwrap_or(index as u64)
+    }
+
+    /// Returns the largest number of tokens of completion `index` of the request.
+    pub fn limit(&self, index: usize) -> usize {
+        let limit = self.turn.and_then(|turn| turn.limits.get(index).copied());
+        limit.unwrap_or(self.max_completion_length).min(self.max_completion_length)
+    }
+
+    /// Returns the largest number of tokens of a sequence of the request, prompt and completion together.
+    pub fn longest_sequence(&self) -> usize {
+        let completions = |prompt: usize| prompt * self.num_generations..(prompt + 1) * self.num_generations;
+        let longest = |prompt: usize| completions(prompt).map(|index| self.limit(index)).max().unwrap_or(0);
+        self.prompts.iter().enumerate().map(|(prompt, ids)| ids.len() + longest(prompt)).max().unwrap_or(0)
+    }
+
+    /// Checks that the request has prompts, completions and tokens, and a stream and a limit for every completion of a turn.
+    ///
+    /// # Errors
+    /// [`Error::Argument`].
+    pub fn check(&self) -> Result<()> {
+        let Self { prompts, num_generations, max_completion_length, .. } = self;
+        let count = prompts.len() * num_generations;
+        if count == 0 || *max_completion_length == 0 {
+            let found = format!("{} x {num_generations} x {max_completion_length}", prompts.len());
+            return Err(Error::argument("generate", "at least one prompt, generation and token", found));
+        }
+        match self.turn {
+            Some(Turn { streams, limits })
+                if streams.len() != count || limits.len() != count || limits.contains(&0) =>
+            {
+                let expected = format!("a stream and a limit of at least one token for each of {count} completions");
+                let found = format!("{} streams and the limits {limits:?}", streams.len());
+                Err(Error::argument("generate", expected, found))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns `true` if the last of these tokens ends the completion.
     ///
     /// # Errors
@@ -66,16 +122,32 @@ impl RolloutRequest<'_> {
     }
 }
 
-/// One completion.
-#[derive(Clone, Debug, PartialEq)]
+/// One completion: the tokens of a conversation behind its prompt. In conversations of several turns, the tokens of tools and environments
+/// stand between the sampled ones; `mask` tells them apart.
+///
+/// ```
+/// use policy::Completion;
+///
+/// // Two sampled tokens, two tokens of a tool, and one sampled token.
+/// let mut completion = Completion::sampled(vec![7, 2], vec![-0.5, -0.1], false);
+/// completion.append_given(&[9, 9]);
+/// completion.append(Completion::sampled(vec![2], vec![-0.3], false));
+/// assert_eq!(completion.mask, [true, true, false, false, true]);
+/// assert_eq!((completion.logps[2], completion.sampled_len()), (0.0, 3));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Completion {
     /// Token ids; unless `truncated`, the last one is a stop id or meets the stop condition.
     pub ids: Vec<u32>,
-    /// Log-probability (nats) of each token under the distribution that it was sampled from; for greedy sampling, under softmax(logits).
+    /// Log-probability (nats) of each sampled token under the distribution that it was sampled from; for greedy sampling, under
+    /// softmax(logits). 0 for other tokens.
     pub logps: Vec<f32>,
+    /// `true` for tokens that the policy sampled, `false` for tokens of tools and environments. Loss, metrics and lengths are over sampled
+    /// tokens.
+    pub mask: Vec<bool>,
     /// `true` if the completion reached the length limit without a stop token.
     pub truncated: bool,
-    /// The weights that the tokens were sampled from, in order; empty if they are the weights that the policy has now.
+    /// The weights that the sampled tokens were sampled from, in order; empty if they are the weights that the policy has now.
     pub weight_versions: Vec<WeightVersion>,
 }
 
@@ -113,6 +185,36 @@ impl Pending {
 impl std::fmt::Debug for Pending {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Pending")
+    }
+}
+
+impl Completion {
+    /// Returns a completion whose tokens were all sampled.
+    pub fn sampled(ids: Vec<u32>, logps: Vec<f32>, truncated: bool) -> Self {
+        Self { mask: vec![true; ids.len()], ids, logps, truncated, weight_versions: Vec::new() }
+    }
+
+    /// Returns the number of sampled tokens.
+    pub fn sampled_len(&self) -> usize {
+        self.mask.iter().filter(|sampled| **sampled).count()
+    }
+
+    /// Appends tokens that were not sampled.
+    pub fn append_given(&mut self, ids: &[u32]) {
+        self.ids.extend_from_slice(ids);
+        self.logps.resize(self.ids.len(), 0.0);
+        self.mask.resize(self.ids.len(), false);
+    }
+
+    /// Appends the next turn. The result is truncated if the turn is.
+    pub fn append(&mut self, turn: Self) {
+        let begin = self.ids.len();
+        let moved = |span: WeightVersion| WeightVersion { start: begin + span.start, end: begin + span.end, ..span };
+        self.weight_versions.extend(turn.weight_versions.into_iter().map(moved));
+        self.ids.extend(turn.ids);
+        self.logps.extend(turn.logps);
+        self.mask.extend(turn.mask);
+        self.truncated = turn.truncated;
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::answer::{AnswerFrom, AnswerRule};
 use crate::built_in::{
-    Choice, Correct, Exact, Json, JsonConfig, Length, LengthConfig, MathEquivalence, Normalized, Numeric, Partial,
-    Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat,
+    Choice, Correct, Environment, Exact, Json, JsonConfig, Length, LengthConfig, MathEquivalence, Normalized, Numeric,
+    Partial, Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat,
 };
 use crate::error::{Result, check};
 use crate::external::{Http, HttpConfig, Program, ProgramConfig};
@@ -35,6 +35,8 @@ pub struct RewardConfig {
     pub partial: f32,
     /// The weight of [`crate::Terminated`]: 1 if the completion ended by itself (EOS) within the length limit, else 0.
     pub terminated: f32,
+    /// The weight of [`crate::Environment`]: the sum of the rewards that the environment of a conversation has given.
+    pub environment: f32,
     /// The weight of [`crate::Exact`]: 1 if the answer is the same text as the reference answer.
     pub exact: f32,
     /// The weight of [`crate::Normalized`]: like `exact`, but ignores case, punctuation and articles.
@@ -104,6 +106,7 @@ impl RewardConfig {
             (Box::new(Correct { answer }), self.correct),
             (Box::new(Partial), self.partial),
             (Box::new(Terminated), self.terminated),
+            (Box::new(Environment), self.environment),
             (Box::new(Exact { answer }), self.exact),
             (Box::new(Normalized { answer }), self.normalized),
             (Box::new(Numeric { answer, tolerance }), self.numeric),

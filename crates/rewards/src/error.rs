@@ -22,11 +22,11 @@ pub enum Error {
         /// The error of the reference.
         source: grpo_files::ExpandError,
     },
-    /// A reward program that cannot be started.
-    #[error("the reward program `{name}` (rewards.programs.{name}.command) cannot be started: {reason}")]
+    /// A program that cannot be started.
+    #[error("the program of `{key}` cannot be started: {reason}")]
     Program {
-        /// The name of the reward.
-        name: String,
+        /// The dotted path of the key, such as `rewards.programs.judge.command`.
+        key: String,
         /// The reason, and the fix.
         reason: String,
     },

@@ -12,18 +12,19 @@ mod external;
 mod failures;
 pub mod math;
 mod patterns;
+pub mod programs;
 mod reward_fn;
 mod weighted;
 
 pub use answer::{AnswerFrom, AnswerRule};
 pub use built_in::{
-    Choice, Correct, Exact, Json, JsonConfig, Length, LengthConfig, LengthMode, MathEquivalence, Normalized, Numeric,
-    Partial, Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat, normalize_text,
-    numbers_equal,
+    Choice, Correct, Environment, Exact, Json, JsonConfig, Length, LengthConfig, LengthMode, MathEquivalence,
+    Normalized, Numeric, Partial, Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat,
+    normalize_text, numbers_equal,
 };
 pub use config::RewardConfig;
 pub use error::{Error, Result};
 pub use external::{Http, HttpConfig, Program, ProgramConfig, kill_programs};
 pub use failures::Failures;
-pub use reward_fn::{RewardFailure, RewardFn, RewardInput, Score};
+pub use reward_fn::{Conversation, RewardFailure, RewardFn, RewardInput, Score};
 pub use weighted::{Reward, Rewards};

@@ -1,6 +1,7 @@
 //! The trait of reward functions, with its inputs and results.
 
 use data::Item;
+use serde_json::Value;
 
 /// A completion to score.
 #[derive(Clone, Copy)]
@@ -15,17 +16,33 @@ pub struct RewardInput<'a> {
     pub completion_ids: &'a [u32],
     /// `true` if the prompt ends with `<think>`, as with some chat templates; the completion then starts after the tag.
     pub opens_think: bool,
+    /// The conversation with an environment; `None` for completions of one turn. `completion` is then the last message of the assistant, and
+    /// `completion_ids` has the tokens of all turns, those of tools and environments included.
+    pub conversation: Option<&'a Conversation>,
+}
+
+/// A conversation between the policy and an environment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// The messages behind the prompt: those of the assistant, with their `tool_calls`, and those of tools and of the environment.
+    pub messages: Vec<Value>,
+    /// The sum of the rewards of the environment; `None` if it has given none.
+    pub reward: Option<f32>,
+    /// The number of tokens that the policy has sampled.
+    pub sampled_tokens: usize,
+    /// The reason why the environment failed. Such a conversation has no reward.
+    pub failure: Option<String>,
 }
 
 impl<'a> RewardInput<'a> {
     /// Returns the input for a completion that ended by itself, without its token ids.
     pub fn new(item: &'a Item, completion: &'a str) -> Self {
-        Self { item, completion, truncated: false, completion_ids: &[], opens_think: false }
+        Self { item, completion, truncated: false, completion_ids: &[], opens_think: false, conversation: None }
     }
 
-    /// Returns the number of tokens of the completion, including EOS.
+    /// Returns the number of tokens that the policy has sampled, including EOS.
     pub fn completion_len(&self) -> usize {
-        self.completion_ids.len()
+        self.conversation.map_or(self.completion_ids.len(), |conversation| conversation.sampled_tokens)
     }
 }
 

@@ -90,8 +90,12 @@ impl Rewards {
     pub fn score_some(&self, indices: &[usize], inputs: &[RewardInput<'_>]) -> Vec<Reward> {
         let none = Reward { total: None, terms: vec![None; self.terms.len()], failures: Vec::new() };
         let mut rewards = vec![none; inputs.len()];
+        // Conversations whose environment failed have no reward.
+        let is_whole = |input: &RewardInput<'_>| input.conversation.is_none_or(|c| c.failure.is_none());
+        let whole: Vec<RewardInput<'_>> = inputs.iter().filter(|input| is_whole(input)).copied().collect();
         for &index in indices.iter().filter(|index| **index < self.terms.len()) {
-            for (reward, score) in rewards.iter_mut().zip(self.score_one(index, inputs)) {
+            let scored = rewards.iter_mut().zip(inputs).filter(|(_, input)| is_whole(input));
+            for ((reward, _), score) in scored.zip(self.score_one(index, &whole)) {
                 match score {
                     Ok(score) => reward.terms[index] = score,
                     Err(failure) => reward.failures.push((index, failure)),

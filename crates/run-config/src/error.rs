@@ -38,6 +38,9 @@ pub enum Error {
     /// An invalid section `rewards`.
     #[error(transparent)]
     Rewards(#[from] rewards::Error),
+    /// An invalid section `environments`.
+    #[error(transparent)]
+    Environments(#[from] agents::Error),
 }
 
 impl Error {

@@ -10,6 +10,7 @@ pub mod keys;
 mod layers;
 mod mesh;
 mod model;
+mod multi_turn;
 mod optimizer;
 mod policy;
 mod run;
@@ -18,6 +19,7 @@ mod tests;
 mod validate;
 
 use ::policy::{LogitsProcessors, Sampling};
+use agents::EnvironmentConfig;
 use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
 use models::{GenerationDefaults, LoraConfig};
@@ -25,6 +27,7 @@ use rewards::RewardConfig;
 use rng::Purpose;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
+use std::collections::BTreeMap;
 
 pub use self::policy::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity};
 pub use ::engines::{EngineKind, ServerConfig};
@@ -37,6 +40,7 @@ pub use grpo_sinks::{LoggingConfig, WandbConfig};
 pub use layers::WITHOUT_MODEL;
 pub use mesh::{LogicalAxisRules, MeshAxis, MeshChoice, MeshConfig};
 pub use model::ModelSource;
+pub use multi_turn::{MultiTurnConfig, TruncateSide};
 pub use optimizer::{LrSchedulerKwargs, LrSchedulerType, OptimizerConfig};
 pub use run::RunOptions;
 pub use validate::MAX_SEQUENCES;
@@ -78,6 +82,9 @@ pub struct TrainConfig {
     pub lora: Option<LoraConfig>,
     /// The training and held-out problems.
     pub data: DataConfig,
+    /// The environments of conversations, by name: tools or games that answer the model. Without one, a completion is one message. A row names its
+    /// environment in the column `environment`, unless there is only one.
+    pub environments: BTreeMap<String, EnvironmentConfig>,
     /// The reward functions with their weights. The default is `correct: 1`; a section replaces it by all rewards of the run.
     #[default(RewardConfig { correct: 1.0, ..RewardConfig::default() })]
     pub rewards: RewardConfig,
@@ -147,6 +154,8 @@ pub struct RolloutConfig {
     /// The maximum number of sequences that decode in parallel. It limits memory and does not change results.
     #[default(256)]
     pub batch_size: usize,
+    /// The limits of conversations with `environments`.
+    pub multi_turn: MultiTurnConfig,
     /// The mesh of sampling, over the devices of `policy.mesh`: `auto`, or the number of devices along each axis; null is `auto`, as a
     /// rule with tensor = gcd(key/value heads, devices) and data = the rest.
     pub mesh: Option<MeshChoice>,

@@ -24,7 +24,7 @@ pub enum ModelSource {
     Pretrained(String),
     /// A new model of this shape, with random weights that depend on the seed.
     #[default]
-    New(ModelConfig),
+    New(Box<ModelConfig>),
 }
 
 impl ModelSource {
@@ -50,7 +50,7 @@ impl ModelSource {
 
 impl From<ModelConfig> for ModelSource {
     fn from(shape: ModelConfig) -> Self {
-        Self::New(shape)
+        Self::New(Box::new(shape))
     }
 }
 
@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for ModelSource {
                 Ok(ModelSource::Pretrained(name.to_owned()))
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ModelSource, A::Error> {
-                ModelConfig::deserialize(MapAccessDeserializer::new(map)).map(ModelSource::New)
+                ModelConfig::deserialize(MapAccessDeserializer::new(map)).map(ModelSource::from)
             }
         }
         deserializer.deserialize_any(Source)

@@ -9,14 +9,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A reward function failed too often in a row.
+    /// A reward function or an environment failed too often in a row.
     #[error(
-        "{cause}; the run is saved as it was before this step, in {}: fix the reward, and continue with `grpo train --resume {}`",
+        "{cause}; the run is saved as it was before this step, in {}: fix it, and continue with `grpo train --resume {}`",
         checkpoint.display(), run.display()
     )]
     RewardsFailed {
-        /// The function and its last failure.
-        cause: Box<rewards::Error>,
+        /// The function or the environment, and its last failure.
+        cause: Box<trainer::Error>,
         /// The folder of the run.
         run: PathBuf,
         /// The folder of the checkpoint.

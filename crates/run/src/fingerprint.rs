@@ -246,8 +246,14 @@ fn of_folder(folder: &ModelFolder, config: &TrainConfig) -> Result<BTreeMap<Stri
     if let Some(template) = text(&path.join("additional_chat_templates").join("tool_use.jinja"))? {
         put("tool_use.jinja", "text", digest(template.into()));
     }
-    if let Some(template) = config.data.chat_template.as_deref().map(text).transpose()?.flatten() {
-        put("data.chat_template", "text", digest(template.into()));
+    for (key, path) in [
+        ("data.chat_template", &config.data.chat_template),
+        ("data.training_chat_template", &config.data.training_chat_template),
+    ] {
+        // A template that comes with grpo has no file.
+        if let Some(template) = path.as_deref().map(text).transpose()?.flatten() {
+            put(key, "text", digest(template.into()));
+        }
     }
     let weights = folder.weights()?;
     for name in weights.names() {

@@ -289,7 +289,10 @@ impl Run {
                 self.draw_curves()?;
                 Ok(error)
             }
-            Error::Trainer(trainer::Error::Rewards(cause @ rewards::Error::TooManyFailures { .. })) => {
+            Error::Trainer(
+                cause @ (trainer::Error::Rewards(rewards::Error::TooManyFailures { .. })
+                | trainer::Error::Environments(trainer::agents::Error::TooManyFailures { .. })),
+            ) => {
                 let checkpoint = self.save(observer)?;
                 self.draw_curves()?;
                 Ok(Error::RewardsFailed { cause: Box::new(cause), run: self.dir.root().to_owned(), checkpoint })

@@ -32,7 +32,6 @@ struct Batch {
 /// A batch whose completions are sampled.
 pub(crate) struct Drawn {
     pub(crate) items: Vec<Item>,
-    pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) completed: Completed,
     /// The number of GRPO steps since the oldest weights of each completion.
     pub(crate) staleness: Vec<u64>,
@@ -90,7 +89,7 @@ impl Batch {
     fn finish(self, config: &TrainConfig, parts: &mut Parts, step: u64) -> Result<Drawn> {
         let Self { items, prompts, cursor: _, version, sampling, pending } = self;
         let per_prompt = config.grpo.num_generations;
-        let mut completed = parts.wait(pending, &config.rollout, &prompts, per_prompt, sampling)?;
+        let mut completed = parts.wait(pending, &config.rollout, prompts, per_prompt, sampling)?;
         let oldest = |completion: &Completion| {
             completion.weight_versions.iter().map(|span| span.version).min().unwrap_or(version)
         };
@@ -108,11 +107,11 @@ impl Batch {
                 config.rollout.max_staleness,
                 stale.len()
             );
-            let again: Vec<Vec<u32>> = stale.iter().map(|index| prompts[*index].clone()).collect();
+            let again: Vec<&Item> = stale.iter().map(|index| &items[*index]).collect();
             // Other random numbers than those of the batch.
             let sampling = match sampling {
                 Sampling::Random { temperature, processors, seed, purpose, step, first } => {
-                    let first = first + (prompts.len() * per_prompt) as u64;
+                    let first = first + (items.len() * per_prompt) as u64;
                     Sampling::Random { temperature, processors, seed, purpose, step, first }
                 }
                 Sampling::Greedy => Sampling::Greedy,
@@ -122,6 +121,6 @@ impl Batch {
             completed.replace(&stale, fresh, per_prompt);
         }
         let staleness = completed.completions.iter().map(staleness).collect();
-        Ok(Drawn { items, prompts, completed, staleness, dropped })
+        Ok(Drawn { items, completed, staleness, dropped })
     }
 }

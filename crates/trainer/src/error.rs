@@ -105,6 +105,9 @@ pub enum Error {
     /// An invalid section `rewards`, or a reward function that fails.
     #[error(transparent)]
     Rewards(#[from] rewards::Error),
+    /// An invalid section `environments`, or an environment that fails.
+    #[error(transparent)]
+    Environments(#[from] agents::Error),
 }
 
 impl From<policy::Error> for Error {

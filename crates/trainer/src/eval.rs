@@ -2,7 +2,6 @@
 
 use crate::error::Result;
 use crate::factory::Parts;
-use crate::prompts::encode_prompts;
 use crate::rollout::Completed;
 use data::Item;
 use policy::Sampling;
@@ -201,7 +200,8 @@ fn passes<'a>(
     Ok(match PassRule::of(config, &parts.rewards)? {
         PassRule::Correct => {
             let correct = Correct { answer: config.rewards.answer_rule() };
-            inputs.iter().map(|input| is_one(correct.score(input))).collect()
+            let has_failed = |input: &RewardInput<'_>| input.conversation.is_some_and(|c| c.failure.is_some());
+            inputs.iter().map(|input| !has_failed(input) && is_one(correct.score(input))).collect()
         }
         PassRule::Sum => {
             let all: Vec<usize> = known().map(|(index, _)| index).collect();
@@ -222,9 +222,8 @@ fn generate(
     sampling: Sampling,
     config: &TrainConfig,
 ) -> Result<Completed> {
-    let prompts = encode_prompts(&*parts.tokenizer, items)?;
     let longest = config.eval.max_completion_length(&config.rollout);
-    parts.complete(&config.rollout, &prompts, num_generations, longest, sampling)
+    parts.complete(&config.rollout, &items.iter().collect::<Vec<_>>(), num_generations, longest, sampling)
 }
 
 /// Returns the mean of one number per item, over all items and per source.

@@ -6,6 +6,7 @@ use crate::mesh::{self, MeshRules};
 use crate::plan::{self, Devices};
 use crate::prepared::Prepared;
 use crate::pretrained::{Purpose, keeps_files, trained, training_memory};
+use agents::Environments;
 use backend_cpu::CpuBackend;
 use backend_tpu::plugins::Kind;
 use data::Dataset;
@@ -45,6 +46,8 @@ pub struct Parts {
     pub rewards: Rewards,
     /// The engine that samples completions.
     pub engine: Box<dyn RolloutEngine>,
+    /// The environments of conversations; without one, a completion is one message.
+    pub environments: Environments,
     /// The connection to the other processes of the run, if it has several. Process 0 scores the completions of all.
     pub store: Option<Arc<Store>>,
 }

@@ -6,6 +6,7 @@
 mod adapter;
 mod ahead;
 pub mod coefficients;
+mod conversation;
 pub mod device;
 mod drift;
 mod engine;
@@ -27,7 +28,7 @@ mod updates;
 mod warmup;
 
 /// The crates of the traits of [`Parts`], so that a program with its own parts depends on this package alone.
-pub use {data, grpo_core, models, policy, rewards};
+pub use {agents, data, grpo_core, models, policy, rewards};
 
 pub use error::{Error, Result};
 pub use factory::{Parts, export_policy};

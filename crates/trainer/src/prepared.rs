@@ -9,6 +9,7 @@ use crate::factory::{Parts, PolicyTarget};
 use crate::pretrained::{Purpose, open_described, trained, with_weights};
 use crate::prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
 use crate::trainer::{Rows, Trainer, leads};
+use agents::Environments;
 use data::{DataReport, Dataset, RowIndex};
 use distributed::Store;
 use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained};
@@ -38,6 +39,7 @@ pub struct Prepared {
     tokenizer: Box<dyn Tokenizer>,
     dataset: Box<dyn Dataset>,
     rewards: Rewards,
+    environments: Environments,
     rows: Rows,
     place: PolicyTarget,
     overview: Overview,
@@ -125,6 +127,7 @@ impl Prepared {
         adapter::resolve(&mut config)?;
         config.data.check_files()?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
+        let environments = Environments::new(&config.environments)?;
         let pass_rule = if checks { PassRule::of(&config, &rewards)? } else { PassRule::Sum };
         let described = open_described(&config)?;
         let tokenizer = match (tokenizer, &described) {
@@ -170,10 +173,13 @@ impl Prepared {
             Some(report) => tracing::info!("{report}"),
             None => {}
         }
+        let one = "left out in a run of several processes: an environment may answer each of them differently";
+        run_config::check(store.is_none() || environments.is_empty(), "environments", one, "environments")?;
         let rows = match checks {
             true => {
                 let leads = leads(store.as_ref());
                 Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some(), leads)?
+                    .with_environments(&config, &*tokenizer, context, &environments)?
             }
             false => Rows::default(),
         };
@@ -186,6 +192,7 @@ impl Prepared {
                 lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0)
             }
         };
+        let longest_prompt = longest_prompt + rows.added_by_environments;
         let engine = engine(&config, described.as_ref(), longest_prompt, store.as_deref())?;
         let place = PolicyTarget::open(&config, &shape, longest_prompt, store.as_ref())?;
         let model = described.map(|described| with_weights(described, &config)).transpose()?;
@@ -209,7 +216,20 @@ impl Prepared {
             memory,
             available_memory: available,
         };
-        Ok(Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, engine, store })
+        Ok(Self {
+            config,
+            shape,
+            model,
+            tokenizer,
+            dataset,
+            rewards,
+            environments,
+            rows,
+            place,
+            overview,
+            engine,
+            store,
+        })
     }
 
     /// Returns the configuration, including settings from the model's folder.
@@ -240,10 +260,23 @@ impl Prepared {
     }
 
     fn load(self) -> Result<(TrainConfig, Parts, Rows, Overview)> {
-        let Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, engine, store } = self;
+        let Self {
+            config,
+            shape,
+            model,
+            tokenizer,
+            dataset,
+            rewards,
+            environments,
+            rows,
+            place,
+            overview,
+            engine,
+            store,
+        } = self;
         let mut policy = place.policy(&config, &shape, model.as_ref(), Purpose::Training)?;
         adapter::start(&config, &shape, model.as_ref(), &mut *policy)?;
-        let parts = Parts { policy, tokenizer, dataset, rewards, engine, store };
+        let parts = Parts { policy, tokenizer, dataset, rewards, engine, environments, store };
         Ok((config, parts, rows, overview))
     }
 }

@@ -3,12 +3,14 @@
 use crate::error::{Error, Result};
 use data::{ApplyChatTemplate, DataConfig, DataReport, Dataset, Item, Prompt, PromptEncoder, RowIndex};
 use grpo_files::counted;
-use models::{ChatTemplate, HfTokenizer, ModelFolder, Tokenizer};
+use models::{ChatTemplate, HfTokenizer, ModelFolder, TRAINING_TEMPLATES, Tokenizer};
 use rewards::Rewards;
 use std::path::Path;
 
 /// The key of a chat template that replaces the model's.
 const CHAT_TEMPLATE: &str = "data.chat_template";
+/// The key of a chat template for training.
+const TRAINING_CHAT_TEMPLATE: &str = "data.training_chat_template";
 
 /// The largest file of a chat template, in bytes.
 const MAX_TEMPLATE: u64 = 4 << 20;
@@ -23,7 +25,14 @@ pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTok
     let tokenizer = HfTokenizer::open(folder.path(), stop_ids, folder.config().vocab_size)?;
     let mut tokenizer = tokenizer.with_chat_template_kwargs(config.chat_template_kwargs.clone());
     if let Some(path) = &config.chat_template {
-        tokenizer = with_template_of(tokenizer, path)?;
+        tokenizer = with_template_of(tokenizer, CHAT_TEMPLATE, path)?;
+    }
+    if let Some(path) = &config.training_chat_template {
+        let built_in = TRAINING_TEMPLATES.iter().find(|(name, _)| path.as_os_str() == *name);
+        tokenizer = match built_in {
+            Some((name, source)) => tokenizer.with_chat_template(source, &format!("{TRAINING_CHAT_TEMPLATE}: {name}")),
+            None => with_template_of(tokenizer, TRAINING_CHAT_TEMPLATE, path)?,
+        };
     }
     match &config.template_date {
         Some(date) => tokenizer.with_template_date(date).map_err(|error| match error {
@@ -38,14 +47,16 @@ pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTok
 }
 
 /// Returns the tokenizer with the chat template of a file.
-fn with_template_of(tokenizer: HfTokenizer, path: &Path) -> Result<HfTokenizer> {
-    const EXPECTED: &str = "the path of a template in Jinja, such as `{% for m in messages %}<|im_start|>{{ m.role }}\\n{{ m.content }}\
-                            <|im_end|>\\n{% endfor %}<|im_start|>assistant\\n`, e.g. `--set data.chat_template=chatml.jinja`";
-    let refused = |found: String| Error::from(run_config::Error::key(CHAT_TEMPLATE, EXPECTED, found));
+fn with_template_of(tokenizer: HfTokenizer, key: &'static str, path: &Path) -> Result<HfTokenizer> {
+    let expected = format!(
+        "the path of a template in Jinja, such as `{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\\n{{{{ m.content }}}}<|im_end|>\\n\
+         {{% endfor %}}<|im_start|>assistant\\n`, e.g. `--set {key}=chatml.jinja`"
+    );
+    let refused = |found: String| Error::from(run_config::Error::key(key, expected.as_str(), found));
     let file = path.display().to_string();
     let bytes = grpo_files::read_regular(path, MAX_TEMPLATE).map_err(|e| refused(format!("{file}: {e}")))?;
     let source = String::from_utf8(bytes).map_err(|e| refused(format!("{file}: {e}")))?;
-    let origin = format!("{CHAT_TEMPLATE}, {file}");
+    let origin = format!("{key}, {file}");
     ChatTemplate::new(&source, &origin).check().map_err(|e| refused(e.to_string()))?;
     Ok(tokenizer.with_chat_template(&source, &origin))
 }

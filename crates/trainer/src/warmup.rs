@@ -1,9 +1,11 @@
 //! Supervised warm-up: cross-entropy on reference answers, so that the first rewards are not all zero.
 
+use crate::conversation::with_tools;
 use crate::error::{Error, Result};
 use crate::micro_batch::{sequence_batches, split_evenly};
 use crate::prompts::encode_prompt;
 use crate::updates::{Update, Updates};
+use agents::Environments;
 use data::Item;
 use grpo_core::LossOutput;
 use models::Tokenizer;
@@ -29,7 +31,7 @@ pub struct WarmupReport {
 /// The number of sequences of a micro-batch: few enough for activations to stay in cache, enough to be worth a thread.
 const MICRO_BATCH: usize = 32;
 
-/// Does one supervised step on `items`.
+/// Does one supervised step on `items`, whose prompts show the tools of their environments.
 ///
 /// # Errors
 /// [`Error::Model`] if the tokenizer cannot encode a text; [`Error::Policy`] if a sequence is too long, or loss, gradient or weights are
@@ -37,6 +39,7 @@ const MICRO_BATCH: usize = 32;
 pub(crate) fn warmup_step(
     policy: &mut dyn Policy,
     tokenizer: &dyn Tokenizer,
+    environments: &Environments,
     updates: &mut Updates,
     items: &[Item],
 ) -> Result<WarmupReport> {
@@ -47,7 +50,7 @@ pub(crate) fn warmup_step(
                 let expected = "rows with reference answers, or warmup.steps=0";
                 return Err(Error::argument("warm-up", expected, format!("{item:?}")));
             };
-            let prompt = encode_prompt(tokenizer, &item.prompt)?;
+            let prompt = encode_prompt(tokenizer, &with_tools(environments, item))?;
             Ok(Sequence { prompt, completion: tokenizer.encode_completion(answer)? })
         })
         .collect::<Result<_>>()?;

@@ -46,6 +46,60 @@ impl KvCache {
         Self { heads, layers, prompts: prompts.to_vec(), per_prompt, capacity, filled: vec![0; samples] }
     }
 
+    /// Creates a cache whose prompts are whole sequences of other caches of the same model, each given as its cache and the index of its
+    /// sample, with one sample per prompt and `capacity` positions for every sample.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for an index that is not below [`KvCache::samples`], or caches of other shapes.
+    pub fn continued(sequences: &[(&KvCache, usize)], capacity: usize) -> Result<Self> {
+        let of_shape = sequences.first().map(|(cache, _)| (cache.heads, cache.layers.len()));
+        let Some((heads, num_layers)) = of_shape else {
+            return Err(Error::shape("KvCache::continued", "sequences", "at least one", "none"));
+        };
+        for (cache, sample) in sequences {
+            let fits = *sample < cache.samples() && (cache.heads, cache.layers.len()) == (heads, num_layers);
+            if !fits {
+                let expected = format!("samples below {} of caches of one shape", cache.samples());
+                return Err(Error::shape("KvCache::continued", "sequences", expected, sample));
+            }
+        }
+        let lengths: Vec<usize> = sequences.iter().map(|(cache, sample)| cache.position(*sample)).collect();
+        let mut all = Self::new(num_layers, heads, &lengths, 1, capacity);
+        for (index, layer) in all.layers.iter_mut().enumerate() {
+            layer.prompts = sequences.iter().map(|(cache, sample)| cache.sequence(index, *sample)).collect();
+        }
+        Ok(all)
+    }
+
+    /// Returns the block of a layer with all positions of a sample, those of its prompt included.
+    fn sequence(&self, layer: usize, sample: usize) -> Vec<f32> {
+        let (heads, layer, prompt) = (self.heads, &self.layers[layer], sample / self.per_prompt);
+        let size = 2 * heads.key_value * self.capacity * heads.width;
+        let own = &layer.samples[sample * size..(sample + 1) * size];
+        let parts = [(&layer.prompts[prompt][..], self.prompts[prompt]), (own, self.capacity)];
+        let filled = [self.prompts[prompt], self.filled[sample]];
+        let (d, len) = (heads.width, filled[0] + filled[1]);
+        let mut block = Vec::with_capacity(2 * heads.key_value * len * d);
+        // Rows of keys are positions; rows of values are vectors of D.
+        for row in 0..heads.key_value * d {
+            for ((part, stride), filled) in parts.iter().zip(filled) {
+                block.extend_from_slice(&part[row * stride..row * stride + filled]);
+            }
+        }
+        for k in 0..heads.key_value {
+            for ((part, stride), filled) in parts.iter().zip(filled) {
+                let first = (heads.key_value + k) * stride * d;
+                block.extend_from_slice(&part[first..first + filled * d]);
+            }
+        }
+        block
+    }
+
+    /// Takes the last `count` positions of each of `samples` back.
+    pub fn take_back(&mut self, samples: &[usize], count: usize) {
+        samples.iter().for_each(|sample| self.filled[*sample] = self.filled[*sample].saturating_sub(count));
+    }
+
     /// Returns the number of samples.
     pub fn samples(&self) -> usize {
         self.filled.len()

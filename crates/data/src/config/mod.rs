@@ -77,6 +77,9 @@ pub struct DataConfig {
     pub prompts_are_rendered: Option<bool>,
     /// A Jinja file that replaces the model's chat template.
     pub chat_template: Option<PathBuf>,
+    /// A chat template for prompts and conversations of several turns in training: a Jinja file, or `chatml` or `qwen3`, which come with grpo and
+    /// keep earlier turns as the model wrote them.
+    pub training_chat_template: Option<PathBuf>,
     /// Variables for the chat template, such as `enable_thinking: false`.
     #[serde(deserialize_with = "files::ordered_map")]
     pub chat_template_kwargs: Map<String, Value>,
@@ -282,6 +285,10 @@ impl DataConfig {
         }
         if let (Some(FewShot::Messages(_)), ApplyChatTemplate::Never) = (&self.few_shot, self.apply_chat_template) {
             check(false, "data.few_shot", "a text with data.apply_chat_template=false", "messages")?;
+        }
+        if let (Some(_), Some(training)) = (&self.chat_template, &self.training_chat_template) {
+            let expected = "left out with data.chat_template: both replace the model's chat template";
+            check(false, "data.training_chat_template", expected, training.display())?;
         }
         if self.prompts_are_rendered == Some(true) {
             let key = "data.prompts_are_rendered";

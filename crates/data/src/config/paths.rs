@@ -19,7 +19,9 @@ impl DataConfig {
             }
             *files = expanded;
         }
-        for path in [&mut self.tools_file, &mut self.chat_template].into_iter().flatten() {
+        for path in
+            [&mut self.tools_file, &mut self.chat_template, &mut self.training_chat_template].into_iter().flatten()
+        {
             *path = at_home(path);
         }
         Ok(())

@@ -380,8 +380,15 @@ fn sampled(
     };
     let prompts = [prompt.to_vec()];
     let max_completion_length = params[longest].as_u64().unwrap() as usize;
-    let request =
-        RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length, stop_ids, stop: None, sampling };
+    let request = RolloutRequest {
+        prompts: &prompts,
+        num_generations: 1,
+        max_completion_length,
+        stop_ids,
+        stop: None,
+        sampling,
+        turn: None,
+    };
     let completion = policy.generate(&request).map_err(|error| error.to_string())?.remove(0);
     Ok((completion.ids, completion.logps, completion.truncated))
 }

@@ -119,6 +119,11 @@ impl ChatTemplate {
         date::now().strftime("%Y-%m-%dT%H:%M:%S").to_string()
     }
 
+    /// Returns the name of the template in errors.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
     /// Checks that the template parses.
     ///
     /// # Errors

@@ -359,6 +359,16 @@ impl Tokenizer for HfTokenizer {
         if is_marked { self.ids_of_marked(&text) } else { self.ids(&text) }
     }
 
+    fn render_messages(&self, messages: &[Value], tools: Option<&Value>) -> Result<String> {
+        self.render(messages, tools, None)
+    }
+
+    fn chat_template_name(&self, with_tools: bool) -> String {
+        self.templates
+            .choose(with_tools)
+            .map_or_else(|error| error.to_string(), |template| template.origin().to_owned())
+    }
+
     fn count_prompt(&self, text: &str, limit: usize) -> Result<usize> {
         match self.most_tokens(text).map(|most| most + self.prefix.len()).filter(|most| *most <= limit) {
             Some(most) => Ok(most),

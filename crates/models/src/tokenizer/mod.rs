@@ -87,6 +87,21 @@ pub trait Tokenizer: Send + Sync {
         Err(Error::NoChatTemplate)
     }
 
+    /// Renders a conversation to the text that [`Tokenizer::encode_messages`] encodes, before special-token strings in messages are marked.
+    ///
+    /// # Errors
+    /// The errors of [`Tokenizer::encode_messages`].
+    fn render_messages(&self, messages: &[Value], tools: Option<&Value>) -> Result<String> {
+        let _ = (messages, tools);
+        Err(Error::NoChatTemplate)
+    }
+
+    /// Returns the name of the chat template, such as its file, for errors.
+    fn chat_template_name(&self, with_tools: bool) -> String {
+        let _ = with_tools;
+        "the chat template".into()
+    }
+
     /// Counts the tokens of a prompt. May return an upper bound if the bound is at most `limit`, so that short prompts need not be encoded.
     ///
     /// # Errors

@@ -16,4 +16,5 @@ mod support;
 mod template_limits;
 mod tokenizer;
 mod tokenizer_limits;
+mod turns;
 mod weights;

@@ -6,7 +6,7 @@ use crate::gradients::GradientSum;
 use crate::loss::{PlannedLoss, PolicyLoss};
 use crate::micro_batch::accumulate;
 use crate::ref_policy::{freeze, has_values, mix};
-use crate::rollout;
+use crate::rollout::{self, Turns};
 use crate::sequences::completion_hidden;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -37,6 +37,8 @@ pub struct CpuPolicy {
     optimizer: AdamW,
     sums: GradientSum,
     rollout_batch_size: usize,
+    /// The caches of the last turn of conversations, until a call other than [`Policy::generate`].
+    turns: Option<Turns>,
     remembered: Option<Remembered>,
     /// The initial weights, memory-mapped; `None` after the first change of the policy's weights.
     in_files: Option<Decoder>,
@@ -101,6 +103,7 @@ impl CpuPolicy {
 
     fn adapted(mut self, adapt: impl FnOnce(Decoder) -> Result<Decoder>) -> Result<Self> {
         self.model = adapt(self.model)?;
+        self.turns = None;
         self.optimizer = AdamW::new(&self.optimizer.config);
         (self.sums, self.ref_policy, self.remembered, self.in_files) = (GradientSum::new(), None, None, None);
         Ok(self)
@@ -116,6 +119,7 @@ impl CpuPolicy {
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
+            turns: None,
             remembered: None,
             in_files: None,
         })
@@ -162,6 +166,7 @@ impl CpuPolicy {
 
     /// Replaces the trained weights; the caller has checked names and shapes.
     fn replace(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        self.turns = None;
         let (model, replaced) = replace_parameters(self.model.take(), weights);
         self.model = model;
         replaced
@@ -192,10 +197,11 @@ impl Policy for CpuPolicy {
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
-        rollout::generate(&self.model.valid(), request, self.rollout_batch_size)
+        rollout::generate(|| self.model.valid(), request, self.rollout_batch_size, &mut self.turns)
     }
 
     fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores> {
+        self.turns = None;
         let model = match of {
             Weights::Policy => self.model.valid(),
             Weights::RefPolicy => self.ref_policy.clone().ok_or_else(|| Self::no_ref_policy("score"))?,
@@ -217,6 +223,7 @@ impl Policy for CpuPolicy {
     }
 
     fn values(&mut self, batches: &[SequenceBatch<'_>]) -> Result<Vec<f32>> {
+        self.turns = None;
         let values = of_each(&self.model.valid(), batches, |model, batch| {
             Ok(to_host(model.values(completion_hidden(model, batch.sequences)?)?))
         })?;
@@ -224,6 +231,7 @@ impl Policy for CpuPolicy {
     }
 
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
+        self.turns = None;
         let (grpo, cross_entropy, value_loss) = (&self.loss, &self.cross_entropy, self.value_loss.as_ref());
         accumulate(&self.model, batches, &mut self.sums, |model, batch| {
             let hidden = completion_hidden(model, batch.sequences)?;
@@ -312,6 +320,7 @@ impl Policy for CpuPolicy {
             return Err(Error::state("the policy", "a state saved by `begin`", "none"));
         };
         (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);
+        self.turns = None;
         self.sums = GradientSum::new();
         Ok(())
     }

@@ -36,6 +36,23 @@ pub struct Inference {
 #[derive(Debug)]
 pub struct Cache(KvCache);
 
+impl Cache {
+    /// Returns a cache that continues sequences of other caches, each given as its cache and the index of its sample, with room for `capacity`
+    /// more tokens each.
+    ///
+    /// # Errors
+    /// [`Error::Loss`] for an index beyond the samples of its cache.
+    pub fn continued(sequences: &[(&Cache, usize)], capacity: usize) -> Result<Self> {
+        let sequences: Vec<_> = sequences.iter().map(|(cache, sample)| (&cache.0, *sample)).collect();
+        Ok(Self(KvCache::continued(&sequences, capacity)?))
+    }
+
+    /// Returns the number of tokens of a sample in the cache, those of its prompt included.
+    pub fn tokens(&self, sample: usize) -> usize {
+        self.0.position(sample)
+    }
+}
+
 #[derive(Debug)]
 enum Embedding {
     Parameter(FlexTensor),
@@ -199,12 +216,20 @@ impl Inference {
         self.config.vocab_size
     }
 
+    /// Checks that a sequence of `length` tokens fits into the model's positions.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`].
+    pub fn check_length(&self, length: usize) -> Result<()> {
+        check(&self.config, &[], length)
+    }
+
     /// Returns logits `[B, V]` after each prompt, and a cache for `per_prompt` samples of each prompt with room for `capacity` tokens each.
     ///
     /// # Errors
-    /// [`Error::TooLong`] if prompt and capacity exceed the model's positions, [`Error::Model`] for an unknown token.
+    /// [`Error::TooLong`] if a prompt exceeds the model's positions, [`Error::Model`] for an unknown token.
     pub fn prefill(&self, prompts: &PackedBatch, per_prompt: usize, capacity: usize) -> Result<(Vec<f32>, Cache)> {
-        check(&self.config, prompts.ids(), prompts.longest() + capacity)?;
+        check(&self.config, prompts.ids(), prompts.longest())?;
         let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
         let lengths: Vec<usize> = sequences.spans.iter().map(|span| span.rows.len()).collect();
         let mut cache = KvCache::new(self.layers.len(), self.heads, &lengths, per_prompt, capacity);
@@ -221,20 +246,72 @@ impl Inference {
     ///
     /// # Errors
     /// [`Error::Argument`] if ids and samples do not fit each other or the cache; [`Error::Loss`] if samples do not ascend;
-    /// [`Error::Model`] for an unknown token.
+    /// [`Error::TooLong`] beyond the model's positions; [`Error::Model`] for an unknown token.
     pub fn decode(&self, ids: &[u32], samples: &[usize], cache: &mut Cache) -> Result<Vec<f32>> {
-        check(&self.config, ids, 0)?;
         let Cache(cache) = cache;
         if ids.len() != samples.len() || samples.iter().any(|sample| *sample >= cache.samples()) {
             let expected = format!("as many ids as samples, and those below {}", cache.samples());
             return Err(Error::argument("decode", expected, format!("{} ids and {samples:?}", ids.len())));
         }
         let positions: Vec<usize> = samples.iter().map(|sample| cache.position(*sample)).collect();
+        check(&self.config, ids, positions.iter().max().map_or(0, |position| position + 1))?;
         let x = self.run(ids, &positions, |layer, scores, qkv| {
             Ok(self.kernels.attention_cached(&qkv, cache, layer, scores, samples)?)
         })?;
         cache.advance(samples);
         self.logits(&x)
+    }
+
+    /// Returns logits `[samples, V]` after one or more further tokens of each sample of the cache.
+    ///
+    /// # Errors
+    /// See [`Inference::decode`].
+    pub fn extend(&self, ids: &[&[u32]], cache: &mut Cache) -> Result<Vec<f32>> {
+        let Cache(cache) = cache;
+        if ids.len() != cache.samples() || ids.iter().any(|ids| ids.is_empty()) {
+            let expected = format!("at least one token for each of {} samples", cache.samples());
+            return Err(Error::argument("extend", expected, format!("{} lists of tokens", ids.len())));
+        }
+        let rows: Vec<u32> = ids.iter().copied().flatten().copied().collect();
+        let positions: Vec<usize> = (ids.iter().enumerate())
+            .flat_map(|(sample, ids)| {
+                let first = cache.position(sample);
+                first..first + ids.len()
+            })
+            .collect();
+        check(&self.config, &rows, positions.iter().max().map_or(0, |position| position + 1))?;
+        let firsts: Vec<usize> = ids
+            .iter()
+            .scan(0, |end, ids| {
+                *end += ids.len();
+                Some(*end - ids.len())
+            })
+            .collect();
+        let longest = ids.iter().map(|ids| ids.len()).max().unwrap_or(0);
+        // The samples that have a token number j, for each j.
+        let samples = |j: usize| (0..ids.len()).filter(move |sample| j < ids[*sample].len()).collect::<Vec<_>>();
+        let (width, out_width) = (self.heads.row(), self.heads.query * self.heads.width);
+        let x = self.run(&rows, &positions, |layer, scores, qkv| {
+            let mut out = vec![0.0; rows.len() * out_width];
+            for j in 0..longest {
+                let open = samples(j);
+                let of_tokens: Vec<f32> =
+                    open.iter().flat_map(|s| &qkv[(firsts[*s] + j) * width..][..width]).copied().collect();
+                let attended = self.kernels.attention_cached(&of_tokens, cache, layer, scores, &open)?;
+                for (sample, row) in open.iter().zip(attended.chunks_exact(out_width)) {
+                    out[(firsts[*sample] + j) * out_width..][..out_width].copy_from_slice(row);
+                }
+                cache.advance(&open);
+            }
+            // The next layer writes the same positions.
+            (0..longest).for_each(|j| cache.take_back(&samples(j), 1));
+            Ok(out)
+        })?;
+        (0..longest).for_each(|j| cache.advance(&samples(j)));
+        let h = self.config.hidden_size;
+        let last: Vec<f32> =
+            firsts.iter().zip(ids).flat_map(|(first, ids)| &x[(first + ids.len() - 1) * h..][..h]).copied().collect();
+        self.logits(&last)
     }
 
     /// Returns the residual stream `[N, H]` after the last layer. `attend` computes the attention `[N, A D]` of a layer from queries, keys

@@ -46,8 +46,8 @@ struct Arguments {
     sampling: SamplerValues,
     /// `[E]`, i32.
     stop_ids: Value,
-    /// Largest number of tokens of a completion, i32.
-    limit: Value,
+    /// Largest number of tokens of each completion, `[B]`, i32.
+    limits: Value,
 }
 
 /// The decode step of a program, with the inputs that every step reads.
@@ -75,8 +75,8 @@ pub(super) struct Window {
 }
 
 impl Decode {
-    /// Builds the program from weights, state, sampling arguments, stop ids (`[E]`, i32) and the largest number of tokens of a completion
-    /// (i32) to the next state. It stops early if all sequences are finished.
+    /// Builds the program from weights, state, sampling arguments, stop ids (`[E]`, i32) and the largest numbers of tokens of the
+    /// completions (`[B]`, i32) to the next state. It stops early if all sequences are finished.
     pub(crate) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let f = Builder::new();
         let weights = decoder.declare(&f, weights);
@@ -84,7 +84,7 @@ impl Decode {
         let arguments = Arguments {
             sampling: SamplerValues::arguments(&f),
             stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
-            limit: f.argument("max_completion_length", TensorType::scalar(Dtype::I32)),
+            limits: f.argument("max_completion_length", TensorType::new(Dtype::I32, [self.shape.slots])),
         };
         let (step, Window { keys, values }) = self.begin(decoder, &weights, &state);
 
@@ -172,7 +172,7 @@ impl DecodeStep<'_> {
         let count = &state.count + &step;
         let stop_ids = arguments.stop_ids.broadcast_in_dim(&[shape.slots, stop_ids], &[1]);
         let stopped = chosen.ids.along_first(&stop_ids).eq(&stop_ids).reduce(Reducer::Or, &[1]);
-        let ends = stopped | count.ge(&arguments.limit.broadcast_in_dim(count.shape(), &[]));
+        let ends = stopped | count.ge(&arguments.limits);
         let seen = state.seen.as_ref().map(|seen| {
             let tokens = seen.builder().iota(1, seen.ty().with_dtype(Dtype::I32));
             seen | tokens.eq(&chosen.ids.along_first(&tokens))

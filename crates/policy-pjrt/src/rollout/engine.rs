@@ -138,7 +138,7 @@ impl DeviceRollout {
                 state = self.admit(state, prefilled, request, &admissions)?;
             }
             let Some(longest) = slots.longest() else { return Ok(slots.finish()) };
-            state = self.decode(weights, state, &decoding, longest)?;
+            state = self.decode(weights, state, &decoding, &slots.limits(), longest)?;
             // Fails after as many calls as the longest completion needs, so this loop ends.
             slots.harvest(&self.runtime, &state, self.options.tokens_per_call)?;
         }
@@ -147,10 +147,7 @@ impl DeviceRollout {
     /// Checks that a request is valid.
     fn check(&self, request: &RolloutRequest<'_>) -> Result<()> {
         let (config, prompts) = (self.decoder.config(), request.prompts);
-        if prompts.is_empty() || request.num_generations == 0 || request.max_completion_length == 0 {
-            let found = format!("{} x {} x {}", prompts.len(), request.num_generations, request.max_completion_length);
-            return Err(policy::Error::argument("generate", "at least one prompt, generation and token", found).into());
-        }
+        request.check()?;
         if let Some(prompt) = prompts.iter().position(Vec::is_empty) {
             let found = format!("prompt {prompt} without tokens");
             return Err(policy::Error::argument("generate", "at least one token per prompt", found).into());
@@ -223,7 +220,7 @@ impl DeviceRollout {
             last[slot] = prompt.last().map_or(0, |id| *id as i32);
             length[slot] = prompt.len() as i32;
             if let Sampling::Random { seed, purpose, step, first, .. } = request.sampling {
-                let key = sample_key(seed, purpose, step, first + admission.sample as u64);
+                let key = sample_key(seed, purpose, step, first + request.stream(admission.sample));
                 random[2 * slot..2 * slot + 2].copy_from_slice(&key);
             }
         }
@@ -254,22 +251,22 @@ impl DeviceRollout {
         // Token ids above `i32::MAX` are in no vocabulary.
         let mut stop_ids: Vec<i32> = request.stop_ids.iter().filter_map(|id| i32::try_from(*id).ok()).collect();
         stop_ids.resize(places(stop_ids.len()), -1);
-        let length = i32::try_from(request.max_completion_length).unwrap_or(i32::MAX);
         let tensors = vec![
             self.runtime.upload(&numbers, &[NUMBERS])?,
             self.runtime.upload(&[top_k], &[])?,
             self.runtime.upload(&stop_ids, &[stop_ids.len()])?,
-            self.runtime.upload(&[length], &[])?,
         ];
         Ok(DecodeArguments { sampler, stop_ids: stop_ids.len(), tensors })
     }
 
-    /// Runs one call of the decode program. No sequence is longer than `longest` before it.
+    /// Runs one call of the decode program. No sequence is longer than `longest` before it; `limits` has the largest number of completion
+    /// tokens of each slot.
     fn decode(
         &mut self,
         weights: &DeviceWeights,
         state: State,
         arguments: &DecodeArguments,
+        limits: &[i32],
         longest: usize,
     ) -> Result<State> {
         let shape = state.shape;
@@ -278,6 +275,7 @@ impl DeviceRollout {
         let mut all = weights.arguments();
         all.extend(state.tensors.into_iter().map(Argument::from));
         all.extend(arguments.tensors.iter().map(Argument::from));
+        all.push(self.runtime.upload(limits, &[limits.len()])?.into());
         Ok(State { shape, tensors: program.run(all)? })
     }
 

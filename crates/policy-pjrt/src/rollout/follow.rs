@@ -96,6 +96,7 @@ impl DeviceRollout {
             stop_ids: &[],
             stop: None,
             sampling: Sampling::Greedy,
+            turn: None,
         };
         let (sampler, ..) = Sampler::of(&request.sampling, vocab);
         let sizes = RolloutSizes::of(&request);

@@ -31,11 +31,12 @@ pub struct RolloutSizes {
 }
 
 impl RolloutSizes {
-    /// Returns the sizes of a request.
+    /// Returns the sizes of a request. In the turns of conversations the longest prompt may have a shorter completion, and shorter prompts
+    /// longer ones: the sum of the two lengths is that of the longest sequence.
     pub fn of(request: &RolloutRequest<'_>) -> Self {
         Self {
             prompts: request.prompts.len(),
-            longest_prompt: request.prompts.iter().map(Vec::len).max().unwrap_or(0),
+            longest_prompt: request.longest_sequence().saturating_sub(request.max_completion_length),
             num_generations: request.num_generations,
             max_completion_length: request.max_completion_length,
         }

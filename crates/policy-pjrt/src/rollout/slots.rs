@@ -67,6 +67,12 @@ impl<'a> Slots<'a> {
         admitted
     }
 
+    /// Returns the largest number of completion tokens of each slot, 0 for empty slots.
+    pub(crate) fn limits(&self) -> Vec<i32> {
+        let limit = |sample: Sample| i32::try_from(self.request.limit(sample.number)).unwrap_or(i32::MAX);
+        self.slots.iter().map(|held| held.map_or(0, limit)).collect()
+    }
+
     /// Returns the length of the longest sequence; `None` if all slots are empty.
     pub(crate) fn longest(&self) -> Option<usize> {
         self.slots.iter().flatten().map(|sample| sample.length).max()
@@ -98,8 +104,7 @@ impl<'a> Slots<'a> {
             }
             let ids = all[..length].to_vec();
             let truncated = stopped.is_none() && ids.last().is_none_or(|id| !self.request.stop_ids.contains(id));
-            self.completions[number] =
-                Some(Completion { ids, logps: logps.to_vec(), truncated, weight_versions: Vec::new() });
+            self.completions[number] = Some(Completion::sampled(ids, logps.to_vec(), truncated));
         }
         Ok(())
     }
@@ -124,7 +129,7 @@ impl<'a> Slots<'a> {
     }
 
     /// Counts a call, empties the slots of finished samples, and returns slot, sample index and completion length of each. A call adds
-    /// tokens to every unfinished sequence, so no sample needs more calls than the longest completion.
+    /// tokens to every unfinished sequence, so no sample needs more calls than its largest number of tokens.
     ///
     /// # Errors
     /// [`Error::Rollout`] for an invalid length or too many calls, so that the caller's loop always ends.
@@ -134,16 +139,17 @@ impl<'a> Slots<'a> {
         ended: &[bool],
         tokens_per_call: usize,
     ) -> Result<Vec<(usize, usize, usize)>> {
-        let RolloutRequest { prompts, num_generations, max_completion_length, .. } = *self.request;
-        let most_calls = max_completion_length.div_ceil(tokens_per_call.max(1));
+        let RolloutRequest { prompts, num_generations, .. } = *self.request;
         let mut done = vec![];
         for (slot, ((held, &count), &ended)) in self.slots.iter_mut().zip(counts).zip(ended).enumerate() {
             let Some(sample) = held else { continue };
             let number = sample.number;
+            let limit = self.request.limit(number);
+            let most_calls = limit.div_ceil(tokens_per_call.max(1));
             let wrong = |expected, found| Err(Error::Rollout { sample: number, expected, found });
             let count = match usize::try_from(count) {
-                Ok(count) if count <= max_completion_length => count,
-                _ => return wrong(format!("at most {max_completion_length} tokens"), format!("{count} tokens")),
+                Ok(count) if count <= limit => count,
+                _ => return wrong(format!("at most {limit} tokens"), format!("{count} tokens")),
             };
             sample.calls += 1;
             sample.length = prompts[number / num_generations].len() + count;
@@ -152,7 +158,7 @@ impl<'a> Slots<'a> {
                 *held = None;
             } else if sample.calls >= most_calls {
                 let expected = format!("an end after {most_calls} calls of {tokens_per_call} tokens");
-                return wrong(expected, format!("none, with {count} of {max_completion_length} tokens"));
+                return wrong(expected, format!("none, with {count} of {limit} tokens"));
             }
         }
         Ok(done)
@@ -176,7 +182,7 @@ mod tests {
 
     fn request(prompts: &[Vec<u32>], num_generations: usize, max_completion_length: usize) -> RolloutRequest<'_> {
         let (stop_ids, sampling) = (&[], Sampling::Greedy);
-        RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop: None, sampling }
+        RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop: None, sampling, turn: None }
     }
 
     #[test]

@@ -171,7 +171,7 @@ pub(crate) fn request<'a>(
     stop_ids: &'a [u32],
     sampling: Sampling,
 ) -> RolloutRequest<'a> {
-    RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop: None, sampling }
+    RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop: None, sampling, turn: None }
 }
 
 /// Returns random sampling of one step whose first sample index is `first`.

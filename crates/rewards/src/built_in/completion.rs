@@ -34,6 +34,20 @@ impl RewardFn for Correct {
     }
 }
 
+/// The reward `environment`: the sum of the rewards that the environment of a conversation has given; `None` if it has given none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Environment;
+
+impl RewardFn for Environment {
+    fn name(&self) -> &str {
+        "environment"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        input.conversation?.reward
+    }
+}
+
 /// The reward `partial`: the task's partial credit, in [0, 1].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Partial;

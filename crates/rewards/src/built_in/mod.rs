@@ -7,7 +7,7 @@ mod length;
 mod text;
 mod value;
 
-pub use completion::{Correct, Partial, SoftOverlongPunishment, Terminated};
+pub use completion::{Correct, Environment, Partial, SoftOverlongPunishment, Terminated};
 pub use format::{TagCount, ThinkFormat};
 pub use json::{Json, JsonConfig};
 pub use length::{Length, LengthConfig, LengthMode};

@@ -11,13 +11,13 @@ use std::time::Duration;
 const SHOWN: usize = 200;
 
 /// Returns a completion as an object: `id`, `prompt` (text, or a list of messages), `completion`, `answer` (text or null), `answers` (a
-/// list of all reference answers), `columns`, `source`, `truncated`, `completion_ids` and `completion_tokens`.
+/// list of all reference answers), `columns`, `source`, `truncated`, `completion_ids` and `completion_tokens`; for conversations also `messages`.
 pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
     let prompt = match &input.item.prompt {
         Prompt::Text(text) | Prompt::Rendered(text) => Value::from(text.as_str()),
         Prompt::Messages { messages, .. } => Value::from(messages.clone()),
     };
-    json!({
+    let mut question = json!({
         "id": id,
         "prompt": prompt,
         "completion": input.completion,
@@ -28,7 +28,11 @@ pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
         "truncated": input.truncated,
         "completion_ids": input.completion_ids,
         "completion_tokens": input.completion_len(),
-    })
+    });
+    if let Some(conversation) = input.conversation {
+        question["messages"] = conversation.messages.clone().into();
+    }
+    question
 }
 
 /// Parses JSON. Duplicate keys are an error, because the intended value is unknown.
@@ -68,7 +72,7 @@ pub(super) fn answer(id: usize, value: &Value, secrets: &Secrets) -> Result<Scor
 }
 
 /// Returns the beginning of an external text, on one line and without secrets.
-pub(super) fn shown(text: &str, secrets: &Secrets) -> String {
+pub fn shown(text: &str, secrets: &Secrets) -> String {
     let line = secrets.hide(text.trim()).replace(['\n', '\r'], " ");
     match line.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}...", &line[..end]),

@@ -3,12 +3,15 @@
 mod group;
 mod http;
 mod message;
+pub(crate) mod process;
 mod program;
 mod worker;
 
 pub use group::kill_programs;
 pub use http::{Http, HttpConfig};
-pub use program::{Program, ProgramConfig};
+pub use message::shown;
+pub use program::{MAX_WORKERS, Program, ProgramConfig};
+pub use worker::back_off;
 
 use crate::reward_fn::{RewardInput, Score};
 use std::collections::BTreeMap;

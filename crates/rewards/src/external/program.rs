@@ -1,19 +1,18 @@
 //! A program that scores completions over JSON lines.
 
-use super::message::{batch_size, expand, seconds, timeout};
-use super::worker::{Launch, Worker};
+use super::message::{batch_size, timeout};
+use super::process::Launch;
+use super::worker::Worker;
 use super::{lock, score_batches};
 use crate::config::one;
-use crate::error::{Error, Result, check};
+use crate::error::{Result, check};
 use crate::reward_fn::{RewardFn, RewardInput, Score};
-use grpo_files::Secrets;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-const MAX_WORKERS: usize = 256;
+/// The largest number of processes of a program.
+pub const MAX_WORKERS: usize = 256;
 
 /// The settings of a reward program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,29 +81,15 @@ impl Program {
     /// Returns the reward called `name`. Checks that the program exists; it starts with the first completion.
     ///
     /// # Errors
-    /// [`Error::Config`] for invalid settings; [`Error::Reference`] for a missing environment variable; [`Error::Program`] if the program
-    /// does not exist.
+    /// The errors of [`Launch::new`], and [`crate::Error::Config`] for other invalid settings.
     pub fn new(name: impl Into<String>, config: ProgramConfig) -> Result<Self> {
         let name = name.into();
         let key = |field: &str| format!("rewards.programs.{name}.{field}");
-        let is_named = config.command.first().is_some_and(|program| !program.is_empty());
-        check(is_named, &key("command"), "a program and its arguments", "none")?;
         check(config.batch_size > 0, &key("batch_size"), "at least 1", config.batch_size)?;
         let workers = config.workers;
         check((1..=MAX_WORKERS).contains(&workers), &key("workers"), &format!("1 to {MAX_WORKERS}"), workers)?;
-        let time = seconds(&key("timeout"), config.timeout)?;
-        let mut secrets = Secrets::of(&config);
-        let command = config.command.iter().map(|text| expand(&key("command"), text, &mut secrets));
-        let mut command = command.collect::<Result<Vec<String>>>()?;
-        let variable = |(name, value): (&String, &String)| {
-            Ok((name.clone(), expand(&key(&format!("env.{name}")), value, &mut secrets)?))
-        };
-        let env = config.env.iter().map(variable).collect::<Result<BTreeMap<_, _>>>()?;
-        // Includes the resolved variables.
-        secrets.extend(Secrets::of(&json!({ "command": command, "env": env })));
-        let program = find(&command.remove(0))
-            .map_err(|reason| Error::Program { name: name.clone(), reason: secrets.hide(&reason) })?;
-        let launch = Arc::new(Launch { name: name.clone(), program, arguments: command, env, timeout: time, secrets });
+        let section = format!("rewards.programs.{name}");
+        let launch = Arc::new(Launch::new(&section, &name, &config.command, &config.env, config.timeout)?);
         let worker = |_| Mutex::new(Worker::new(Arc::clone(&launch)));
         let workers = (0..workers).map(worker).collect();
         Ok(Self { name, batch_size: config.batch_size, workers })
@@ -125,39 +110,4 @@ impl RewardFn for Program {
         let share = inputs.len().div_ceil(self.workers.len()).clamp(1, self.batch_size);
         score_batches(&self.workers, inputs.chunks(share), |worker, batch| lock(worker).score(batch))
     }
-}
-
-/// Returns the file of a program, or the reason why it is unusable.
-fn find(program: &str) -> std::result::Result<PathBuf, String> {
-    if program.contains('/') {
-        let path = Path::new(program);
-        return match std::fs::metadata(path) {
-            Err(error) => Err(format!("{program}: {error}")),
-            Ok(file) if !file.is_file() => Err(format!("{program} is no file")),
-            Ok(file) if !is_executable(&file) => Err(format!(
-                "{program} is not executable: make it so (chmod +x), or name its interpreter first, as in [python3, {program}]"
-            )),
-            // Symbolic links are not resolved: the Python of a virtual environment is a link, and finds its packages by the link's path.
-            Ok(_) => std::path::absolute(path).map_err(|error| format!("{program}: {error}")),
-        };
-    }
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let there = |folder: PathBuf| {
-        let path = folder.join(program);
-        std::fs::metadata(&path).ok().filter(|file| file.is_file() && is_executable(file)).map(|_| path)
-    };
-    std::env::split_paths(&paths).find_map(there).ok_or_else(|| {
-        format!("there is no program `{program}` in PATH; a file is named with its folder, as in ./{program}")
-    })
-}
-
-#[cfg(unix)]
-fn is_executable(file: &std::fs::Metadata) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    file.permissions().mode() & 0o111 != 0
-}
-
-#[cfg(not(unix))]
-fn is_executable(_: &std::fs::Metadata) -> bool {
-    true
 }

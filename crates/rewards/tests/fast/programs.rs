@@ -97,7 +97,7 @@ fn a_hanging_program_is_killed_with_its_children() {
     assert_eq!(found[0], Ok(Some(1.0)));
     for late in &found[1..] {
         let error = late.as_ref().unwrap_err();
-        assert!(error.contains("answered 1 of 3 completions in 0.5 seconds"), "{error}");
+        assert!(error.contains("given 1 of 3 answers in 0.5 seconds"), "{error}");
     }
     assert_gone(&folder.path().join("child"));
 }

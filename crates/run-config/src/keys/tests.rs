@@ -18,7 +18,7 @@ struct Field {
 fn sources() -> &'static str {
     static SOURCES: OnceLock<String> = OnceLock::new();
     SOURCES.get_or_init(|| {
-        let crates = ["run-config", "policy", "sinks", "models", "data", "rewards", "engines", "grpo-core"];
+        let crates = ["run-config", "policy", "sinks", "models", "data", "rewards", "agents", "engines", "grpo-core"];
         let mut folders: Vec<_> = crates.iter().map(|name| source(name).join("src")).collect();
         let mut text = String::new();
         while let Some(folder) = folders.pop() {
@@ -167,6 +167,7 @@ pub(super) fn everything() -> Value {
     let rope = json!({"factor": 8, "original_max_position_embeddings": 32});
     json!({
         "lora": {}, "model": {"rope_scaling": rope}, "policy": {"mesh": {}}, "rollout": {"mesh": {}, "server": {"base_urls": ["http://localhost"]}},
+        "environments": {"any": {"built_in": "calculator"}},
         "rewards": {"json": {}, "length": {"target": 5}, "soft_overlong_punishment": soft, "regex": {"any": {"pattern": "x"}},
             "programs": {"any": program}, "http": {"any": {"url": "http://localhost"}}},
     })

@@ -13,6 +13,8 @@ impl TrainConfig {
         rollout.server.iter().try_for_each(|server| server.validate()).map_err(of_server)?;
         let expected = format!("at most {MAX_STALENESS}");
         check(staleness <= MAX_STALENESS, "rollout.max_staleness", &expected, staleness)?;
+        let expected = "0 with environments: conversations are not sampled in the background";
+        check(staleness == 0 || self.environments.is_empty(), "rollout.max_staleness", expected, staleness)?;
         if !engine.is_server() {
             let owner = "left out: it is for rollout.engine vllm or sglang";
             return check(rollout.server.is_none(), "rollout.server", owner, "a server");
@@ -71,6 +73,11 @@ mod tests {
     #[case::time("{rollout: {server: {timeout: 0}}}", "`rollout.server.timeout`")]
     #[case::retries("{rollout: {server: {retries: 5000}}}", "`rollout.server.retries`: expected at most 1024")]
     #[case::name("{rollout: {server: {model: ' '}}}", "names that are not empty")]
+    #[case::tools("{environments: {a: {built_in: calculator}}}", "")]
+    #[case::tools_behind(
+        "{environments: {a: {built_in: calculator}}, rollout: {max_staleness: 1}}",
+        "`rollout.max_staleness`: expected 0 with environments"
+    )]
     #[case::far("{rollout: {max_staleness: 65}}", "`rollout.max_staleness`: expected at most 64, got 65")]
     #[case::values(
         "{grpo: {advantages: {estimator: gae}}}",

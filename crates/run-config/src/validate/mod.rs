@@ -41,7 +41,7 @@ impl TrainConfig {
             ModelSource::Pretrained(name) => {
                 check(has_data, "data.files", FILES, format!("no data for the model {name}"))
             }
-            ModelSource::New(shape) if *shape == ModelConfig::default() => {
+            ModelSource::New(shape) if **shape == ModelConfig::default() => {
                 check(!has_files, "model", MODEL, "data.files without a model")?;
                 check(has_data, "model", MODEL, "neither a model nor data")
             }
@@ -170,7 +170,7 @@ impl TrainConfig {
         )?;
         self.validate_algorithm()?;
         self.loss().validate()?;
-        Ok(())
+        self.validate_environments()
     }
 }
 

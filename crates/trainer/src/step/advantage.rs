@@ -36,15 +36,17 @@ impl Generation {
             }
             _ => None,
         };
-        let (mut sequences, mut samples, mut sampler_logp) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut sequences, mut samples) = (Vec::new(), Vec::new());
+        let (mut sampler_logp, mut mask) = (Vec::new(), Vec::new());
         for group in groups {
-            for completion in group.completions {
-                sequences.push(Sequence { prompt: group.prompt.clone(), completion: completion.ids });
+            for (prompt, completion) in group.prompts.into_iter().zip(group.completions) {
+                sequences.push(Sequence { prompt, completion: completion.ids });
                 sampler_logp.extend(completion.logps);
+                mask.extend(completion.mask.iter().map(|sampled| f32::from(*sampled)));
             }
             samples.extend(group.samples);
         }
-        let batch = token_batch(&sequences)?;
+        let batch = token_batch(&sequences)?.with_mask(&mask)?;
         // These are the micro-batches of the updates, so that an unchanged policy gets ratios of exactly 1.
         let parts = sequence_batches(&sequences, &batch, micro_batches(grpo))?;
         let batch = with_logps(context, &parts, batch, sampler_logp, times)?;
@@ -59,7 +61,7 @@ impl Generation {
         for (b, sample) in samples.iter_mut().enumerate() {
             sample.advantage = match &advantages {
                 Advantages::PerSequence(of) => of[b],
-                Advantages::PerToken(of) => mean(&of[batch.range(b)]),
+                Advantages::PerToken(of) => mean(batch.range(b).filter(|row| batch.is_active(*row)).map(|row| of[row])),
             };
         }
         let mut batch = batch.with_advantages(advantages)?;
@@ -170,6 +172,7 @@ fn per_function(samples: &[Sample], rewards: &Rewards, config: &mut AdvantageCon
     samples.iter().flat_map(|sample| of_sample(&sample.reward)).collect()
 }
 
-fn mean(values: &[f32]) -> f32 {
-    (values.iter().map(|v| f64::from(*v)).sum::<f64>() / values.len().max(1) as f64) as f32
+fn mean(values: impl Iterator<Item = f32>) -> f32 {
+    let (sum, count) = values.fold((0.0, 0.0_f64), |(sum, count), value| (sum + f64::from(value), count + 1.0));
+    (sum / count.max(1.0)) as f32
 }

@@ -2,8 +2,8 @@
 
 use super::{PhaseTimes, Sample, StepContext};
 use crate::ahead::Drawn;
+use crate::conversation::Conversed;
 use crate::error::{Error, Result};
-use crate::prompts::encode_prompts;
 use crate::rollout::Completed;
 use data::Item;
 use grpo_core::Metrics;
@@ -15,10 +15,12 @@ use run_config::{FilterGroupsConfig, REWARD};
 /// A prompt and its completions.
 pub(super) struct Group {
     pub(super) item: Item,
-    /// The token ids of the prompt.
-    pub(super) prompt: Vec<u32>,
+    /// The token ids of the prompt of each completion.
+    pub(super) prompts: Vec<Vec<u32>>,
     pub(super) completions: Vec<Completion>,
     pub(super) samples: Vec<Sample>,
+    /// The conversation of each completion; none if completions have one turn.
+    pub(super) conversations: Vec<Conversed>,
 }
 
 /// The groups that a step has sampled.
@@ -32,8 +34,8 @@ pub(super) struct Sampled {
 impl Sampled {
     /// Returns the number of prompt and completion tokens of all groups.
     pub(super) fn tokens(&self) -> usize {
-        let of_group =
-            |group: &Group| group.completions.iter().map(|c| group.prompt.len() + c.ids.len()).sum::<usize>();
+        let prompts = |group: &Group| group.prompts.iter().map(Vec::len).sum::<usize>();
+        let of_group = |group: &Group| prompts(group) + group.completions.iter().map(|c| c.ids.len()).sum::<usize>();
         self.all.iter().map(of_group).sum()
     }
 
@@ -124,9 +126,13 @@ fn sample_batch(
         step,
         first,
     };
-    let prompts = encode_prompts(&*context.parts.tokenizer, &items)?;
-    let completed = times.time("gen", || complete(context, &prompts, num_generations, sampling))?;
-    groups(context, items, prompts, completed, times)
+    let rows: Vec<&Item> = items.iter().collect();
+    let completed = times.time("gen", || complete(context, &rows, num_generations, sampling))?;
+    if !completed.conversations.is_empty() {
+        times.part("environments", "gen", completed.environment_time);
+        count_environments(context, &completed)?;
+    }
+    groups(context, items, completed, times)
 }
 
 /// Returns a generation batch that was sampled in the background, and starts later ones.
@@ -138,18 +144,17 @@ fn wait_for_batch(
 ) -> Result<Vec<Group>> {
     let StepContext { config, parts, ahead, .. } = context;
     let drawn = times.time("gen", || ahead.next(config, parts, step))?;
-    let Drawn { items, prompts, completed, staleness, dropped } = drawn;
+    let Drawn { items, completed, staleness, dropped } = drawn;
     let total: u64 = staleness.iter().sum();
     metrics.mean("sampling/staleness", total as f64, staleness.len() as f64);
     metrics.mean("sampling/stale_completions", dropped as f64, 1.0);
-    groups(context, items, prompts, completed, times)
+    groups(context, items, completed, times)
 }
 
 /// Scores the completions of some rows and returns them as groups.
 fn groups(
     context: &mut StepContext<'_>,
     items: Vec<Item>,
-    prompts: Vec<Vec<u32>>,
     completed: Completed,
     times: &mut PhaseTimes,
 ) -> Result<Vec<Group>> {
@@ -157,31 +162,43 @@ fn groups(
     let rows: Vec<&Item> = items.iter().collect();
     let mut samples = times.time("reward", || judge(context, &rows, &completed))?.into_iter();
     let mut completions = completed.completions.into_iter();
-    let groups = items.into_iter().zip(prompts).map(|(item, prompt)| {
-        let completions = completions.by_ref().take(num_generations).collect();
-        let samples = samples.by_ref().take(num_generations).collect();
-        Group { item, prompt, completions, samples }
+    let (mut prompts, mut conversations) = (completed.prompts.into_iter(), completed.conversations.into_iter());
+    let groups = items.into_iter().map(|item| Group {
+        item,
+        prompts: prompts.by_ref().take(num_generations).collect(),
+        completions: completions.by_ref().take(num_generations).collect(),
+        samples: samples.by_ref().take(num_generations).collect(),
+        conversations: conversations.by_ref().take(num_generations).collect(),
     });
     Ok(groups.collect())
 }
 
 /// Returns the reward of the greedy completion of each group's prompt; NaN if it is missing.
 pub(super) fn greedy_rewards(context: &mut StepContext<'_>, groups: &[Group]) -> Result<Vec<f32>> {
-    let prompts: Vec<Vec<u32>> = groups.iter().map(|group| group.prompt.clone()).collect();
-    let completed = complete(context, &prompts, 1, Sampling::Greedy)?;
     let rows: Vec<&Item> = groups.iter().map(|group| &group.item).collect();
+    let completed = complete(context, &rows, 1, Sampling::Greedy)?;
     let samples = judge(context, &rows, &completed)?;
     Ok(samples.iter().map(|sample| sample.reward.total.unwrap_or(f32::NAN)).collect())
 }
 
 fn complete(
     context: &mut StepContext<'_>,
-    prompts: &[Vec<u32>],
+    items: &[&Item],
     num_generations: usize,
     sampling: Sampling,
 ) -> Result<Completed> {
     let rollout = &context.config.rollout;
-    context.parts.complete(rollout, prompts, num_generations, rollout.max_completion_length(), sampling)
+    context.parts.complete(rollout, items, num_generations, rollout.max_completion_length(), sampling)
+}
+
+/// Counts the failures of environments; too many in a row are an error.
+fn count_environments(context: &mut StepContext<'_>, completed: &Completed) -> Result<()> {
+    let most = context.config.rollout.multi_turn.max_consecutive_failures;
+    for Conversed { conversation, environment, .. } in &completed.conversations {
+        let failure = conversation.failure.as_deref();
+        context.parts.environments.count(*environment, failure, most)?;
+    }
+    Ok(())
 }
 
 /// Scores completions and returns them as samples. Each reward function gets all completions at once. A completion that a function failed
@@ -190,15 +207,15 @@ fn judge(context: &mut StepContext<'_>, items: &[&Item], completed: &Completed) 
     let inputs = completed.inputs(items);
     let rewards = context.parts.score(None, &inputs)?;
     context.failures.count(&context.parts.rewards, &inputs, &rewards)?;
-    let sample = |(completion, (input, reward)): (&Completion, (&RewardInput<'_>, _))| Sample {
+    let sample = |(i, (completion, (input, reward))): (usize, (&Completion, (&RewardInput<'_>, _)))| Sample {
         task: input.item.source.to_string(),
         prompt: input.item.prompt.to_string(),
         answer: input.item.answer.clone().unwrap_or_default(),
-        completion: input.completion.to_owned(),
+        completion: completed.transcript(i).to_owned(),
         truncated: input.truncated,
         reward,
         advantage: 0.0,
         weight_versions: completion.weight_versions.clone(),
     };
-    Ok(completed.completions.iter().zip(inputs.iter().zip(rewards)).map(sample).collect())
+    Ok(completed.completions.iter().zip(inputs.iter().zip(rewards)).enumerate().map(sample).collect())
 }

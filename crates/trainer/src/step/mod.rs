@@ -29,7 +29,7 @@ pub struct Sample {
     pub prompt: String,
     /// The reference answer.
     pub answer: String,
-    /// The text that the policy wrote, without EOS.
+    /// The text that the policy wrote, without EOS; with environments, the whole conversation with special tokens.
     pub completion: String,
     /// `true` if the length limit cut the completion off.
     pub truncated: bool,
@@ -54,6 +54,9 @@ pub struct StepReport {
     /// functions only if not zero), `frac_reward_zero_std` (share of groups whose rewards are all equal),
     /// `completions/{mean,min,max}_length` and `_terminated_length`, `completions/clipped_ratio`, `num_tokens` (of this
     /// step). Standard deviations are over all completions, with ddof 1.
+    ///
+    /// With environments, over all conversations: `num_turns/{mean,min,max}` (messages of the assistant), `tools/call_frequency` (tool calls per
+    /// conversation), `tools/failure_frequency` (share of calls that failed), `environments/failures`. Lengths count sampled tokens only.
     ///
     /// Over the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` if the loss has a KL term;
     /// `frac_rows_empty`, the share of rows without a sequence, of policies that pad rows (on a device);
@@ -130,15 +133,21 @@ pub(crate) fn grpo_step(context: &mut StepContext<'_>, step: u64) -> Result<Step
     Ok(StepReport { step: step + 1, metrics, samples: generation.samples, tokens, times })
 }
 
-/// Seconds of wall time by phase, by verl's names: `update_weights` (sending them to the engine), `gen` (sampling), `reward`,
-/// `old_log_prob` and `ref` (scoring), `values`, `adv`, `update_actor` (forward, loss, backward and the optimizer). Phases that a step does
-/// not have are missing.
+/// Seconds of wall time by phase, by verl's names: `update_weights` (sending them to the engine), `gen` (sampling), `environments` (their
+/// answers), `reward`, `old_log_prob` and `ref` (scoring), `values`, `adv`, `update_actor` (forward, loss, backward and the optimizer). Phases
+/// that a step does not have are missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PhaseTimes(BTreeMap<&'static str, f64>);
 
 impl PhaseTimes {
     /// Adds time to a phase.
     pub(crate) fn add(&mut self, phase: &'static str, time: Duration) {
+        *self.0.entry(phase).or_default() += time.as_secs_f64();
+    }
+
+    /// Makes `time`, which was added to phase `of`, a phase of its own.
+    fn part(&mut self, phase: &'static str, of: &'static str, time: Duration) {
+        *self.0.entry(of).or_default() -= time.as_secs_f64();
         *self.0.entry(phase).or_default() += time.as_secs_f64();
     }
 

@@ -1,6 +1,7 @@
 //! Metrics of a step that are known before its first update, by TRL's names.
 
 use super::generate::Group;
+use crate::conversation::Conversed;
 use grpo_core::Metrics;
 use policy::Completion;
 use rewards::Rewards;
@@ -27,6 +28,26 @@ pub(super) fn record(metrics: &mut Metrics, groups: &[Group], rewards: &Rewards,
         metrics.mean("frac_reward_zero_std", f64::from(u8::from(equal)), 1.0);
     }
     record_lengths(metrics, groups.iter().flat_map(|group| &group.completions));
+    if groups.iter().any(|group| !group.conversations.is_empty()) {
+        record_conversations(metrics, groups);
+    }
+}
+
+/// Records turns, tool calls and failures of environments.
+fn record_conversations(metrics: &mut Metrics, groups: &[Group]) {
+    let all = || groups.iter().flat_map(|group| &group.conversations);
+    let (mut calls, mut failed_calls) = (0, 0);
+    for Conversed { turns, calls: of_one, failed_calls: failed, .. } in all() {
+        metrics.mean("num_turns/mean", *turns as f64, 1.0);
+        metrics.min("num_turns/min", *turns as f64);
+        metrics.max("num_turns/max", *turns as f64);
+        metrics.mean("tools/call_frequency", *of_one as f64, 1.0);
+        (calls, failed_calls) = (calls + of_one, failed_calls + failed);
+    }
+    let share = if calls > 0 { failed_calls as f64 / calls as f64 } else { 0.0 };
+    metrics.mean("tools/failure_frequency", share, 1.0);
+    let failures = all().filter(|conversed| conversed.conversation.failure.is_some()).count();
+    metrics.mean("environments/failures", failures as f64, 1.0);
 }
 
 /// Records mean and standard deviation (ddof 1) of the present rewards; skips a statistic with too few of them.
@@ -43,11 +64,11 @@ fn record_rewards(metrics: &mut Metrics, mean: &str, std: &str, rewards: impl It
     }
 }
 
-/// Records lengths in tokens, including EOS. If every completion was truncated, the terminated lengths are 0 (as in TRL).
+/// Records lengths in sampled tokens, including EOS. If every completion was truncated, the terminated lengths are 0 (as in TRL).
 fn record_lengths<'a>(metrics: &mut Metrics, completions: impl Iterator<Item = &'a Completion>) {
     let mut terminated = Vec::new();
     for completion in completions {
-        let length = completion.ids.len() as f64;
+        let length = completion.sampled_len() as f64;
         record_length(metrics, "length", length);
         metrics.mean("completions/clipped_ratio", f64::from(u8::from(completion.truncated)), 1.0);
         if !completion.truncated {

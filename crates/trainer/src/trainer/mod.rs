@@ -6,6 +6,7 @@ pub use state::{Counters, TrainState};
 
 use crate::ahead::Ahead;
 use crate::coefficients::Coefficients;
+use crate::conversation::check_environments;
 use crate::drift::Drift;
 use crate::error::{Error, Result};
 
@@ -16,6 +17,7 @@ use crate::prompts::encode_prompt;
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
+use agents::Environments;
 use data::{Dataset, Item};
 use distributed::Store;
 use grpo_core::LossConfig;
@@ -68,6 +70,8 @@ pub(crate) struct Rows {
     pub(crate) held_out: Vec<Item>,
     /// The training rows that decide when the warm-up may end.
     probe: Vec<Item>,
+    /// The number of tokens that environments add to prompts, of the rows that were checked.
+    pub(crate) added_by_environments: usize,
 }
 
 impl Rows {
@@ -107,7 +111,34 @@ impl Rows {
         if leads {
             probe_rewards(rewards, tokenizer, held_out.first().or(probe.first()))?;
         }
-        Ok(Self { held_out, probe })
+        Ok(Self { held_out, probe, added_by_environments: 0 })
+    }
+
+    /// Checks the environments of these rows, and that the model has room for what they add to prompts.
+    ///
+    /// # Errors
+    /// [`Error::Environments`], [`Error::Model`] and [`Error::Config`].
+    pub(crate) fn with_environments(
+        mut self,
+        config: &TrainConfig,
+        tokenizer: &dyn Tokenizer,
+        context: usize,
+        environments: &Environments,
+    ) -> Result<Self> {
+        if environments.is_empty() {
+            return Ok(self);
+        }
+        let parser = config.rollout.multi_turn.tool_parser;
+        let rows = self.held_out.iter().chain(&self.probe);
+        self.added_by_environments = check_environments(environments, tokenizer, parser, rows)?;
+        let longest = config.rollout.max_completion_length();
+        let found = longest + self.added_by_environments;
+        let expected = format!(
+            "room for it in the context, {context} tokens, behind {} tokens of tools and environments",
+            self.added_by_environments
+        );
+        check(found < context, "rollout.max_completion_length", &expected, longest)?;
+        Ok(self)
     }
 }
 
@@ -141,7 +172,8 @@ impl Trainer {
             &parts.rewards,
             false,
             leads(parts.store.as_ref()),
-        )?;
+        )?
+        .with_environments(&config, &*parts.tokenizer, context, &parts.environments)?;
         Self::begin(config, parts, rows, None)
     }
 
@@ -229,10 +261,10 @@ impl Trainer {
     /// except for the data cursor.
     pub fn warmup_step(&mut self) -> Result<WarmupReport> {
         self.expect_phase("warmup_step", Phase::Warmup)?;
-        let Parts { policy, tokenizer, dataset, .. } = &mut self.parts;
+        let Parts { policy, tokenizer, dataset, environments, .. } = &mut self.parts;
         let items = dataset.next_batch(self.config.warmup.batch_size)?;
         self.weights_changed = true;
-        let mut report = warmup_step(&mut **policy, &**tokenizer, &mut self.updates, &items)?;
+        let mut report = warmup_step(&mut **policy, &**tokenizer, environments, &mut self.updates, &items)?;
         self.counters.warmup_steps += 1;
         report.step = self.counters.warmup_steps;
         if self.counters.warmup_steps >= self.config.warmup.steps || self.reached_target()? {
@@ -292,7 +324,8 @@ impl Trainer {
         }
         self.counters.grpo_steps += 1;
         if self.counters.grpo_steps == 1 {
-            warn_of_first_step(&self.config, &self.parts.rewards, &report);
+            let has_tools = self.parts.environments.iter().any(|(_, environment)| environment.tools().is_some());
+            warn_of_first_step(&self.config, &self.parts.rewards, has_tools, &report);
         }
         self.counters.num_tokens += report.tokens as u64;
         if has_copied && self.config.rollout.engine.is_server() {
@@ -379,11 +412,13 @@ fn warn_of_truncated_sampling(config: &TrainConfig) {
     );
 }
 
+/// The number of characters of a sample in a warning.
+const SHOWN: usize = 300;
 /// The share of truncated completions above which the first step is reported.
 const MOST_CLIPPED: f64 = 0.9;
 
 /// Warns if little or nothing can be learned from the first step.
-fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, report: &StepReport) {
+fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, has_tools: bool, report: &StepReport) {
     let clipped = report.metric("completions/clipped_ratio");
     if clipped > MOST_CLIPPED {
         tracing::warn!(
@@ -401,6 +436,15 @@ fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, report: &StepRepo
         tracing::warn!(
             "no group of the first step has completions with different rewards, and there is nothing to learn from such groups: take \
              easier or harder problems, raise grpo.num_generations, or check the reward"
+        );
+    }
+    if report.metrics.value("tools/call_frequency") == Some(0.0) && has_tools {
+        let sample: String =
+            report.samples.first().map_or("", |sample| &sample.completion).chars().take(SHOWN).collect();
+        tracing::warn!(
+            sample,
+            "no completion of the first step calls a tool: check that the model writes calls in the format of \
+             rollout.multi_turn.tool_parser, or warm it up"
         );
     }
     for name in rewards.names().filter(|name| matches_patterns(config, name)) {
@@ -443,6 +487,7 @@ fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, item: Option<&Ite
         truncated: false,
         completion_ids: &completion_ids,
         opens_think: false,
+        conversation: None,
     })?)
 }
 

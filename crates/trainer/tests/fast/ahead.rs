@@ -43,7 +43,8 @@ fn completions(request: &RolloutRequest<'_>, version: u64) -> policy::Result<Vec
         let ids =
             [CharTokenizer.encode(if index.is_multiple_of(2) { "7" } else { "8" })?, vec![CharTokenizer::EOS]].concat();
         let weight_versions = vec![WeightVersion { version, start: 0, end: ids.len() }];
-        Ok(Completion { logps: vec![-1.0; ids.len()], ids, truncated: false, weight_versions })
+        let logps = vec![-1.0; ids.len()];
+        Ok(Completion { weight_versions, ..Completion::sampled(ids, logps, false) })
     };
     (0..request.prompts.len() * request.num_generations).map(one).collect()
 }

@@ -1,6 +1,7 @@
 //! The training loop with custom parts.
 
 mod ahead;
+mod conversations;
 mod documents;
 mod losses;
 mod own_policy;

@@ -53,7 +53,7 @@ impl Policy for Unigram {
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
         let mut completions = Vec::new();
         for prompt in request.prompts.iter().flat_map(|prompt| repeat_n(prompt, request.num_generations)) {
-            let mut sampler = CompletionSampler::new(request, completions.len() as u64, prompt);
+            let mut sampler = CompletionSampler::new(request, completions.len(), prompt);
             while sampler.next_input().is_some() {
                 sampler.extend(&self.logits)?;
             }
@@ -272,6 +272,7 @@ fn minimal(settings: impl FnOnce(&mut TrainConfig)) -> trainer::Result<Trainer> 
         rewards: sevens(),
         engine: Box::new(PolicyEngine),
         store: None,
+        environments: Default::default(),
     };
     Trainer::with_parts(config, parts)
 }

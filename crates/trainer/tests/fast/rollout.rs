@@ -96,11 +96,9 @@ const STRAYS: [u32; 5] = [CharTokenizer::PAD, 5, CharTokenizer::BOS, 7, CharToke
 
 impl RolloutEngine for Strays {
     fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
-        let completion = |i: usize| Completion {
-            ids: if i.is_multiple_of(2) { STRAYS.to_vec() } else { STRAYS[1..].to_vec() },
-            logps: vec![f32::NAN; 5 - i % 2],
-            truncated: false,
-            weight_versions: Vec::new(),
+        let completion = |i: usize| {
+            let ids = if i.is_multiple_of(2) { STRAYS.to_vec() } else { STRAYS[1..].to_vec() };
+            Completion::sampled(ids, vec![f32::NAN; 5 - i % 2], false)
         };
         Ok((0..request.prompts.len() * request.num_generations).map(completion).collect())
     }

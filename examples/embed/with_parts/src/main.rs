@@ -1,7 +1,6 @@
 //! grpo-trainer with a policy, a data set and a reward of its own.
 //!
-//! The prompts are digits, and the reward of a completion is the share of its characters that count up from the prompt, modulo 10. The
-//! policy sees the last token only. The program fails if it does not learn to count.
+//! The prompts are digits, and the reward is the share of characters that count up, modulo 10. The program fails if this is not learned.
 
 use backend_cpu::CpuBackend; // the package grpo-backend-cpu
 use std::iter::repeat_n;
@@ -43,7 +42,7 @@ impl Policy for Bigram {
     fn generate(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
         let mut completions = Vec::new();
         for prompt in request.prompts.iter().flat_map(|prompt| repeat_n(prompt, request.num_generations)) {
-            let mut sampler = CompletionSampler::new(request, completions.len() as u64, prompt);
+            let mut sampler = CompletionSampler::new(request, completions.len(), prompt);
             while let Some(token) = sampler.next_input() {
                 sampler.extend(&self.head[token as usize * VOCAB..][..VOCAB])?;
             }
@@ -135,6 +134,7 @@ fn main() -> trainer::Result<()> {
         dataset: Box::new(Digits(0)),
         rewards: Rewards::from_terms(vec![(Box::new(CountsUp), 1.0)])?,
         engine: Box::new(PolicyEngine),
+        environments: Default::default(),
         store: None,
     };
     let (mut run, mut reward) = (Trainer::with_parts(config, parts)?, 0.0);

@@ -28,7 +28,8 @@ fn completion(text: &str) -> policy::Result<Completion> {
     if !truncated {
         ids.push(CharTokenizer::EOS);
     }
-    Ok(Completion { logps: vec![-1.0; ids.len()], ids, truncated, weight_versions: Vec::new() })
+    let logps = vec![-1.0; ids.len()];
+    Ok(Completion::sampled(ids, logps, truncated))
 }
 
 /// Reward functions with their weights.

@@ -1,0 +1,80 @@
+//! The section `environments` of a run's configuration.
+
+use crate::built_in::{Calculator, WordGuess};
+use crate::environment::Environment;
+use crate::error::{Result, check};
+use crate::program::EnvironmentProgram;
+use grpo_files::KeyError;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use smart_default::SmartDefault;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The settings of an environment: one of `command` and `built_in`.
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EnvironmentConfig {
+    /// The program and its arguments, which speaks JSON lines. A program without a slash is searched in `PATH`. `${NAME}` here and in `env`
+    /// is an environment variable, so that secrets need not be in files; `$${NAME}` is the text `${NAME}`.
+    pub command: Vec<String>,
+    /// A built-in environment: `calculator` or `word_guess`.
+    pub built_in: Option<BuiltIn>,
+    /// The tools that the model may call, a list of functions as JSON schemas. The column `tools` of a row takes precedence.
+    pub tools: Option<Value>,
+    /// The number of parallel processes of a program.
+    #[default(1)]
+    pub workers: usize,
+    /// The time in seconds that a program has for an answer, including its start.
+    #[default(60.0)]
+    pub timeout: f64,
+    /// Additional environment variables of a program.
+    pub env: BTreeMap<String, String>,
+}
+
+/// A built-in environment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BuiltIn {
+    /// [`Calculator`]: a tool that evaluates arithmetic.
+    Calculator,
+    /// [`WordGuess`]: a game in which the model guesses the word in the row's answer.
+    WordGuess,
+}
+
+impl EnvironmentConfig {
+    /// Returns the environment. A program is started with its first conversation.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] with the key; [`crate::Error::Program`] for a missing program.
+    pub(crate) fn environment(&self, name: &str) -> Result<Arc<dyn Environment>> {
+        let key = |field: &str| format!("environments.{name}.{field}");
+        if let Some(tools) = &self.tools {
+            check_tools(&key("tools"), tools)?;
+        }
+        match (self.built_in, self.command.is_empty()) {
+            (Some(built_in), true) => {
+                let plain = Self { built_in: self.built_in, ..Self::default() };
+                check(*self == plain, &key("built_in"), "no other key beside it", "others")?;
+                Ok(match built_in {
+                    BuiltIn::Calculator => Arc::new(Calculator::default()),
+                    BuiltIn::WordGuess => Arc::new(WordGuess::default()),
+                })
+            }
+            (None, false) => Ok(Arc::new(EnvironmentProgram::new(name, self)?)),
+            (built_in, _) => {
+                let found = if built_in.is_some() { "both" } else { "neither" };
+                let expected = "one of `command` and `built_in`, e.g. `{ built_in: calculator }`".to_owned();
+                Err(KeyError { key: format!("environments.{name}"), expected, found: found.to_owned() }.into())
+            }
+        }
+    }
+}
+
+/// Checks that tools are a list of functions with names.
+fn check_tools(key: &str, tools: &Value) -> Result<()> {
+    let name = |tool: &Value| tool.get("function").unwrap_or(tool).get("name").is_some_and(Value::is_string);
+    let expected = "a list of tools, e.g. `[{type: function, function: {name: add, parameters: {type: object}}}]`";
+    let legal = tools.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(name));
+    Ok(check(legal, key, expected, tools)?)
+}

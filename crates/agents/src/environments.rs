@@ -1,0 +1,115 @@
+//! The environments of a run, by name.
+
+use crate::config::EnvironmentConfig;
+use crate::environment::{Environment, Failure};
+use crate::error::{Error, Result, check};
+use data::Item;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The column of a row that names its environment.
+const COLUMN: &str = "environment";
+
+/// The environments of a run. A row names its environment in the column `environment`, unless there is only one.
+///
+/// ```
+/// use agents::{Calculator, Environments};
+/// use std::sync::Arc;
+///
+/// let environments = Environments::from_list(vec![("calculator".into(), Arc::new(Calculator::default()))]);
+/// assert_eq!(environments.of_row(&data::Item::new("6 x 7?")).unwrap(), 0);
+/// ```
+#[derive(Clone, Default)]
+pub struct Environments {
+    list: Vec<(String, Arc<dyn Environment>)>,
+    /// The consecutive failures of each, and last those of rows without a known environment.
+    failures_in_a_row: Vec<u64>,
+}
+
+impl Environments {
+    /// Returns the environments of a configuration. Programs are started with their first conversation.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the key; [`Error::Program`] for a missing program.
+    pub fn new(config: &BTreeMap<String, EnvironmentConfig>) -> Result<Self> {
+        let list = config.iter().map(|(name, environment)| {
+            let legal = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+            let is_name = (1..=100).contains(&name.len()) && name.chars().all(legal);
+            let expected = "names of 1 to 100 letters, digits, `-` and `_`";
+            check(is_name, "environments", expected, format!("`{name}`"))?;
+            Ok((name.clone(), environment.environment(name)?))
+        });
+        Ok(Self::from_list(list.collect::<Result<_>>()?))
+    }
+
+    /// Returns environments of your own, by name.
+    pub fn from_list(list: Vec<(String, Arc<dyn Environment>)>) -> Self {
+        Self { failures_in_a_row: vec![0; list.len() + 1], list }
+    }
+
+    /// Returns `true` if there are none: completions then have one turn.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Returns the names and the environments.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &dyn Environment)> {
+        self.list.iter().map(|(name, environment)| (name.as_str(), &**environment))
+    }
+
+    /// Returns the index of the environment of a row.
+    ///
+    /// # Errors
+    /// A failure for a name that there is not, or for a row without a name if there are several environments.
+    pub fn of_row(&self, row: &Item) -> Result<usize, Failure> {
+        let names = || self.list.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        match row.columns.get(COLUMN) {
+            Some(Value::String(name)) => self.list.iter().position(|(known, _)| known == name).ok_or_else(|| {
+                Failure::new(format!("the row has the environment `{name}`, expected one of {}", names()))
+            }),
+            None | Some(Value::Null) if self.list.len() == 1 => Ok(0),
+            other => {
+                let found = other.map_or_else(|| "none".to_owned(), Value::to_string);
+                let expected = format!("a name in the column `{COLUMN}`, one of {}", names());
+                Err(Failure::new(format!("expected {expected}, got {found}")))
+            }
+        }
+    }
+
+    /// Returns the environment at `index`, a result of [`Environments::of_row`].
+    pub fn get(&self, index: usize) -> Option<(&str, &Arc<dyn Environment>)> {
+        self.list.get(index).map(|(name, environment)| (name.as_str(), environment))
+    }
+
+    /// Counts a conversation of the environment at `index`, and its failure. `None` counts rows without a known environment.
+    ///
+    /// # Errors
+    /// [`Error::TooManyFailures`] if `most` consecutive conversations failed.
+    pub fn count(&mut self, index: Option<usize>, failure: Option<&str>, most: u64) -> Result<()> {
+        let name = index.and_then(|index| self.list.get(index)).map_or("of an unknown name", |(name, _)| name);
+        let at = index.unwrap_or(self.list.len());
+        let Some(in_a_row) = self.failures_in_a_row.get_mut(at) else { return Ok(()) };
+        let Some(failure) = failure else {
+            *in_a_row = 0;
+            return Ok(());
+        };
+        *in_a_row += 1;
+        if in_a_row.is_power_of_two() {
+            tracing::warn!(
+                "the environment `{name}` has failed ({in_a_row} in a row), and its row is left out: {failure}"
+            );
+        }
+        if *in_a_row >= most {
+            let (failures, last) = (*in_a_row, failure.to_owned());
+            return Err(Error::TooManyFailures { name: name.to_owned(), failures, last });
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Environments {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.list.iter().map(|(name, _)| name)).finish()
+    }
+}

@@ -1,0 +1,41 @@
+//! The errors of this crate.
+
+use grpo_files::counted;
+
+pub(crate) use grpo_files::check_key as check;
+
+/// Result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An invalid value in the section `environments`.
+    #[error(transparent)]
+    Config(#[from] grpo_files::KeyError),
+    /// A program that cannot be started.
+    #[error(transparent)]
+    Program(#[from] rewards::Error),
+    /// An environment that cannot start a conversation, before the run.
+    #[error("the environment `{name}` cannot start a conversation: {failure}")]
+    Failed {
+        /// The name of the environment.
+        name: String,
+        /// The reason.
+        failure: crate::Failure,
+    },
+    /// An environment that failed in too many consecutive conversations.
+    #[error(
+        "the environment `{name}` has failed in {} in a row, which is rollout.multi_turn.max_consecutive_failures; the last failure: {last}",
+        counted(*failures, "conversation")
+    )]
+    TooManyFailures {
+        /// The name of the environment.
+        name: String,
+        /// The number of consecutive conversations in which it failed.
+        failures: u64,
+        /// The error of the last conversation.
+        last: String,
+    },
+}

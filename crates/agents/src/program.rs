@@ -1,0 +1,233 @@
+//! Environments that are programs, over JSON lines.
+
+use crate::config::EnvironmentConfig;
+use crate::environment::{Environment, Episode, Failure, Reply, Start, check_messages};
+use crate::error::{Result, check};
+use data::{Item, Prompt};
+use rewards::programs::{Launch, MAX_WORKERS, Process, Stop, back_off, shown};
+use serde_json::{Map, Value, json};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// An environment that is a program, which runs as long as the environment exists.
+///
+/// The program reads one JSON object per line from standard input and answers each with one line on standard output:
+///
+/// ```text
+/// {"id": 3, "event": "reset", "row": {"prompt": ..., "answer": ..., "answers": [...], "columns": {...}, "source": ...}}
+/// {"id": 3, "event": "step", "message": {"role": "assistant", "content": ..., "tool_calls": [...]}}
+/// {"id": 3, "event": "close"}
+/// ```
+///
+/// The answer to `reset` may have `messages`, which follow those of the row. The answer to `step` has `messages`, or `content` for one message
+/// of a tool or the user, and may have `reward` (a number, true, false or null) and `done`. `close` ends a conversation that the program has
+/// not ended; its answer is not read. `{"error": "why"}` ends the conversation without a reward. Every worker has many conversations at
+/// the same time; `id` tells them apart.
+///
+/// If the program exits, exceeds the time limit, or writes anything else, it is restarted with the next conversation, and its open
+/// conversations fail.
+pub struct EnvironmentProgram {
+    shared: Arc<Shared>,
+    tools: Option<Value>,
+}
+
+struct Shared {
+    launch: Arc<Launch>,
+    workers: Vec<Mutex<Worker>>,
+    /// The id of the next conversation.
+    next: AtomicU64,
+}
+
+/// A slot for a process, which is started and restarted as needed.
+#[derive(Default)]
+struct Worker {
+    process: Option<Process>,
+    /// The number of processes so far: conversations belong to one of them.
+    started: u64,
+    failures_in_a_row: u32,
+}
+
+impl EnvironmentProgram {
+    /// Returns the environment called `name`. Checks that the program exists; it starts with the first conversation.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for invalid settings; [`crate::Error::Program`] if the program does not exist.
+    pub fn new(name: &str, config: &EnvironmentConfig) -> Result<Self> {
+        let section = format!("environments.{name}");
+        let workers = config.workers;
+        let expected = format!("1 to {MAX_WORKERS}");
+        check((1..=MAX_WORKERS).contains(&workers), &format!("{section}.workers"), &expected, workers)?;
+        let launch = Launch::new(&section, name, &config.command, &config.env, config.timeout)?;
+        let workers = (0..workers).map(|_| Mutex::default()).collect();
+        let shared = Arc::new(Shared { launch: Arc::new(launch), workers, next: AtomicU64::new(0) });
+        Ok(Self { shared, tools: config.tools.clone() })
+    }
+}
+
+impl Environment for EnvironmentProgram {
+    fn tools(&self) -> Option<&Value> {
+        self.tools.as_ref()
+    }
+
+    fn workers(&self) -> usize {
+        self.shared.workers.len()
+    }
+
+    fn reset(&self, row: &Item, worker: usize) -> Result<Start, Failure> {
+        let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        let worker = worker % self.shared.workers.len();
+        let question = json!({"id": id, "event": "reset", "row": row_of(row)});
+        let mut guard = self.shared.lock(worker);
+        let answer = match guard.ask(&self.shared.launch, &question) {
+            // The program may have exited since its last answer, and no conversation depends on the new one.
+            Err(Stop::Ended(_)) => guard.ask(&self.shared.launch, &question),
+            other => other,
+        };
+        let started = guard.started;
+        drop(guard);
+        let answer = answer.map_err(failure)?;
+        let reply = self.shared.reply(id, answer, "user")?;
+        if reply.done {
+            return Err(Failure::new("it has ended the conversation before the first message of the assistant"));
+        }
+        let episode = Conversation { shared: Arc::clone(&self.shared), worker, started, id, is_open: true };
+        Ok(Start { messages: reply.messages, episode: Box::new(episode) })
+    }
+}
+
+/// A conversation with a process of a program.
+struct Conversation {
+    shared: Arc<Shared>,
+    worker: usize,
+    /// The number of the process.
+    started: u64,
+    id: u64,
+    is_open: bool,
+}
+
+impl Conversation {
+    fn ask(&mut self, question: &Value) -> Result<Value, Failure> {
+        let mut worker = self.shared.lock(self.worker);
+        if worker.started != self.started || worker.process.is_none() {
+            self.is_open = false;
+            return Err(Failure::new("its program has ended, and this conversation with it"));
+        }
+        worker.ask(&self.shared.launch, question).map_err(|stop| {
+            self.is_open = false;
+            failure(stop)
+        })
+    }
+}
+
+impl Episode for Conversation {
+    fn step(&mut self, message: &Value) -> Result<Reply, Failure> {
+        let answer = self.ask(&json!({"id": self.id, "event": "step", "message": message}))?;
+        let role = if message.get("tool_calls").is_some() { "tool" } else { "user" };
+        let reply = self.shared.reply(self.id, answer, role)?;
+        self.is_open = !reply.done;
+        Ok(reply)
+    }
+}
+
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        if self.is_open {
+            let question = json!({"id": self.id, "event": "close"});
+            // A program that fails here is restarted with the next conversation.
+            let _ = self.ask(&question);
+        }
+    }
+}
+
+impl Shared {
+    /// Locks a worker, which stays valid if a thread panics.
+    fn lock(&self, worker: usize) -> MutexGuard<'_, Worker> {
+        self.workers[worker].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads an answer. A text in `content` becomes a message of `role`.
+    fn reply(&self, id: u64, answer: Value, role: &str) -> Result<Reply, Failure> {
+        let secrets = self.launch.secrets();
+        let garbage = |expected: &str, found: &Value| {
+            Failure::new(format!("expected {expected}, got `{}`", shown(&found.to_string(), secrets)))
+        };
+        let Value::Object(fields) = &answer else {
+            return Err(garbage("an object with `messages`, `reward` and `done`", &answer));
+        };
+        if let Some(other) = fields.get("id").filter(|other| other.as_u64() != Some(id)) {
+            return Err(garbage(&format!("the answer for the conversation with id {id}"), other));
+        }
+        if let Some(error) = fields.get("error").filter(|error| !error.is_null()) {
+            let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
+            return Err(Failure::new(format!("it says: {}", shown(&text, secrets))));
+        }
+        let messages = match (fields.get("messages"), fields.get("content")) {
+            (Some(Value::Array(messages)), _) => messages.clone(),
+            (None | Some(Value::Null), None | Some(Value::Null)) => Vec::new(),
+            (None | Some(Value::Null), Some(Value::String(content))) => vec![json!({"role": role, "content": content})],
+            (found, content) => return Err(garbage("a list of `messages`", found.or(content).unwrap_or(&Value::Null))),
+        };
+        check_messages(&messages)?;
+        let reward = match fields.get("reward") {
+            None | Some(Value::Null) => None,
+            Some(Value::Bool(right)) => Some(f32::from(*right)),
+            Some(number) => {
+                let value = number.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
+                Some(value.ok_or_else(|| garbage("a finite `reward`, true, false or null", number))?)
+            }
+        };
+        let done = match fields.get("done") {
+            None | Some(Value::Null) => false,
+            Some(Value::Bool(done)) => *done,
+            Some(other) => return Err(garbage("`done` true or false", other)),
+        };
+        Ok(Reply { messages, reward, done })
+    }
+}
+
+impl Worker {
+    /// Asks a question; starts the process if there is none.
+    fn ask(&mut self, launch: &Arc<Launch>, question: &Value) -> Result<Value, Stop> {
+        let deadline = Instant::now() + launch.timeout();
+        let process = match &mut self.process {
+            Some(process) => process,
+            none => {
+                back_off(self.failures_in_a_row);
+                self.started += 1;
+                none.insert(Process::start(launch)?)
+            }
+        };
+        let line = format!("{question}\n").into_bytes();
+        let answer = process.ask(line).and_then(|()| process.answer(deadline, 0, 1));
+        match &answer {
+            Ok(_) => self.failures_in_a_row = 0,
+            Err(_) => {
+                self.process = None;
+                self.failures_in_a_row += 1;
+            }
+        }
+        answer
+    }
+}
+
+fn failure(stop: Stop) -> Failure {
+    let (Stop::Ended(message) | Stop::Broken(message)) = stop;
+    Failure::new(message)
+}
+
+/// Returns a row as a program reads it.
+fn row_of(row: &Item) -> Value {
+    let prompt = match &row.prompt {
+        Prompt::Text(text) | Prompt::Rendered(text) => Value::from(text.as_str()),
+        Prompt::Messages { messages, .. } => Value::from(messages.clone()),
+    };
+    let fields = [
+        ("prompt", prompt),
+        ("answer", row.answer.clone().into()),
+        ("answers", row.answers().map(Value::from).collect()),
+        ("columns", Value::Object((*row.columns).clone())),
+        ("source", Value::from(&*row.source)),
+    ];
+    Value::Object(fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
+}

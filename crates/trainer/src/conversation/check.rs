@@ -1,0 +1,137 @@
+//! Tools and the tokens between turns, per list of tools; and the checks of environments before a run.
+
+use crate::error::{Error, Result};
+use crate::prompts::encode_prompt;
+use agents::{Environments, Failure, Start, ToolCall, ToolParser};
+use data::{Item, Prompt};
+use models::{Tokenizer, TurnTokens};
+use serde_json::{Map, Value, json};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The key of the parser of tool calls.
+const PARSER: &str = "rollout.multi_turn.tool_parser";
+
+/// The tokens between turns by tools and role, and the parsers of tool calls. They are found once.
+pub(crate) struct Tools<'a> {
+    tokenizer: &'a dyn Tokenizer,
+    /// The parser of the configuration.
+    parser: Option<ToolParser>,
+    turns: HashMap<(String, String), Arc<TurnTokens>>,
+    parsers: HashMap<String, ToolParser>,
+}
+
+impl<'a> Tools<'a> {
+    pub(crate) fn new(tokenizer: &'a dyn Tokenizer, parser: Option<ToolParser>) -> Self {
+        Self { tokenizer, parser, turns: HashMap::new(), parsers: HashMap::new() }
+    }
+
+    /// Returns the tokens of turns that begin with a message of `role`.
+    pub(crate) fn turns(&mut self, tools: Option<&Value>, role: &str) -> Result<Arc<TurnTokens>> {
+        let key = (tools.map(Value::to_string).unwrap_or_default(), role.to_owned());
+        if let Some(turns) = self.turns.get(&key) {
+            return Ok(Arc::clone(turns));
+        }
+        let turns = Arc::new(TurnTokens::new(self.tokenizer, tools, role)?);
+        self.turns.insert(key, Arc::clone(&turns));
+        Ok(turns)
+    }
+
+    /// Returns the parser of tool calls: that of the configuration, or the one which reads what the chat template writes.
+    ///
+    /// # Errors
+    /// [`run_config::Error::Key`] if no parser does.
+    pub(crate) fn parser(&mut self, tools: &Value) -> Result<ToolParser> {
+        if let Some(parser) = self.parser {
+            return Ok(parser);
+        }
+        let key = tools.to_string();
+        if let Some(parser) = self.parsers.get(&key) {
+            return Ok(*parser);
+        }
+        let turns = self.turns(Some(tools), "tool")?;
+        let arguments = Map::from_iter([("x".to_owned(), json!(1))]);
+        let call = ToolCall { name: TurnTokens::EXAMPLE_TOOL.into(), arguments };
+        // `qwen3_coder` reads the types of arguments from the tools.
+        let properties = json!({"properties": {"x": {"type": "integer"}}});
+        let example = json!([{"function": {"name": call.name, "parameters": properties}}]);
+        let Some(parser) = ToolParser::of_rendered(turns.example_call(), &call, &example) else {
+            let expected = "hermes, qwen3_coder, llama3_json or pythonic, as none of them reads the calls that the chat template writes";
+            let found = format!("null, and the template writes {:?}", turns.example_call());
+            return Err(run_config::Error::key(PARSER, expected, found).into());
+        };
+        self.parsers.insert(key, parser);
+        Ok(parser)
+    }
+}
+
+/// Returns the first messages of a conversation, and its tools: those of the row, or else those of the environment.
+pub(super) fn beginning(row: &Item, of_environment: Option<&Value>, first: &[Value]) -> Result<Prompt, Failure> {
+    let Prompt::Messages { messages, tools, documents } = &row.prompt else {
+        let expected = "a row with messages (`prompt` or `messages` as a list, or `question` with a chat template)";
+        return Err(Failure::new(format!("expected {expected}, got a text")));
+    };
+    let mut messages = messages.clone();
+    let mut first = first.iter().cloned().peekable();
+    let is_user = |message: &Value| message["role"] == "user";
+    if let (Some(last), Some(next)) = (messages.last_mut().filter(|last| is_user(last)), first.peek())
+        && is_user(next)
+        && let (Some(before), Some(behind)) = (last["content"].as_str(), next["content"].as_str())
+    {
+        // Some templates refuse two messages of the user in a row.
+        last["content"] = format!("{before}\n\n{behind}").into();
+        first.next();
+    }
+    messages.extend(first);
+    let tools = tools.clone().or_else(|| of_environment.cloned());
+    Ok(Prompt::Messages { messages, tools, documents: documents.clone() })
+}
+
+/// Returns the prompt of a row with the tools of its environment, as a conversation begins without a message of the environment. A row that has
+/// no conversation keeps its prompt.
+pub(crate) fn with_tools<'a>(environments: &Environments, row: &'a Item) -> Cow<'a, Prompt> {
+    let environment = environments.of_row(row).ok().and_then(|index| environments.get(index));
+    let tools = environment.and_then(|(_, environment)| environment.tools());
+    match tools.map(|tools| beginning(row, Some(tools), &[])) {
+        Some(Ok(prompt)) => Cow::Owned(prompt),
+        _ => Cow::Borrowed(&row.prompt),
+    }
+}
+
+/// Checks before a run that the environments of some rows start, and that the chat template can be used for their conversations. Returns the
+/// number of tokens that environments add to prompts.
+///
+/// # Errors
+/// [`Error::Environments`] for an environment that cannot start a conversation; [`Error::Model`] for the template;
+/// [`run_config::Error::Key`] for the parser of tool calls.
+pub(crate) fn check_environments<'a>(
+    environments: &Environments,
+    tokenizer: &dyn Tokenizer,
+    parser: Option<ToolParser>,
+    rows: impl IntoIterator<Item = &'a Item>,
+) -> Result<usize> {
+    let (mut tools, mut checked, mut added) = (Tools::new(tokenizer, parser), Vec::new(), 0);
+    for row in rows {
+        let failed = |failure| Error::from(agents::Error::Failed { name: row.source.to_string(), failure });
+        let index = environments.of_row(row).map_err(failed)?;
+        let Some((name, environment)) = environments.get(index).filter(|_| !checked.contains(&index)) else { continue };
+        checked.push(index);
+        let failed = |failure| Error::from(agents::Error::Failed { name: name.to_owned(), failure });
+        let Start { messages, episode } = environment.reset(row, 0).map_err(failed)?;
+        drop(episode);
+        agents::check_messages(&messages).map_err(failed)?;
+        let prompt = beginning(row, environment.tools(), &messages).map_err(failed)?;
+        let Prompt::Messages { tools: of_row, .. } = &prompt else { continue };
+        match of_row {
+            Some(of_row) => {
+                tools.turns(Some(of_row), "tool")?;
+                tools.parser(of_row)?;
+            }
+            None => drop(tools.turns(None, "user")?),
+        }
+        let lengths = [encode_prompt(tokenizer, &prompt)?, encode_prompt(tokenizer, &row.prompt)?].map(|ids| ids.len());
+        added = added.max(lengths[0].saturating_sub(lengths[1]));
+    }
+    Ok(added)
+}

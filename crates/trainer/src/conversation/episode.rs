@@ -1,0 +1,305 @@
+//! One conversation with its environment.
+
+use super::Conversed;
+use super::check::{Tools, beginning};
+use crate::error::Result;
+use crate::prompts::encode_prompt;
+use agents::{Environment, Environments, Episode, Failure, Parsed, Reply, Start};
+use data::{Item, Prompt};
+use models::Tokenizer;
+use policy::Completion;
+use rewards::Conversation;
+use run_config::MultiTurnConfig;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A conversation.
+pub(super) struct Talk<'a> {
+    item: &'a Item,
+    /// Its environment with its index, unless the row names none that there is.
+    environment: Option<(usize, Arc<dyn Environment>)>,
+    /// Its worker of the environment.
+    worker: usize,
+    episode: Option<Box<dyn Episode>>,
+    /// The first messages of the environment, before the conversation begins.
+    first: Vec<Value>,
+    tools: Option<Value>,
+    /// The next message for the environment.
+    question: Option<Value>,
+    /// Results of tool calls that the environment does not see.
+    refused: Vec<Value>,
+    reply: Option<Reply>,
+    pub(super) prompt: Vec<u32>,
+    pub(super) completion: Completion,
+    /// The last message of the assistant.
+    text: String,
+    conversation: Conversation,
+    is_open: bool,
+    /// `true` if the environment's next answer is its last one, because of the number of turns.
+    is_last: bool,
+    turns: usize,
+    /// The number of messages of the assistant with tool calls.
+    calling_turns: usize,
+    calls: usize,
+    failed_calls: usize,
+}
+
+/// The answer of an environment to a message of the assistant.
+pub(super) enum Answer {
+    /// Messages to go on with.
+    Messages(Vec<Value>),
+    /// The conversation is over.
+    Over,
+}
+
+impl<'a> Talk<'a> {
+    /// Returns the conversation number `index` of a rollout.
+    pub(super) fn new(environments: &Environments, item: &'a Item, index: usize) -> Self {
+        let (environment, failure) = match environments.of_row(item) {
+            Ok(at) => (environments.get(at).map(|(_, environment)| (at, Arc::clone(environment))), None),
+            Err(failure) => (None, Some(failure.to_string())),
+        };
+        let workers = environment.as_ref().map_or(1, |(_, environment)| environment.workers().max(1));
+        Self {
+            item,
+            environment,
+            worker: index % workers,
+            episode: None,
+            first: Vec::new(),
+            tools: None,
+            question: None,
+            refused: Vec::new(),
+            reply: None,
+            prompt: Vec::new(),
+            completion: Completion::default(),
+            text: String::new(),
+            is_open: failure.is_none(),
+            is_last: false,
+            conversation: Conversation { failure, ..Conversation::default() },
+            turns: 0,
+            calling_turns: 0,
+            calls: 0,
+            failed_calls: 0,
+        }
+    }
+
+    /// Returns `true` if the policy may write another turn.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    fn fail(&mut self, failure: impl ToString) {
+        self.conversation.failure = Some(failure.to_string());
+        self.is_open = false;
+    }
+
+    /// Starts the environment.
+    pub(super) fn reset(&mut self) {
+        let Some((_, environment)) = &self.environment else { return };
+        let started = environment.reset(self.item, self.worker).and_then(|start| {
+            agents::check_messages(&start.messages)?;
+            Ok(start)
+        });
+        match started {
+            Ok(Start { messages, episode }) => (self.first, self.episode) = (messages, Some(episode)),
+            Err(failure) => self.fail(failure),
+        }
+    }
+
+    /// Encodes the prompt, of at most `longest` tokens.
+    pub(super) fn begin(&mut self, tokenizer: &dyn Tokenizer, tools: &mut Tools<'_>, longest: usize) -> Result<()> {
+        if !self.is_open {
+            return Ok(());
+        }
+        let of_environment = self.environment.as_ref().and_then(|(_, environment)| environment.tools().cloned());
+        let first = std::mem::take(&mut self.first);
+        let prompt = match beginning(self.item, of_environment.as_ref(), &first) {
+            Ok(prompt) => prompt,
+            Err(failure) => {
+                self.fail(failure);
+                return Ok(());
+            }
+        };
+        self.prompt = encode_prompt(tokenizer, &prompt)?;
+        if self.prompt.len() > longest {
+            let found = self.prompt.len();
+            self.fail(format!(
+                "its prompt has {found} tokens, and the context has room for {longest} before the completion"
+            ));
+        }
+        if let Prompt::Messages { tools: Some(of_row), .. } = prompt {
+            tools.parser(&of_row)?;
+            self.tools = Some(of_row);
+        }
+        Ok(())
+    }
+
+    /// Takes a turn of the policy, and prepares the message for the environment.
+    pub(super) fn hear(
+        &mut self,
+        turn: Completion,
+        tokenizer: &dyn Tokenizer,
+        tools: &mut Tools<'_>,
+        limits: &MultiTurnConfig,
+    ) -> Result<()> {
+        self.text = tokenizer.decode(&turn.ids)?;
+        self.completion.append(turn);
+        self.turns += 1;
+        let Parsed { content, calls } = match &self.tools {
+            Some(of_row) => tools.parser(of_row)?.parse(&self.text, of_row),
+            None => Parsed { content: self.text.clone(), calls: Vec::new() },
+        };
+        let mut message = json!({"role": "assistant", "content": content});
+        self.calls += calls.len();
+        self.calling_turns += usize::from(!calls.is_empty());
+        let (has_calls, mut known) = (!calls.is_empty(), Vec::new());
+        for call in calls {
+            match call {
+                Ok(call) if is_tool(self.tools.as_ref(), &call.name) => known.push(call.to_message()),
+                Ok(call) => self.refuse(format!("there is no tool `{}`", call.name)),
+                Err(error) => self.refuse(error),
+            }
+        }
+        let is_refused = has_calls && known.is_empty();
+        if !known.is_empty() {
+            message["tool_calls"] = known.into();
+        }
+        self.conversation.messages.push(message.clone());
+        let too_many_calls =
+            has_calls && limits.max_tool_calling_iterations.is_some_and(|most| self.calling_turns > most);
+        self.is_open = !(self.completion.truncated || too_many_calls);
+        self.is_last = limits.max_assistant_turns.is_some_and(|most| self.turns >= most);
+        self.question = Some(message).filter(|_| !is_refused);
+        Ok(())
+    }
+
+    /// Adds the result of a call that the environment does not see.
+    fn refuse(&mut self, error: String) {
+        self.failed_calls += 1;
+        self.refused.push(json!({"role": "tool", "content": format!("error: {error}")}));
+    }
+
+    /// Asks the environment.
+    pub(super) fn ask(&mut self) {
+        let (Some(question), Some(episode)) = (self.question.take(), &mut self.episode) else { return };
+        let reply = episode.step(&question).and_then(|reply| {
+            agents::check_messages(&reply.messages)?;
+            let is_silent = reply.messages.is_empty() && !reply.done && self.refused.is_empty();
+            if is_silent {
+                return Err(Failure::new("it answers without a message, and does not end the conversation"));
+            }
+            Ok(reply)
+        });
+        match reply {
+            Ok(reply) => self.reply = Some(reply),
+            Err(failure) => self.fail(failure),
+        }
+    }
+
+    /// Takes the answer of the environment: counts its rewards and failed calls, and cuts long messages.
+    pub(super) fn take_answer(&mut self, limits: &MultiTurnConfig) -> Answer {
+        let Reply { mut messages, reward, done } = self.reply.take().unwrap_or_default();
+        messages.append(&mut self.refused);
+        if let Some(reward) = reward {
+            *self.conversation.reward.get_or_insert(0.0) += reward;
+        }
+        for message in &mut messages {
+            if let Some(fields) = message.as_object_mut() {
+                let is_error = fields.shift_remove("is_error").is_some_and(|is_error| is_error == true);
+                self.failed_calls += usize::from(is_error);
+            }
+            if let Some(text) = message["content"].as_str() {
+                let cut = limits.cut(text).into_owned();
+                message["content"] = cut.into();
+            }
+        }
+        self.conversation.messages.extend(messages.iter().cloned());
+        if done || self.is_last {
+            self.is_open = false;
+            return Answer::Over;
+        }
+        Answer::Messages(messages)
+    }
+
+    /// Appends the tokens of messages, and those that begin the next turn. If there is no room for them and a sampled token, they are left out
+    /// and the conversation is over, at its length limit.
+    pub(super) fn append(
+        &mut self,
+        tokenizer: &dyn Tokenizer,
+        tools: &mut Tools<'_>,
+        messages: Vec<Value>,
+        max_completion_length: usize,
+    ) -> Result<()> {
+        let Some(last) = self.completion.ids.last().copied() else { return Ok(()) };
+        let role = messages.first().and_then(|message| message["role"].as_str()).unwrap_or("user").to_owned();
+        let turns = tools.turns(self.tools.as_ref(), &role)?;
+        let ids = match turns.following(tokenizer, last, &messages) {
+            Ok(ids) => ids,
+            // What an environment says is no fault of the run.
+            Err(error) => {
+                self.fail(format!("the chat template refuses its messages: {error}"));
+                return Ok(());
+            }
+        };
+        if self.completion.ids.len() + ids.len() >= max_completion_length {
+            let kept = self.conversation.messages.len() - messages.len();
+            self.conversation.messages.truncate(kept);
+            self.completion.truncated = true;
+            self.is_open = false;
+            return Ok(());
+        }
+        self.completion.append_given(&ids);
+        Ok(())
+    }
+
+    /// Ends the conversation for the environment.
+    pub(super) fn close(&mut self) {
+        self.episode = None;
+    }
+
+    /// Returns the prompt, the completion, its last message and the conversation.
+    pub(super) fn finish(mut self, tokenizer: &dyn Tokenizer) -> Result<(Vec<u32>, Completion, String, Conversed)> {
+        if self.prompt.is_empty() {
+            self.prompt.push(tokenizer.eos_id());
+        }
+        if self.completion.ids.is_empty() {
+            // A conversation that failed before its first turn: nothing was sampled, and nothing is trained on.
+            self.completion.append_given(&[tokenizer.eos_id()]);
+        }
+        self.conversation.sampled_tokens = self.completion.sampled_len();
+        let conversed = Conversed {
+            transcript: tokenizer.decode_with_special(&self.completion.ids)?,
+            conversation: self.conversation,
+            environment: self.environment.map(|(index, _)| index),
+            turns: self.turns,
+            calls: self.calls,
+            failed_calls: self.failed_calls,
+        };
+        Ok((self.prompt, self.completion, self.text, conversed))
+    }
+}
+
+/// Returns `true` if the tools contain a function of this name.
+fn is_tool(tools: Option<&Value>, name: &str) -> bool {
+    let list = tools.and_then(Value::as_array).into_iter().flatten();
+    list.map(|tool| tool.get("function").unwrap_or(tool)).any(|function| function["name"] == name)
+}
+
+/// Calls `work` for conversations: one thread for each worker of each environment.
+pub(super) fn for_each_worker<'a>(talks: Vec<&mut Talk<'a>>, work: fn(&mut Talk<'a>)) {
+    let mut workers: BTreeMap<(Option<usize>, usize), Vec<&mut Talk<'a>>> = BTreeMap::new();
+    for talk in talks {
+        let environment = talk.environment.as_ref().map(|(index, _)| *index);
+        workers.entry((environment, talk.worker)).or_default().push(talk);
+    }
+    if workers.len() <= 1 {
+        workers.into_values().flatten().for_each(work);
+        return;
+    }
+    std::thread::scope(|scope| {
+        for talks in workers.into_values() {
+            scope.spawn(move || talks.into_iter().for_each(work));
+        }
+    });
+}

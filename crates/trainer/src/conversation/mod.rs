@@ -1,0 +1,143 @@
+//! Conversations with environments: the policy samples a turn of every open conversation, the environments answer, and so on.
+//!
+//! ```text
+//! reset every environment; prompt = tokens of the row's messages and the environment's
+//! while conversations are open:
+//!     sample the next turn of each, behind prompt + completion
+//!     append its tokens to the completion, with mask 1
+//!     find tool calls, and ask the environment
+//!     append the tokens that the chat template puts between the turns, with mask 0
+//! ```
+//!
+//! Nothing that was sampled is ever encoded again.
+
+mod check;
+mod episode;
+
+pub(crate) use check::{Tools, check_environments, with_tools};
+
+use crate::error::Result;
+use crate::factory::Parts;
+use crate::prompts::opens_think;
+use crate::rollout::{Completed, Sampler};
+use crate::stops::Stops;
+use data::Item;
+use episode::{Answer, Talk, for_each_worker};
+use policy::{Completion, Sampling, Turn};
+use rewards::Conversation;
+use run_config::RolloutConfig;
+use std::time::{Duration, Instant};
+
+/// The bit of a random stream above which the turns of a conversation are counted.
+const TURN_BITS: u32 = 32;
+
+/// A finished conversation.
+#[derive(Clone, Debug)]
+pub(crate) struct Conversed {
+    pub(crate) conversation: Conversation,
+    /// The text of all turns, with special tokens.
+    pub(crate) transcript: String,
+    /// The index of its environment, unless the row names none that there is.
+    pub(crate) environment: Option<usize>,
+    /// The number of messages of the assistant.
+    pub(crate) turns: usize,
+    /// The number of tool calls, and of those that failed.
+    pub(crate) calls: usize,
+    pub(crate) failed_calls: usize,
+}
+
+impl Parts {
+    /// Holds `num_generations` conversations about each row.
+    ///
+    /// # Errors
+    /// The errors of the engine and the tokenizer; a chat template that cannot be used for the conversations. An environment that fails is no
+    /// error: its conversation has a failure.
+    pub(crate) fn converse(
+        &mut self,
+        rollout: &RolloutConfig,
+        items: &[&Item],
+        num_generations: usize,
+        max_completion_length: usize,
+        sampling: Sampling,
+    ) -> Result<Completed> {
+        let Self { policy, tokenizer, engine, environments, .. } = self;
+        let (tokenizer, context) = (&**tokenizer, policy.context_length());
+        let stops = Stops::new(rollout, tokenizer);
+        let mut tools = Tools::new(tokenizer, rollout.multi_turn.tool_parser);
+        let rows = items.iter().flat_map(|item| std::iter::repeat_n(*item, num_generations));
+        let mut talks: Vec<Talk<'_>> = rows.enumerate().map(|(i, item)| Talk::new(environments, item, i)).collect();
+        let mut environment_time = Duration::ZERO;
+        let began = Instant::now();
+        for_each_worker(talks.iter_mut().collect(), Talk::reset);
+        environment_time += began.elapsed();
+        // The last token is never an input.
+        let longest_prompt = (context + 1).saturating_sub(max_completion_length);
+        for talk in &mut talks {
+            talk.begin(tokenizer, &mut tools, longest_prompt)?;
+        }
+        for turn in 0_u64.. {
+            let open: Vec<usize> = (0..talks.len()).filter(|i| talks[*i].is_open()).collect();
+            if open.is_empty() {
+                break;
+            }
+            let sampler = Sampler { policy: &mut **policy, engine: &mut **engine, stops: &stops };
+            let sampled = next_turn(sampler, &talks, &open, turn, num_generations, max_completion_length, sampling)?;
+            for (i, completion) in open.iter().zip(sampled) {
+                talks[*i].hear(completion, tokenizer, &mut tools, &rollout.multi_turn)?;
+            }
+            let began = Instant::now();
+            for_each_worker(talks.iter_mut().filter(|talk| talk.is_open()).collect(), Talk::ask);
+            environment_time += began.elapsed();
+            for talk in talks.iter_mut().filter(|talk| talk.is_open()) {
+                if let Answer::Messages(messages) = talk.take_answer(&rollout.multi_turn) {
+                    talk.append(tokenizer, &mut tools, messages, max_completion_length)?;
+                }
+            }
+        }
+        let began = Instant::now();
+        for_each_worker(talks.iter_mut().collect(), Talk::close);
+        environment_time += began.elapsed();
+        let mut completed = Completed {
+            prompts: Vec::new(),
+            completions: Vec::new(),
+            texts: Vec::new(),
+            opens_think: Vec::new(),
+            conversations: Vec::new(),
+            environment_time,
+        };
+        for talk in talks {
+            let (prompt, completion, text, conversed) = talk.finish(tokenizer)?;
+            completed.opens_think.push(opens_think(tokenizer, &prompt));
+            completed.prompts.push(prompt);
+            completed.completions.push(completion);
+            completed.texts.push(text);
+            completed.conversations.push(conversed);
+        }
+        Ok(completed)
+    }
+}
+
+/// Samples the next turn of the conversations at `open`. The first turns of a row share its prompt, if they are all open and their
+/// environments began them alike.
+fn next_turn(
+    sampler: Sampler<'_>,
+    talks: &[Talk<'_>],
+    open: &[usize],
+    turn: u64,
+    num_generations: usize,
+    max_completion_length: usize,
+    sampling: Sampling,
+) -> Result<Vec<Completion>> {
+    let limits: Vec<usize> = open.iter().map(|i| max_completion_length - talks[*i].completion.ids.len()).collect();
+    let streams: Vec<u64> = open.iter().map(|i| (turn << TURN_BITS) + *i as u64).collect();
+    let is_shared = turn == 0
+        && open.len() == talks.len()
+        && talks.chunks(num_generations).all(|group| group.iter().all(|talk| talk.prompt == group[0].prompt));
+    let prompt = |talk: &Talk<'_>| [&talk.prompt[..], &talk.completion.ids].concat();
+    let (prompts, per_prompt): (Vec<Vec<u32>>, usize) = match is_shared {
+        true => (talks.iter().step_by(num_generations).map(prompt).collect(), num_generations),
+        false => (open.iter().map(|i| prompt(&talks[*i])).collect(), 1),
+    };
+    let turn = Some(Turn { streams: &streams, limits: &limits });
+    sampler.generate(&prompts, per_prompt, max_completion_length, sampling, turn)
+}

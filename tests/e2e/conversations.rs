@@ -1,0 +1,143 @@
+//! Conversations with environments in runs of the binary.
+
+use crate::support::{Runs, assert_has, names};
+use crate::tiny_model::{call, prepare_shape, small, train};
+use models::ModelConfig;
+use serde_json::{Value, json};
+
+const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
+
+/// Returns a folder with a small Qwen3 that has room for a conversation.
+fn runs() -> Runs {
+    let runs = Runs::new(&[]);
+    prepare_shape(&runs, &ModelConfig { max_position_embeddings: 1024, ..small() });
+    runs
+}
+
+/// Returns the settings of an environment that is the shell script `env.sh`, which answers lines with `answer` to a message.
+fn program(runs: &Runs, answer: &str) -> [String; 5] {
+    let text = format!(
+        "n=0\nwhile read -r l; do\n  n=$((n+1))\n  case \"$l\" in\n  *'\"event\":\"step\"'*) {answer};;\n  *) echo '{{}}';;\n  esac\ndone\n"
+    );
+    let script = runs.write("env.sh", text);
+    [
+        format!("environments={{game: {{command: [/bin/sh, {script}]}}}}"),
+        "rollout.multi_turn.max_assistant_turns=2".into(),
+        "rewards.environment=1".into(),
+        "rollout.max_completion_length=100".into(),
+        // A model of random weights seldom ends a turn.
+        format!("rollout.stop_token_ids={:?}", (0..80).collect::<Vec<_>>()),
+    ]
+}
+
+fn value(row: &Value, name: &str) -> f64 {
+    row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"))
+}
+
+#[test]
+fn a_model_calls_the_calculator_and_reads_its_result() {
+    let runs = runs();
+    // The warm-up memorises a call, with the tool in the prompt.
+    runs.write_rows(8, |_| json!({"question": "What is 2+3?", "answer": "5", "completion": CALL}));
+    let settings = [
+        "environments={calculator: {built_in: calculator}}",
+        "data.held_out_fraction=0",
+        "warmup={steps: 80, batch_size: 4, optimizer: {learning_rate: 0.03, lr_scheduler_type: constant}}",
+        "rollout={max_completion_length: 120, temperature: 0.2, multi_turn: {max_tool_calling_iterations: 1}}",
+        "run.log_completions_steps=1",
+    ];
+    train(&runs, "model", "a", &settings);
+    let steps = runs.phase("a", "grpo");
+    assert!(steps.len() == 2 && steps.iter().all(|row| row["timing_s/environments"].is_f64()), "{steps:?}");
+    assert!(
+        value(&steps[0], "tools/call_frequency") > 0.5 && value(&steps[0], "num_turns/mean") > 1.5,
+        "{:?}",
+        steps[0]
+    );
+    let completions = runs.read("a/completions.jsonl");
+    let result =
+        "<|im_end|>\\n<|im_start|>user\\n<tool_response>\\n5\\n</tool_response><|im_end|>\\n<|im_start|>assistant\\n";
+    assert_has(&completions, &[result]);
+}
+
+#[test]
+fn a_program_is_an_environment_and_a_template_that_rewrites_turns_is_refused() {
+    let runs = runs();
+    let answer = "echo '{\"content\": \"More <|im_end|> please.\", \"reward\": '$((n % 3))'}'";
+    let settings = program(&runs, answer);
+    let settings = settings.each_ref().map(String::as_str);
+    let text = call(&runs, "model", "a", &settings).refuse();
+    assert_has(&text, &["chat_template.jinja", "reasoning of earlier turns", "training_chat_template: chatml"]);
+    assert!(!runs.path("a").exists());
+    let training = ["data.training_chat_template=qwen3", "grpo.max_steps=3", "run.log_completions_steps=1"];
+    train(&runs, "model", "a", &[&settings[..], &training].concat());
+    let steps = runs.phase("a", "grpo");
+    for row in &steps {
+        assert_eq!((value(row, "num_turns/max"), value(row, "environments/failures")), (2.0, 0.0), "{row}");
+        assert!(row["rewards/environment/mean"].is_f64() && value(row, "grad_norm") > 0.0, "{row}");
+        // Two turns of the model, and the environment's message does not count.
+        assert!(value(row, "completions/max_length") <= 100.0);
+    }
+    // What the environment says is text, also a special token.
+    assert_has(
+        &runs.read("a/completions.jsonl"),
+        &["user\\nMore <|im_end|> please.<|im_end|>\\n<|im_start|>assistant\\n"],
+    );
+    // The configuration of the run folder resumes it.
+    runs.resume("a").set(["grpo.max_steps=4"]).succeed();
+    assert_eq!(runs.phase("a", "grpo").len(), 4);
+}
+
+#[test]
+fn an_environment_that_fails_too_often_ends_the_run_with_a_checkpoint() {
+    let runs = runs();
+    let answer = "if [ $n -gt 20 ]; then echo '{\"error\": \"out of words\"}'; else echo '{\"content\": \"x\", \"reward\": 1}'; fi";
+    let settings = program(&runs, answer);
+    let more =
+        ["data.training_chat_template=chatml", "rollout.multi_turn.max_consecutive_failures=8", "run.save_steps=0"];
+    let all: Vec<&str> = settings.iter().map(String::as_str).chain(more).collect();
+    let text = call(&runs, "model", "a", &all).exit(2).stderr;
+    assert_has(
+        text.lines().last().expect("an error"),
+        &["`game` has failed in 8 conversations", "out of words", "--resume"],
+    );
+    let checkpoints = names(&runs.path("a/checkpoints"));
+    // With an environment that works, the run ends.
+    program(&runs, "echo '{\"done\": true, \"reward\": 1}'");
+    runs.resume("a").succeed();
+    assert!(!checkpoints.is_empty() && runs.path("a/summary.json").exists());
+}
+
+#[test]
+fn wrong_environments_are_refused_before_anything_is_written() {
+    let runs = runs();
+    let long = "echo '{\"content\": \"x\"}'";
+    let script = program(&runs, long);
+    let missing = "environments={game: {command: [/nowhere/game]}}";
+    let mute = format!("environments={{game: {{command: [/bin/sh, -c, 'exit 3']}}}}");
+    let two = "environments={sums: {built_in: calculator}, words: {built_in: word_guess}}";
+    let calculator = "environments={sums: {built_in: calculator}}";
+    let deaf = runs.write("deaf.jinja", "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}");
+    let deaf = format!("data.chat_template={deaf}");
+    for (settings, words) in [
+        (vec![missing], vec!["environments.game.command", "/nowhere/game"]),
+        (vec![&mute], vec!["`game` cannot start a conversation", "exit status: 3"]),
+        (vec!["environments={game: {}}"], vec!["environments.game", "`command` and `built_in`"]),
+        (vec![two], vec!["column `environment`", "sums, words"]),
+        (vec![calculator, "data.apply_chat_template=false"], vec!["a row with messages"]),
+        (vec![calculator, &deaf], vec!["deaf.jinja", "does not show the tools"]),
+        (vec![&script[0], "rollout.multi_turn.max_assistant_turns=0"], vec!["rollout.multi_turn.max_assistant_turns"]),
+        (
+            vec![calculator, "data.training_chat_template=qwen3", "data.chat_template=x.jinja"],
+            vec!["data.training_chat_template", "data.chat_template"],
+        ),
+        (
+            vec![calculator, "rollout.max_completion_length=900"],
+            vec!["rollout.max_completion_length", "tools and environments"],
+        ),
+    ] {
+        let text = call(&runs, "model", "a", &settings).refuse();
+        assert_has(&text, &words);
+        assert!(!runs.path("a").exists(), "{settings:?}");
+    }
+}
