@@ -61,7 +61,7 @@ FAMILIES = {
     "llama": LlamaConfig(**SHAPE, eos_token_id=[2, 3, 4], rope_parameters=LLAMA3),
     "mistral": MistralConfig(**SHAPE, eos_token_id=2, sliding_window=8),
     "ministral3": Ministral3Config(**SHAPE, eos_token_id=2, pad_token_id=0, head_dim=8),
-    "smollm3": SmolLM3Config(**SHAPE, eos_token_id=2, pad_token_id=0, no_rope_layer_interval=2),
+    "smollm3": SmolLM3Config(**SHAPE, bos_token_id=1, eos_token_id=2, pad_token_id=0, no_rope_layer_interval=2),
     "olmo2": Olmo2Config(**SHAPE, eos_token_id=2, pad_token_id=0),
     "olmo3": Olmo3Config(**SHAPE, eos_token_id=2, pad_token_id=0, sliding_window=8),
     "granite": GraniteConfig(**SHAPE, eos_token_id=2, residual_multiplier=0.5, attention_multiplier=0.3),
