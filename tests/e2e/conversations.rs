@@ -114,14 +114,14 @@ fn wrong_environments_are_refused_before_anything_is_written() {
     let long = "echo '{\"content\": \"x\"}'";
     let script = program(&runs, long);
     let missing = "environments={game: {command: [/nowhere/game]}}";
-    let mute = format!("environments={{game: {{command: [/bin/sh, -c, 'exit 3']}}}}");
+    let mute = "environments={game: {command: [/bin/sh, -c, 'exit 3']}}";
     let two = "environments={sums: {built_in: calculator}, words: {built_in: word_guess}}";
     let calculator = "environments={sums: {built_in: calculator}}";
     let deaf = runs.write("deaf.jinja", "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}");
     let deaf = format!("data.chat_template={deaf}");
     for (settings, words) in [
         (vec![missing], vec!["environments.game.command", "/nowhere/game"]),
-        (vec![&mute], vec!["`game` cannot start a conversation", "exit status: 3"]),
+        (vec![mute], vec!["`game` cannot start a conversation", "exit status: 3"]),
         (vec!["environments={game: {}}"], vec!["environments.game", "`command` and `built_in`"]),
         (vec![two], vec!["column `environment`", "sums, words"]),
         (vec![calculator, "data.apply_chat_template=false"], vec!["a row with messages"]),
