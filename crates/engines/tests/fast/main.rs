@@ -134,7 +134,15 @@ fn sampling(step: u64) -> Sampling {
 
 fn request(prompts: &[Vec<u32>], sampling: Sampling) -> RolloutRequest<'_> {
     let (num_generations, max_completion_length) = (PER_PROMPT, 8);
-    RolloutRequest { prompts, num_generations, max_completion_length, stop_ids: &[STOP], stop: None, sampling }
+    RolloutRequest {
+        prompts,
+        num_generations,
+        max_completion_length,
+        stop_ids: &[STOP],
+        stop: None,
+        sampling,
+        turn: None,
+    }
 }
 
 /// Samples with an engine.
