@@ -359,7 +359,7 @@ fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<
     // Temperature, repetition penalty, top_p, min_p.
     let numbers = floats(&numbers.shape, [1.0, 1.0, top_p as f32, 0.0]);
     let stop_ids = ints(&stop_ids.shape, &vec![-1; stop_ids.elements()]);
-    let rest = [numbers, ints(&[], &[top_k as i32]), stop_ids, ints(&limit.shape, &[8])];
+    let rest = [numbers, ints(&[], &[top_k as i32]), stop_ids, ints(&limit.shape, &vec![8; limit.elements()])];
     run(decode, &[parameters, &state, &rest].concat())
 }
 
