@@ -28,7 +28,7 @@ pub trait Environment: Send + Sync {
 
 /// The start of a conversation.
 pub struct Start {
-    /// Messages behind those of the row. A first message of the user is joined to a last message of the user.
+    /// Messages that follow the row's messages. If both sides of the boundary are messages of the user, they are joined.
     pub messages: Vec<Value>,
     /// The conversation.
     pub episode: Box<dyn Episode>,

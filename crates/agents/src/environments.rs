@@ -23,7 +23,7 @@ const COLUMN: &str = "environment";
 #[derive(Clone, Default)]
 pub struct Environments {
     list: Vec<(String, Arc<dyn Environment>)>,
-    /// The consecutive failures of each, and last those of rows without a known environment.
+    /// The consecutive failures of each environment; the last entry counts rows without a known environment.
     failures_in_a_row: Vec<u64>,
 }
 

@@ -20,7 +20,7 @@ use std::time::Instant;
 /// {"id": 3, "event": "close"}
 /// ```
 ///
-/// The answer to `reset` may have `messages`, which follow those of the row. The answer to `step` has `messages`, or `content` for one message
+/// The answer to `reset` may have `messages`, which follow the row's. The answer to `step` has `messages`, or `content` for one message
 /// of a tool or the user, and may have `reward` (a number, true, false or null) and `done`. `close` ends a conversation that the program has
 /// not ended; its answer is not read. `{"error": "why"}` ends the conversation without a reward. Every worker has many conversations at
 /// the same time; `id` tells them apart.

@@ -53,7 +53,7 @@ pub(crate) struct Limits {
 /// name, `None` for unknown weights.
 ///
 /// # Errors
-/// What was expected, and what was found.
+/// A text with the expected and the found value.
 pub(crate) fn checked(
     sampled: Sampled,
     limits: Limits,
@@ -98,7 +98,7 @@ pub(crate) fn checked(
 /// tokens that are none of the run's.
 ///
 /// # Errors
-/// What was expected and found, if the server ended the completion without a reason of the request; errors of the stop condition.
+/// A text with the expected and the found end, if the server ended the completion without a reason of the request; errors of the stop condition.
 pub(crate) fn ended(
     mut completion: Completion,
     request: &RolloutRequest<'_>,

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// The longest sleep between two looks at whether completions are still wanted.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What the engine needs to know of a run.
+/// The facts about a run that the engine needs.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// The folder of the model that is trained.
@@ -46,7 +46,7 @@ impl Run {
     }
 }
 
-/// A rollout engine on servers of vLLM or SGLang. Its weights are those of the last [`RolloutEngine::update_weights`]; a server that loses
+/// A rollout engine on servers of vLLM or SGLang. It samples from the weights of the last [`RolloutEngine::update_weights`]; a server that loses
 /// them, for example because it is restarted, gets them again before it samples.
 pub struct ServerEngine {
     shared: Arc<Shared>,

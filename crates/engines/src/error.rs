@@ -20,7 +20,7 @@ pub enum Error {
         /// The value found.
         found: String,
     },
-    /// A server does not answer, or cannot do what it is asked now.
+    /// A server does not answer, or refuses a request for now.
     #[error("{server}: {message} (after {}; rollout.server.retries allows more)", counted(*attempts, "attempt"))]
     Unavailable {
         /// The address of the server.
@@ -47,7 +47,7 @@ pub enum Error {
     Reply {
         /// The address of the server.
         server: String,
-        /// The reason, with what was expected.
+        /// The reason, with the expected state of the server.
         message: String,
     },
     /// A server has no valid weights, because an update of its weights failed.

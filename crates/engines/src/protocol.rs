@@ -1,4 +1,4 @@
-//! What a run needs of a server, in the two protocols.
+//! The requests that a run sends to a server, in the two protocols.
 
 use crate::completion::Sampled;
 use crate::error::{Error, Result};
@@ -39,7 +39,7 @@ impl Job {
     }
 }
 
-/// What a server reports about itself.
+/// Facts that a server reports about itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// The name of the model in requests.
@@ -102,7 +102,7 @@ pub(crate) trait Protocol: Send + Sync {
     fn sample(&self, http: &Http, facts: &Facts, job: &Job, adapter: Option<&str>) -> Result<Vec<Sampled>, Fault>;
 }
 
-/// What a run needs of its servers.
+/// The requirements of a run for its servers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs<'a> {
     /// The largest number of tokens of a prompt and its completion.

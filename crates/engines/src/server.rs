@@ -163,7 +163,7 @@ impl Server {
             return Err(Fault::temporary(format!("a completion ended early with `{}`", self.http.show(reason))));
         }
         if self.adapters {
-            // Reported names are those of the model below the adapters.
+            // The server reports names of the model below the adapters.
             let names: Vec<NamedSpan> = all.iter_mut().filter_map(|sampled| sampled.weights.take()).flatten().collect();
             let is_other = |span: &&NamedSpan| self.facts.weights.as_ref().is_some_and(|name| *name != span.version);
             if let Some(span) = names.iter().find(is_other) {

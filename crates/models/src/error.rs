@@ -193,7 +193,7 @@ pub enum Error {
     Turns {
         /// The name of the template, such as its file.
         template: String,
-        /// What it does to a conversation.
+        /// The change that it makes to a conversation.
         reason: String,
     },
     /// Messages are not a valid conversation.

@@ -1,4 +1,4 @@
-//! What differs between decoders and between the layers of one decoder, as data.
+//! Differences between decoders and between the layers of one decoder, as data.
 
 use crate::config::ModelConfig;
 use serde::{Deserialize, Serialize};

@@ -73,7 +73,7 @@ struct Chunk {
     cache: Option<Cache>,
 }
 
-/// Samples the completions of a request in chunks: those of prompts that begin with a sequence of an earlier turn, and others.
+/// Samples the completions of a request in chunks. A chunk either continues sequences of an earlier turn or prefills new prompts.
 fn sample(
     inference: &Inference,
     request: &RolloutRequest<'_>,

@@ -1,4 +1,4 @@
-//! The processes of a run: those of the section `distributed`, or of a TPU slice, whose environment libtpu reads, too.
+//! The processes of a run, from the section `distributed` or from the environment of a TPU slice, which libtpu reads, too.
 
 use crate::error::Result;
 use distributed::DEFAULT_PORT;

@@ -108,7 +108,7 @@ impl Batch {
                 stale.len()
             );
             let again: Vec<&Item> = stale.iter().map(|index| &items[*index]).collect();
-            // Other random numbers than those of the batch.
+            // The batch has used the random numbers before these.
             let sampling = match sampling {
                 Sampling::Random { temperature, processors, seed, purpose, step, first } => {
                     let first = first + (items.len() * per_prompt) as u64;

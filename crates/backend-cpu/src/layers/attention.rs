@@ -395,7 +395,7 @@ pub(super) fn softmax_row<M: MulAdd>(row: &mut [f32], scale: f32) -> f32 {
 
 simd_dispatch! {
     /// Computes, from scores `p` and dL/dp `ds` of a query, its probabilities and dL/d(unscaled score) = scale p (dp -
-    /// sum of p dp), where the sum equals that of values times dvalues. Entries outside the `visible` keys become 0.
+    /// sum of p dp), where the sum of p dp equals the sum of values times dvalues. Entries outside the `visible` keys become 0.
     #[allow(clippy::too_many_arguments)]
     fn score_gradient(
         p: &mut [f32], ds: &mut [f32], visible: Range<usize>, scale: f32, lse: f32, values: &[f32], dvalues: &[f32],

@@ -71,7 +71,7 @@ impl KvCache {
         Ok(all)
     }
 
-    /// Returns the block of a layer with all positions of a sample, those of its prompt included.
+    /// Returns the block of a layer with all positions of a sample, including its prompt.
     fn sequence(&self, layer: usize, sample: usize) -> Vec<f32> {
         let (heads, layer, prompt) = (self.heads, &self.layers[layer], sample / self.per_prompt);
         let size = 2 * heads.key_value * self.capacity * heads.width;

@@ -1,7 +1,7 @@
 //! Devices of a PJRT client that run programs together, and tensors on them.
 //!
 //! One device and a mesh of devices are the same: a program runs on all devices of [`Devices`], and a [`DeviceTensor`] has a shard on each.
-//! The devices may be those of several processes: each process runs the same programs, and uploads and reads the shards of its own devices.
+//! The devices may belong to several processes: each process runs the same programs, and uploads and reads the shards of its own devices.
 
 mod processes;
 mod ring_order;

@@ -49,7 +49,7 @@ pub(crate) struct Fake {
 struct Shared {
     program: Program,
     folder: PathBuf,
-    /// What the server says about itself.
+    /// The facts that the server reports about itself.
     info: Mutex<Value>,
     state: Mutex<State>,
     resumed: Condvar,
@@ -98,7 +98,7 @@ impl Fake {
         Self::behaving(program, folder, |_, _, _, right| right)
     }
 
-    /// Starts a server whose replies are those of `behave`.
+    /// Starts a server that replies with the results of `behave`.
     pub(crate) fn behaving(
         program: Program,
         folder: &Path,

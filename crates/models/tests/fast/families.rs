@@ -1,4 +1,4 @@
-//! `config.json` of every family: what it means, which fields are refused, and what is written for a new model.
+//! `config.json` of every family: its meaning, the fields that are refused, and the file of a new model.
 
 use crate::support::{Folder, qwen2, says, with};
 use models::{Activation, Family, LayerRope, LayerSpec, ModelConfig, NormPlacement, RopeScaling, RopeType};

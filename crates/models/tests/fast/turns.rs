@@ -109,7 +109,7 @@ fn templates_for_training_keep_every_turn() {
             let call = "<tool_call>\n{\"name\": \"example\", \"arguments\": {\"x\": 1}}\n</tool_call>";
             assert_eq!(turns.example_call(), call, "{name}");
         }
-        // Prompts are those of the model's own template.
+        // Prompts equal the prompts of the model's own template.
         let (own, training) = (open("qwen3"), tokenizer());
         for messages in [vec![message("user", "Hi")], vec![message("system", "Be brief."), message("user", "Hi")]] {
             for tools in [None, Some(tools())] {

@@ -47,7 +47,7 @@ impl Cache {
         Ok(Self(KvCache::continued(&sequences, capacity)?))
     }
 
-    /// Returns the number of tokens of a sample in the cache, those of its prompt included.
+    /// Returns the number of tokens of a sample in the cache, including its prompt.
     pub fn tokens(&self, sample: usize) -> usize {
         self.0.position(sample)
     }

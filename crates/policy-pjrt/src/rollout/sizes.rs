@@ -32,7 +32,7 @@ pub struct RolloutSizes {
 
 impl RolloutSizes {
     /// Returns the sizes of a request. In the turns of conversations the longest prompt may have a shorter completion, and shorter prompts
-    /// longer ones: the sum of the two lengths is that of the longest sequence.
+    /// longer ones: the two lengths add up to the length of the longest sequence.
     pub fn of(request: &RolloutRequest<'_>) -> Self {
         Self {
             prompts: request.prompts.len(),

@@ -38,7 +38,7 @@ impl<'a> Tools<'a> {
         Ok(turns)
     }
 
-    /// Returns the parser of tool calls: that of the configuration, or the one which reads what the chat template writes.
+    /// Returns the parser of tool calls: the configured one, or else the one that reads the calls which the chat template writes.
     ///
     /// # Errors
     /// [`run_config::Error::Key`] if no parser does.
@@ -66,7 +66,7 @@ impl<'a> Tools<'a> {
     }
 }
 
-/// Returns the first messages of a conversation, and its tools: those of the row, or else those of the environment.
+/// Returns the first messages of a conversation, and its tools: the row's, or else the environment's.
 pub(super) fn beginning(row: &Item, of_environment: Option<&Value>, first: &[Value]) -> Result<Prompt, Failure> {
     let Prompt::Messages { messages, tools, documents } = &row.prompt else {
         let expected = "a row with messages (`prompt` or `messages` as a list, or `question` with a chat template)";

@@ -236,7 +236,7 @@ impl<'a> Talk<'a> {
         let turns = tools.turns(self.tools.as_ref(), &role)?;
         let ids = match turns.following(tokenizer, last, &messages) {
             Ok(ids) => ids,
-            // What an environment says is no fault of the run.
+            // A wrong answer of an environment is no error of the run.
             Err(error) => {
                 self.fail(format!("the chat template refuses its messages: {error}"));
                 return Ok(());

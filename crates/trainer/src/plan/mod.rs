@@ -333,7 +333,7 @@ fn sequences_of_update(config: &TrainConfig) -> usize {
 fn recomputations(config: &TrainConfig, shape: &ModelConfig, prompt: usize) -> Vec<(RecomputeGranularity, usize)> {
     let layers = shape.num_hidden_layers;
     let mut all = vec![(RecomputeGranularity::Full, 1)];
-    // The group size with the fewest saved inputs: one per group, and those of the layers of one group.
+    // The group size with the fewest saved inputs: one per group, and one per layer of a single group.
     let groups = divisors(layers).into_iter().filter(|group| *group > 1 && layers / group + group < layers);
     all.extend(groups.min_by_key(|group| layers / group + group).map(|group| (RecomputeGranularity::Full, group)));
     let sequences = config.grpo.micro_batch_sequences();

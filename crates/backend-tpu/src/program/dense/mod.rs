@@ -5,7 +5,7 @@
 //! fuses each pass into one loop over the donated buffer. With [`Spec::mosaic`], the passes are Mosaic TPU kernels
 //! ([`kernels`]).
 //!
-//! On a mesh, tokens and vocabulary of the logits are sharded like those of the arguments.
+//! On a mesh, the logits are sharded as the arguments are: rows by tokens, columns by vocabulary.
 //!
 //! Legend: N tokens, V vocabulary.
 
