@@ -118,6 +118,7 @@ pub(crate) fn ended(
     }
     completion.ids.truncate(length);
     completion.logps.truncate(length);
+    completion.mask.truncate(length);
     completion.weight_versions.retain_mut(|span| {
         span.end = span.end.min(length);
         span.start < span.end
@@ -217,7 +218,7 @@ mod tests {
         let of = |ids: &[u32], truncated, request| ended(completion(ids, truncated), request).unwrap();
         let end = |ids: &[u32], truncated, request| {
             let found = of(ids, truncated, request).unwrap();
-            assert_eq!(found.logps.len(), found.ids.len());
+            assert_eq!([found.logps.len(), found.mask.len()], [found.ids.len(); 2]);
             assert_eq!(found.weight_versions.last().unwrap().end, found.ids.len());
             (found.ids, found.truncated)
         };

@@ -1,7 +1,7 @@
 //! The protocol of SGLang: `/generate` with token ids, adapters at `/load_lora_adapter`, and whole models by `/update_weights_from_disk`.
 
 use crate::completion::{Finish, Sampled};
-use crate::http::{Fault, Http, MAX_REPLY};
+use crate::http::{Fault, Http, MAX_REPLY, Reply};
 use crate::protocol::{Facts, Flags, Job, LoraLimits, Protocol, Random};
 use crate::weights::Weights;
 use serde::Deserialize;
@@ -97,8 +97,14 @@ impl Protocol for Sglang {
     }
 
     fn load_adapter(&self, http: &Http, weights: &Weights) -> Result<(), Fault> {
-        let path = weights.folder.to_string_lossy();
-        success(http, "/load_lora_adapter", &json!({ "lora_name": weights.name, "lora_path": path }))
+        let route = "/load_lora_adapter";
+        let body = json!({ "lora_name": weights.name, "lora_path": weights.folder.to_string_lossy() });
+        let reply = http.post(route, &body, MAX_REPLY)?;
+        // An earlier attempt has loaded the adapter, and its reply was lost: names are never used twice.
+        if reply.text.contains("already exists") {
+            return Ok(());
+        }
+        succeeded(http, route, reply)
     }
 
     fn unload_adapter(&self, http: &Http, name: &str) -> Result<(), Fault> {
@@ -185,7 +191,12 @@ fn sampled(path: &str, job: &Job, generated: Generated) -> Result<Sampled, Fault
 
 /// Posts a command, whose reply must not have `success: false`.
 fn success(http: &Http, path: &str, body: &Value) -> Result<(), Fault> {
-    let reply = http.json(path, http.post(path, body, MAX_REPLY)?)?;
+    succeeded(http, path, http.post(path, body, MAX_REPLY)?)
+}
+
+/// Checks a reply that says whether a request has succeeded.
+fn succeeded(http: &Http, path: &str, reply: Reply) -> Result<(), Fault> {
+    let reply = http.json(path, reply)?;
     match reply["success"] == false {
         true => Err(Fault::Permanent(format!("{path}: {}", http.show(&reply.to_string())))),
         false => Ok(()),

@@ -170,11 +170,13 @@ fn request<'a>(
     RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop, sampling, turn: None }
 }
 
-/// Checks the number of completions.
+/// Checks the number of completions, and the lengths of their lists.
 fn checked(request: &RolloutRequest<'_>, completions: Vec<Completion>) -> Result<Vec<Completion>> {
     let count = request.prompts.len() * request.num_generations;
-    if completions.len() != count || completions.iter().any(|c| c.ids.is_empty()) {
-        let expected = format!("{count} completions of at least one token");
+    let is_valid = |c: &Completion| !c.ids.is_empty() && [c.logps.len(), c.mask.len()] == [c.ids.len(); 2];
+    if completions.len() != count || !completions.iter().all(is_valid) {
+        let expected =
+            format!("{count} completions of at least one token, each token with a log-probability and a mask");
         return Err(Error::argument("rollout", expected, format!("{} completions", completions.len())));
     }
     Ok(completions)

@@ -267,7 +267,11 @@ impl Fake {
                     return Ok(Reply::Say(404, "Loading lora failed: No adapter found".into()));
                 }
                 if self.state().adapters.contains_key(&name) {
-                    return Ok(Reply::Say(400, format!("The lora adapter '{name}' has already been loaded.")));
+                    let error = match self.shared.program {
+                        Program::Vllm => format!("The lora adapter '{name}' has already been loaded."),
+                        Program::Sglang => format!("LoRA with name {name} already exists."),
+                    };
+                    return Ok(Reply::Say(400, error));
                 }
                 let adapter = adapted(&self.shared.folder, &path)?;
                 self.state().adapters.insert(name, adapter);
