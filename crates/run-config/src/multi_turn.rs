@@ -17,7 +17,7 @@ pub struct MultiTurnConfig {
     /// The maximum number of characters of a message of a tool or an environment; longer ones are cut and marked, as in verl. `None` cuts
     /// none.
     pub max_tool_response_length: Option<usize>,
-    /// The part of a longer message that is cut.
+    /// The part of a longer message that is kept.
     pub tool_response_truncate_side: TruncateSide,
     /// The format of tool calls, by vLLM's names; `None` is the format that the chat template writes.
     pub tool_parser: Option<ToolParser>,

@@ -30,7 +30,11 @@ pub(crate) fn engine(
     let run = engines::Run {
         model: model.clone(),
         lora: config.lora.clone(),
-        max_tokens: prompt + completion,
+        // Environments may begin a conversation with any text for which the model has room.
+        max_tokens: match config.environments.is_empty() {
+            true => prompt + completion,
+            false => model.config().max_position_embeddings,
+        },
         max_staleness: rollout.max_staleness,
         batch_size: rollout.batch_size,
         dtype: match config.policy.dtype {

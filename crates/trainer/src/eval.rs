@@ -223,7 +223,15 @@ fn generate(
     config: &TrainConfig,
 ) -> Result<Completed> {
     let longest = config.eval.max_completion_length(&config.rollout);
-    parts.complete(&config.rollout, &items.iter().collect::<Vec<_>>(), num_generations, longest, sampling)
+    let rows: Vec<&Item> = items.iter().collect();
+    let completed = parts.complete(&config.rollout, &rows, num_generations, longest, sampling)?;
+    let all = &completed.conversations;
+    let failures: Vec<&str> = all.iter().filter_map(|each| each.conversation.failure.as_deref()).collect();
+    if let Some(first) = failures.first() {
+        let count = failures.len();
+        tracing::warn!("{count} of {} conversations of the evaluation failed and do not pass: {first}", all.len());
+    }
+    Ok(completed)
 }
 
 /// Returns the mean of one number per item, over all items and per source.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// A conversation.
 pub(super) struct Talk<'a> {
     item: &'a Item,
-    /// Its environment with its index, unless the row names none that there is.
+    /// Its environment with its index; `None` if the row names no known environment.
     environment: Option<(usize, Arc<dyn Environment>)>,
     /// Its worker of the environment.
     worker: usize,
@@ -27,8 +27,8 @@ pub(super) struct Talk<'a> {
     tools: Option<Value>,
     /// The next message for the environment.
     question: Option<Value>,
-    /// Results of tool calls that the environment does not see.
-    refused: Vec<Value>,
+    /// Results of tool calls that the environment does not see, with the position of the call in the message.
+    refused: Vec<(usize, Value)>,
     reply: Option<Reply>,
     pub(super) prompt: Vec<u32>,
     pub(super) completion: Completion,
@@ -136,7 +136,7 @@ impl<'a> Talk<'a> {
     }
 
     /// Takes a turn of the policy, and prepares the message for the environment.
-    pub(super) fn hear(
+    pub(super) fn take_turn(
         &mut self,
         turn: Completion,
         tokenizer: &dyn Tokenizer,
@@ -154,11 +154,11 @@ impl<'a> Talk<'a> {
         self.calls += calls.len();
         self.calling_turns += usize::from(!calls.is_empty());
         let (has_calls, mut known) = (!calls.is_empty(), Vec::new());
-        for call in calls {
+        for (position, call) in calls.into_iter().enumerate() {
             match call {
                 Ok(call) if is_tool(self.tools.as_ref(), &call.name) => known.push(call.to_message()),
-                Ok(call) => self.refuse(format!("there is no tool `{}`", call.name)),
-                Err(error) => self.refuse(error),
+                Ok(call) => self.refuse(position, format!("there is no tool `{}`", call.name)),
+                Err(error) => self.refuse(position, error),
             }
         }
         let is_refused = has_calls && known.is_empty();
@@ -175,9 +175,9 @@ impl<'a> Talk<'a> {
     }
 
     /// Adds the result of a call that the environment does not see.
-    fn refuse(&mut self, error: String) {
+    fn refuse(&mut self, position: usize, error: String) {
         self.failed_calls += 1;
-        self.refused.push(json!({"role": "tool", "content": format!("error: {error}")}));
+        self.refused.push((position, json!({"role": "tool", "content": format!("error: {error}")})));
     }
 
     /// Asks the environment.
@@ -200,7 +200,10 @@ impl<'a> Talk<'a> {
     /// Takes the answer of the environment: counts its rewards and failed calls, and cuts long messages.
     pub(super) fn take_answer(&mut self, limits: &MultiTurnConfig) -> Answer {
         let Reply { mut messages, reward, done } = self.reply.take().unwrap_or_default();
-        messages.append(&mut self.refused);
+        // Results are in the order of the calls.
+        for (position, message) in self.refused.drain(..) {
+            messages.insert(position.min(messages.len()), message);
+        }
         if let Some(reward) = reward {
             *self.conversation.reward.get_or_insert(0.0) += reward;
         }

@@ -70,8 +70,7 @@ impl Parts {
         let began = Instant::now();
         for_each_worker(talks.iter_mut().collect(), Talk::reset);
         environment_time += began.elapsed();
-        // The last token is never an input.
-        let longest_prompt = (context + 1).saturating_sub(max_completion_length);
+        let longest_prompt = context.saturating_sub(max_completion_length);
         for talk in &mut talks {
             talk.begin(tokenizer, &mut tools, longest_prompt)?;
         }
@@ -83,7 +82,7 @@ impl Parts {
             let sampler = Sampler { policy: &mut **policy, engine: &mut **engine, stops: &stops };
             let sampled = next_turn(sampler, &talks, &open, turn, num_generations, max_completion_length, sampling)?;
             for (i, completion) in open.iter().zip(sampled) {
-                talks[*i].hear(completion, tokenizer, &mut tools, &rollout.multi_turn)?;
+                talks[*i].take_turn(completion, tokenizer, &mut tools, &rollout.multi_turn)?;
             }
             let began = Instant::now();
             for_each_worker(talks.iter_mut().filter(|talk| talk.is_open()).collect(), Talk::ask);

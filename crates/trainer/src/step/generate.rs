@@ -177,6 +177,7 @@ fn groups(
 pub(super) fn greedy_rewards(context: &mut StepContext<'_>, groups: &[Group]) -> Result<Vec<f32>> {
     let rows: Vec<&Item> = groups.iter().map(|group| &group.item).collect();
     let completed = complete(context, &rows, 1, Sampling::Greedy)?;
+    count_environments(context, &completed)?;
     let samples = judge(context, &rows, &completed)?;
     Ok(samples.iter().map(|sample| sample.reward.total.unwrap_or(f32::NAN)).collect())
 }

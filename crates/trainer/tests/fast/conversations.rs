@@ -209,6 +209,19 @@ fn broken_and_unknown_calls_are_answered_with_errors_and_counted() {
 }
 
 #[test]
+fn results_of_tools_are_in_the_order_of_the_calls() {
+    const BOTH: &str = concat!(
+        "<tool_call>\n{\"name\": \"search\", \"arguments\": {}}\n</tool_call>\n",
+        "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}\n</tool_call>"
+    );
+    let (report, prompts) = step(json!({}), Calculator::default(), [&[BOTH, "42"], &["42"]]);
+    assert_eq!(report.unwrap().metric("tools/call_frequency"), 1.0);
+    let last = prompts.last().unwrap();
+    let [refused, result] = ["there is no tool `search`", "<tool_response>\n42\n"].map(|text| last.find(text));
+    assert!(refused.is_some() && refused < result, "{last}");
+}
+
+#[test]
 fn limits_end_conversations_and_cut_messages() {
     // The second iteration of tool calls is not executed.
     let (report, _) =
