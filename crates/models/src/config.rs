@@ -306,11 +306,14 @@ impl RopeScaling {
                 (is_valid, format!("a short_factor of {pairs} numbers above 0, one for each rotated pair of columns"))
             }
         };
-        let grows = self.llama_4_scaling_beta.is_none_or(|beta| beta.is_finite() && beta >= 0.0);
+        let is_yarn = self.rope_type == RopeType::Yarn;
+        let grows = self.llama_4_scaling_beta.is_none_or(|beta| is_yarn && beta.is_finite() && beta >= 0.0);
         check(
             is_valid && positive(self.attention_factor) && grows,
             "model.rope_scaling",
-            &format!("{expected}, an attention_factor above 0, and a llama_4_scaling_beta of at least 0 or none"),
+            &format!(
+                "{expected}, an attention_factor above 0, and none or, with `yarn`, a llama_4_scaling_beta of at least 0"
+            ),
             format!("{self:?}"),
         )
     }

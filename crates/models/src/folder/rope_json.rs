@@ -10,10 +10,15 @@ pub(super) const BY_LAYER_TYPE: &str = "rope_parameters.full_attention";
 
 /// Returns `rope_scaling` or else `rope_parameters`; `transformers` has the same precedence.
 pub(super) fn object(fields: &Fields) -> Result<Option<Fields>> {
-    Ok(match fields.object("rope_scaling")? {
+    Ok(match scaling(fields)? {
         Some(rope) => Some(rope),
         None => fields.object("rope_parameters")?,
     })
+}
+
+/// Returns `rope_scaling`. An empty object is missing, as in `transformers`.
+fn scaling(fields: &Fields) -> Result<Option<Fields>> {
+    Ok(fields.object("rope_scaling")?.filter(|rope| rope.keys().next().is_some()))
 }
 
 /// Reads the rotary embedding of all layers; `reads` lists fields of the family. `config` has the theta of a file without one.
@@ -48,20 +53,42 @@ pub(super) fn read(fields: &Fields, config: &mut ModelConfig, reads: &[&str]) ->
 /// `None` if the parameters are not nested.
 ///
 /// # Errors
-/// Scaled frequencies of sliding layers, which no model has.
+/// Scaled frequencies of sliding layers, which no model has; fields that the classes of `transformers` ignore or merge.
 pub(super) fn read_by_layer_type(fields: &Fields, config: &mut ModelConfig) -> Result<Option<f64>> {
-    let Some(rope) = object(fields)? else { return Ok(None) };
+    let scaling = scaling(fields)?;
+    let Some(rope) = fields.object("rope_parameters")? else {
+        if scaling.is_some_and(|rope| rope.get("full_attention").is_some() || rope.get("sliding_attention").is_some()) {
+            let supported = "the scaling of full attention; parameters by layer type are rope_parameters";
+            return Err(fields.unsupported("rope_scaling", supported));
+        }
+        return Ok(None);
+    };
+    if scaling.is_some() {
+        return Err(fields.unsupported("rope_scaling", "null beside rope_parameters"));
+    }
     let [full, sliding] = [rope.object("full_attention")?, rope.object("sliding_attention")?];
     if full.is_none() && sliding.is_none() {
-        return Ok(None);
+        let supported = "full_attention and sliding_attention: the class ignores other keys";
+        return Err(fields.unsupported("rope_parameters", supported));
+    }
+    for part in [&full, &sliding].into_iter().flatten() {
+        if part.number("partial_rotary_factor")?.is_some_and(|share| share != 1.0) {
+            return Err(
+                part.unsupported("partial_rotary_factor", "1: every column of a head is turned by its position")
+            );
+        }
+        if part.get("mrope_section").is_some() {
+            return Err(part.unsupported("mrope_section", "null: every column of a head is turned by its position"));
+        }
     }
     if let Some(full) = full {
         read_scaling(fields, &full, config)?;
     }
     let Some(sliding) = sliding else { return Ok(None) };
-    match sliding.text("rope_type")? {
+    let key = if sliding.get("rope_type").is_some() { "rope_type" } else { "type" };
+    match sliding.text(key)? {
         None | Some("default") => sliding.number("rope_theta"),
-        Some(_) => Err(sliding.unsupported("rope_type", "default: unscaled frequencies in layers with a window")),
+        Some(_) => Err(sliding.unsupported(key, "default: unscaled frequencies in layers with a window")),
     }
 }
 

@@ -68,6 +68,43 @@ fn ministral_3_has_yarn_and_growing_queries() {
     refused(Family::Ministral3, rope, &["`rope_parameters.llama_4_scaling_beta` is missing"]);
     let rope = json!({"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}});
     refused(Family::Ministral3, rope, &["`rope_parameters.rope_type`", "yarn"]);
+    let rope = json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "llama_4_scaling_beta": 0.1}});
+    refused(Family::Ministral3, rope, &["`rope_parameters.rope_type`", "yarn"]);
+    // The class has a rotary embedding of its own, whose theta the field does not change.
+    refused(Family::Ministral3, json!({"rope_theta": 1e4}), &["`rope_theta` is 10000.0", "1000000"]);
+}
+
+#[test]
+fn an_empty_rope_scaling_does_not_hide_rope_parameters() {
+    let linear = json!({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0});
+    let config = model(Family::Llama, json!({"rope_scaling": {}, "rope_parameters": linear}));
+    assert_eq!(config.rope_scaling.map(|scaling| (scaling.rope_type, scaling.factor)), Some((RopeType::Linear, 2.0)));
+}
+
+/// The classes of `transformers` merge or ignore these fields.
+#[test]
+fn rotary_parameters_by_layer_type_are_complete_or_refused() {
+    let nested = json!({"full_attention": {"rope_type": "default", "rope_theta": 5e5}});
+    for (fields, parts) in [
+        (
+            json!({"rope_parameters": nested, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+            ["`rope_scaling`", "null beside rope_parameters"],
+        ),
+        (json!({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}), ["`rope_parameters`", "other keys"]),
+        (json!({"rope_scaling": nested}), ["`rope_scaling`", "by layer type are rope_parameters"]),
+        (
+            json!({"rope_parameters": {"sliding_attention": {"type": "linear", "factor": 2.0}}}),
+            ["`rope_parameters.sliding_attention.type`", "default"],
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}}}),
+            ["`rope_parameters.full_attention.partial_rotary_factor`", "1"],
+        ),
+        (json!({"rope_theta": 5e5, "sliding_window": null}), ["`sliding_window` is null", "at least 1"]),
+    ] {
+        let fields = with(json!({"num_hidden_layers": 4, "sliding_window": 8, "rope_theta": null}), fields);
+        refused(Family::Olmo3, fields, &parts);
+    }
 }
 
 #[test]
@@ -110,9 +147,11 @@ fn olmo_normalises_outputs_and_all_heads_together() {
     let factor = config.rotary(LayerRope::Global).unwrap().attention_factor;
     assert!((factor - (0.1 * 8f64.ln() + 1.0)).abs() < 1e-12);
     assert_eq!(config.rotary(LayerRope::Local).unwrap().attention_factor, 1.0);
-    refused(Family::Olmo3, json!({"rope_theta": 10000.0}), &["`rope_theta` is 10000.0", "500000"]);
-    let scaled =
-        json!({"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}, "rope_theta": null});
+    refused(Family::Olmo3, json!({"rope_theta": 10000.0, "sliding_window": 8}), &["`rope_theta` is 10000.0", "500000"]);
+    let scaled = json!({
+        "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}, "rope_theta": null,
+        "sliding_window": 8
+    });
     refused(Family::Olmo3, scaled, &["`rope_parameters.sliding_attention.rope_type` is \"linear\""]);
     for family in [Family::Olmo2, Family::Olmo3] {
         refused(family, json!({"attention_bias": true}), &["`attention_bias` is true", "o_proj"]);
@@ -148,6 +187,11 @@ fn phi_3_has_fused_projections_and_is_limited_to_the_original_context() {
     let names: Vec<String> = config.parameters().into_iter().map(|p| p.name).collect();
     assert!(names.contains(&"model.layers.1.self_attn.qkv_proj.weight".to_owned()), "{names:?}");
     assert!(names.iter().all(|name| !name.contains("q_proj.") && !name.contains("up_proj.bias")));
+    // The class takes its default, 4096, instead of a number in `rope_scaling`.
+    let mut inner = fields;
+    inner["original_max_position_embeddings"] = Value::Null;
+    inner["rope_scaling"]["original_max_position_embeddings"] = json!(32);
+    refused(Family::Phi3, inner, &["`rope_scaling.original_max_position_embeddings` is 32", "4096"]);
     let yarn = json!({"rope_scaling": {"type": "yarn", "factor": 2.0}});
     refused(Family::Phi3, yarn, &["`rope_scaling`", "default or longrope"]);
     refused(Family::Phi3, json!({"partial_rotary_factor": 0.1}), &["`partial_rotary_factor` is 0.1", "even number"]);

@@ -41,6 +41,10 @@ fn read(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
 
     let is_missing = !fields.keys().any(|key| key == "sliding_window");
     let window = if is_missing { Some(4096) } else { positive_window(fields)? };
+    if window.is_none() && fields.get("layer_types").is_none() {
+        let supported = "at least 1: the class has sliding layers without layer_types";
+        return Err(fields.unsupported("sliding_window", supported));
+    }
     let pattern = fields.count("sliding_window_pattern")?.unwrap_or(6);
     if pattern == 0 {
         return Err(fields.unsupported("sliding_window_pattern", "at least 1"));

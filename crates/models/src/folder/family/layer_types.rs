@@ -80,10 +80,8 @@ pub(super) fn write_one_window(config: &ModelConfig, json: &mut Value) {
     json["sliding_window"] = config.layer(0).sliding_window.into();
 }
 
-/// Reads `rope_parameters` by layer type: sliding layers have unscaled frequencies of their own.
-///
-/// # Errors
-/// Scaled frequencies of sliding layers.
+/// Sets the layers of a model whose sliding layers have unscaled frequencies of base `local_theta`. If all frequencies are equal, layers
+/// differ in their windows only. `window` is in tokens; `sliding` has one entry per layer.
 pub(super) fn set_layers_with_ropes(
     config: &mut ModelConfig,
     window: Option<usize>,

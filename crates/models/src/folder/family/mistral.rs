@@ -29,12 +29,16 @@ pub(super) const MINISTRAL3: FamilyTable = FamilyTable {
     reads: &[],
     read: |fields, config| {
         match (rope_json::object(fields)?, &mut config.rope_scaling) {
-            (Some(rope), Some(scaling)) => {
+            (Some(rope), Some(scaling)) if scaling.rope_type == RopeType::Yarn => {
                 let beta = rope.number("llama_4_scaling_beta")?;
                 let beta = rope.required("llama_4_scaling_beta", beta, "a number; 0 for queries that do not grow")?;
                 scaling.llama_4_scaling_beta = Some(beta);
             }
-            (Some(rope), None) => return Err(rope.unsupported("rope_type", "yarn: scaled rotary frequencies")),
+            (Some(rope), _) => return Err(rope.unsupported("rope_type", "yarn: scaled rotary frequencies")),
+            (None, _) if config.rope_theta != 1e6 => {
+                let supported = "1000000 without rope_parameters: the class ignores the field";
+                return Err(fields.unsupported("rope_theta", supported));
+            }
             // The rotary embedding of the class.
             (None, scaling) => {
                 *scaling = Some(RopeScaling {

@@ -36,6 +36,10 @@ pub(super) const OLMO3: FamilyTable = FamilyTable {
         read_norms(fields, config, Family::Olmo3)?;
         let is_missing = !fields.keys().any(|key| key == "sliding_window");
         let window = if is_missing { Some(4096) } else { positive_window(fields)? };
+        if window.is_none() && fields.get("layer_types").is_none() {
+            let supported = "at least 1: the class has sliding layers without layer_types";
+            return Err(fields.unsupported("sliding_window", supported));
+        }
         let sliding = sliding_layers(fields, config, window, |layer| !(layer + 1).is_multiple_of(4))?;
         let local_theta = match rope_json::read_by_layer_type(fields, config)? {
             Some(theta) => theta,

@@ -1,5 +1,6 @@
 //! Phi-3 and Phi-4: fused projections, partly rotated heads, LongRoPE.
 
+use super::super::rope_json;
 use super::layer_types::{read_one_window, write_one_window};
 use super::{Defaults, FamilyTable};
 use crate::config::RopeType;
@@ -19,6 +20,13 @@ pub(super) const TABLE: FamilyTable = FamilyTable {
         if config.rope_scaling.as_ref().is_some_and(|scaling| scaling.rope_type != RopeType::Longrope) {
             let key = if fields.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" };
             return Err(fields.unsupported(key, "a rope_type of default or longrope"));
+        }
+        let key = "original_max_position_embeddings";
+        if let (None, Some(rope)) = (fields.get(key), rope_json::object(fields)?)
+            && rope.count(key)?.is_some_and(|inner| inner != 4096)
+        {
+            let supported = "4096, or the same field beside rope_scaling, which the class takes instead";
+            return Err(rope.unsupported(key, supported));
         }
         read_one_window(fields, config, None)
     },
