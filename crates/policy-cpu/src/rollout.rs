@@ -183,14 +183,22 @@ mod tests {
     use super::*;
     use crate::decoder::to_host;
     use burn::tensor::Device;
-    use models::ModelConfig;
+    use models::{LayerRope, LayerSpec, ModelConfig};
     use policy::{Error, LogitsProcessors, Sampling, Turn};
     use rng::Purpose;
 
     const EOS: u32 = 2;
 
     fn model() -> Decoder {
-        let config = ModelConfig { hidden_size: 32, initializer_range: 0.3, ..ModelConfig::default() };
+        // The window is shorter than the sequences of a turn.
+        let sliding = LayerSpec { sliding_window: Some(4), rope: LayerRope::Local };
+        let config = ModelConfig {
+            hidden_size: 32,
+            initializer_range: 0.3,
+            layers: vec![sliding, LayerSpec::default()],
+            rope_local_theta: Some(100.0),
+            ..ModelConfig::default()
+        };
         Decoder::new(&config, 3, &Device::flex()).unwrap()
     }
 

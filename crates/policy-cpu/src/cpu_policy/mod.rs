@@ -258,6 +258,7 @@ impl Policy for CpuPolicy {
     }
 
     fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport> {
+        self.turns = None;
         let sums = std::mem::take(&mut self.sums);
         if sums.is_empty() {
             return Err(Error::argument("apply", "an accumulated gradient", "none"));

@@ -289,25 +289,25 @@ impl Inference {
             .collect();
         let longest = ids.iter().map(|ids| ids.len()).max().unwrap_or(0);
         // The samples that have a token number j, for each j.
-        let samples = |j: usize| (0..ids.len()).filter(move |sample| j < ids[*sample].len()).collect::<Vec<_>>();
+        let open: Vec<Vec<usize>> =
+            (0..longest).map(|j| (0..ids.len()).filter(|sample| j < ids[*sample].len()).collect()).collect();
         let (width, out_width) = (self.heads.row(), self.heads.query * self.heads.width);
         let x = self.run(&rows, &positions, |layer, scores, qkv| {
             let mut out = vec![0.0; rows.len() * out_width];
-            for j in 0..longest {
-                let open = samples(j);
+            for (j, open) in open.iter().enumerate() {
                 let of_tokens: Vec<f32> =
                     open.iter().flat_map(|s| &qkv[(firsts[*s] + j) * width..][..width]).copied().collect();
-                let attended = self.kernels.attention_cached(&of_tokens, cache, layer, scores, &open)?;
+                let attended = self.kernels.attention_cached(&of_tokens, cache, layer, scores, open)?;
                 for (sample, row) in open.iter().zip(attended.chunks_exact(out_width)) {
                     out[(firsts[*sample] + j) * out_width..][..out_width].copy_from_slice(row);
                 }
-                cache.advance(&open);
+                cache.advance(open);
             }
             // The next layer writes the same positions.
-            (0..longest).for_each(|j| cache.take_back(&samples(j), 1));
+            open.iter().for_each(|open| cache.take_back(open, 1));
             Ok(out)
         })?;
-        (0..longest).for_each(|j| cache.advance(&samples(j)));
+        open.iter().for_each(|open| cache.advance(open));
         let h = self.config.hidden_size;
         let last: Vec<f32> =
             firsts.iter().zip(ids).flat_map(|(first, ids)| &x[(first + ids.len() - 1) * h..][..h]).copied().collect();
