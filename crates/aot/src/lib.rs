@@ -17,7 +17,6 @@ use backend_tpu::aot::{Chip, Floor, Target};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
 use models::{Hub, ModelConfig, ModelFolder};
-use policy::AdamWBounds;
 use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, parameters};
 use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
@@ -26,7 +25,7 @@ use stablehlo::{Dtype, Module};
 use std::collections::BTreeMap;
 use std::path::Path;
 use trainer::MeshRules;
-use trainer::plan::{Devices, longest_prompt};
+use trainer::plan::{Devices, is_one_program, longest_prompt};
 
 /// The name of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -249,7 +248,7 @@ impl RunPrograms {
     /// Returns the programs that a run executes, then the partial programs from which shares of time are computed.
     pub fn names(&self) -> Vec<ProgramName> {
         use ProgramName::*;
-        let (of_update, parts): (&[ProgramName], &[ProgramName]) = match self.steps_at_once() {
+        let (of_update, parts): (&[ProgramName], &[ProgramName]) = match is_one_program(&self.config) {
             true => (&[Step, Score], &[HalfMlp, Apply]),
             false => (&[Gradient, Score, Apply], &[HalfMlp]),
         };
@@ -264,24 +263,17 @@ impl RunPrograms {
     pub fn is_part(&self, name: ProgramName) -> bool {
         match name {
             ProgramName::Head | ProgramName::HalfMlp => true,
-            ProgramName::Apply => self.steps_at_once(),
+            ProgramName::Apply => is_one_program(&self.config),
             _ => false,
         }
     }
 
     /// Returns the programs of an update.
     pub fn names_of_update(&self) -> &'static [ProgramName] {
-        match self.steps_at_once() {
+        match is_one_program(&self.config) {
             true => &[ProgramName::Step],
             false => &[ProgramName::Gradient, ProgramName::Apply],
         }
-    }
-
-    /// Returns `true` if an update is one program: it has one micro-batch, and gradient clipping bounds its values below overflow.
-    fn steps_at_once(&self) -> bool {
-        let optimizer = &self.config.optimizer;
-        let first = optimizer.adamw.step(1, optimizer.learning_rate);
-        self.sizes.micro_batches == 1 && AdamWBounds::of_largest(0.0).after(&first).is_some()
     }
 
     /// Returns the module of a program.

@@ -25,15 +25,16 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Checks that the memory fits on `chip`.
+    /// Checks that the memory fits into the memory of `chip` that programs may use.
     ///
     /// # Errors
     /// [`Error::DoesNotFit`].
     pub fn expect_room(&self, chip: Chip) -> Result<()> {
-        match self.total_bytes <= chip.memory {
+        match self.total_bytes <= chip.usable_memory {
             true => Ok(()),
             false => {
-                Err(Error::DoesNotFit { program: self.largest.clone(), needed: self.total_bytes, there: chip.memory })
+                let there = chip.usable_memory;
+                Err(Error::DoesNotFit { program: self.largest.clone(), needed: self.total_bytes, there })
             }
         }
     }

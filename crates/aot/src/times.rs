@@ -3,6 +3,7 @@
 use crate::{ProgramName, RunPrograms};
 use backend_tpu::aot::{Chip, Report};
 use serde::Serialize;
+use trainer::plan::is_one_program;
 
 /// Time estimates of a step whose programs run one after the other, without the host's work.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,7 +34,7 @@ impl RunPrograms {
     /// Returns the time of an update from the reports of its programs; `None` if one is missing or has no estimate.
     pub fn update_seconds<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<f64> {
         let time = |name| report(name)?.estimate_seconds;
-        match self.steps_at_once() {
+        match is_one_program(&self.config) {
             true => time(ProgramName::Step),
             false => Some(self.sizes().micro_batches as f64 * time(ProgramName::Gradient)? + time(ProgramName::Apply)?),
         }
@@ -44,7 +45,7 @@ impl RunPrograms {
         let sizes = self.sizes();
         let time = |name| report(name)?.estimate_seconds;
         let (apply, micro_batches) = (time(ProgramName::Apply)?, sizes.micro_batches as f64);
-        let (of_update, gradient) = match self.steps_at_once() {
+        let (of_update, gradient) = match is_one_program(&self.config) {
             true => (ProgramName::Step, time(ProgramName::Step)? - apply),
             false => (ProgramName::Gradient, time(ProgramName::Gradient)?),
         };

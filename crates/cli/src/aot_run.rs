@@ -8,7 +8,7 @@ use crate::{Outcome, aot_run_text, emit, emit_document, emit_json, layers};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
 use backend_tpu::compile_options::options_for_decoder;
-use backend_tpu::devices::ring_order;
+use backend_tpu::devices::mesh_order;
 use backend_tpu::plugins::Kind;
 use grpo_aot::{Memory, ProcessShards, ProgramName, RunPrograms, RunSizes, Times};
 use grpo_bench::assertion::{Assertion, Checked};
@@ -215,13 +215,12 @@ pub(crate) fn is_out_of_memory(error: &str) -> bool {
     ["RESOURCE_EXHAUSTED", "ResourceExhausted"].iter().any(|name| error.contains(name))
 }
 
-/// Returns the options of a run's programs on the first `count` of these devices. TPUs are in the order of a ring, as in a run.
+/// Returns the options of a run's programs on the first `count` of these devices, in the order of [`mesh_order`], as in a run.
 fn options_on(devices: &[DeviceDescription], kind: Kind, count: usize) -> CompileOptions {
     let options = options_for_decoder(kind, count);
-    let devices = &devices[..count.min(devices.len())];
-    if kind != Kind::Tpu || devices.len() < 2 {
+    if kind != Kind::Tpu || count < 2 {
         return options;
     }
-    let ids = ring_order(devices).into_iter().map(|i| devices[i].id.into()).collect();
+    let ids = mesh_order(kind, devices, count).into_iter().map(|at| devices[at].id.into()).collect();
     CompileOptions { device_assignment: Some(vec![ids]), ..options }
 }

@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let target = args.bench.target()?;
-    let memory = args.hbm.unwrap_or(target.chip().memory);
+    let memory = args.hbm.unwrap_or(target.chip().usable_memory);
     let name = target.name().to_owned();
     let compiler = args.bench.compiler(target, args.recompile)?;
     let chosen = args.variant.as_deref().unwrap_or(VARIANT);

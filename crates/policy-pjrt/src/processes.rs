@@ -1,7 +1,7 @@
 //! Runtimes on the devices of several processes.
 //!
 //! Every process has the same mesh of all devices, and calls the same methods in the same order: it uploads the shards of its own devices,
-//! launches every program, and reads whole tensors from its own devices. XLA's collectives, which the plugin opens, move the data between
+//! launches every program, and reads whole tensors from its own devices. XLA's collectives move data between
 //! the processes; the [`Store`] of the run carries what the plugin and this module agree on.
 
 use crate::error::{Error, Result};

@@ -8,7 +8,7 @@ mod ring_order;
 mod tensor;
 
 pub use processes::MeshProcesses;
-pub use ring_order::{mesh_order, ring_order};
+pub use ring_order::mesh_order;
 pub use tensor::{Argument, DeviceTensor, Layout, TensorError, device_name};
 
 use crate::compile_options;
@@ -146,10 +146,11 @@ impl Devices {
     }
 
     /// Launches `executable`, whose results have these layouts, and returns the results before it finishes: if it fails later, reading a
-    /// result fails.
+    /// result fails. `arguments` are in the order of the program's parameters. If the devices belong to several processes, all processes launch
+    /// the same programs in the same order.
     ///
     /// # Errors
-    /// The error of the launch.
+    /// The error of the launch; [`pjrt::Error::Nothing`] if the plugin returns too few results.
     pub fn run(
         &self,
         executable: &LoadedExecutable,
@@ -168,11 +169,12 @@ impl Devices {
             }
         }
         let mut outputs: Vec<_> = executable.execute_donating(lists)?.into_iter().map(Vec::into_iter).collect();
+        let nothing = || pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
         let tensor = |layout: &Arc<Layout>| {
-            let shards: Vec<Buffer> = outputs.iter_mut().filter_map(Iterator::next).collect();
-            DeviceTensor::new(layout.clone(), &self.own, shards)
+            let shards = outputs.iter_mut().map(|list| list.next().ok_or_else(nothing));
+            Ok(DeviceTensor::new(layout.clone(), &self.own, shards.collect::<pjrt::Result<Vec<Buffer>>>()?))
         };
-        Ok(results.iter().map(tensor).collect())
+        results.iter().map(tensor).collect()
     }
 }
 

@@ -51,13 +51,12 @@ impl MeshProcesses {
     /// # Errors
     /// [`TensorError::Split`] if a dimension does not shard evenly.
     pub fn have_whole(&self, layout: &Layout) -> Result<bool, TensorError> {
-        let elements: usize = layout.shape().iter().product();
         let processes = self.processes();
-        if processes.len() <= 1 {
+        if processes.len() <= 1 || layout.sharding().is_none() {
             return Ok(true);
         }
-        let of_each = processes.into_iter().map(|process| self.elements(process, layout));
-        Ok(of_each.collect::<Result<Vec<_>, _>>()?.into_iter().all(|of_process| of_process == elements))
+        let (elements, ranges): (usize, _) = (layout.shape().iter().product(), layout.ranges(self.devices())?);
+        Ok(processes.into_iter().all(|process| self.elements_in(process, &ranges) == elements))
     }
 
     /// Returns the number of elements of a tensor on the devices of a process; copies of a shard count once. The process uploads and reads
@@ -66,9 +65,12 @@ impl MeshProcesses {
     /// # Errors
     /// [`TensorError::Split`] if a dimension does not shard evenly.
     pub fn elements(&self, process: i32, layout: &Layout) -> Result<usize, TensorError> {
-        let ranges = layout.ranges(self.devices())?;
+        Ok(self.elements_in(process, &layout.ranges(self.devices())?))
+    }
+
+    fn elements_in(&self, process: i32, ranges: &[Vec<Range<usize>>]) -> usize {
         let own: Vec<&[Range<usize>]> = self.positions(process).into_iter().map(|at| &*ranges[at]).collect();
-        Ok(distinct(&own).into_iter().map(|at| own[at].iter().map(Range::len).product::<usize>()).sum())
+        distinct(&own).into_iter().map(|at| own[at].iter().map(Range::len).product::<usize>()).sum()
     }
 }
 

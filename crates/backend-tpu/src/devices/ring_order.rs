@@ -25,23 +25,7 @@ pub fn mesh_order(kind: Kind, devices: &[DeviceDescription], count: usize) -> Ve
 ///
 /// A slice whose shortest axis does not have two chips has no such ring, and devices without coordinates or with several cores per chip
 /// have no known neighbours: they stay in the given order.
-///
-/// # Examples
-/// ```
-/// let mut device = pjrt::DeviceDescription {
-///     id: 0,
-///     process_index: 0,
-///     kind: "TPU v6 lite".into(),
-///     debug_string: String::new(),
-///     attributes: [("coords".into(), pjrt::NamedValue::Ints(vec![0, 0, 0]))].into(),
-/// };
-/// let chips = [(0, 0), (1, 0), (0, 1), (1, 1)].map(|(x, y)| {
-///     device.attributes.insert("coords".into(), pjrt::NamedValue::Ints(vec![x, y, 0]));
-///     device.clone()
-/// });
-/// assert_eq!(backend_tpu::devices::ring_order(&chips), [0, 1, 3, 2]);
-/// ```
-pub fn ring_order(devices: &[DeviceDescription]) -> Vec<usize> {
+fn ring_order(devices: &[DeviceDescription]) -> Vec<usize> {
     let in_ring = positions(devices);
     let mut order: Vec<usize> = (0..devices.len()).collect();
     if let Some(in_ring) = in_ring {

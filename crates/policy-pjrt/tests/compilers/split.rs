@@ -1,6 +1,6 @@
 //! Programs sharded over four or eight chips, compiled for TPU.
 
-use backend_tpu::devices::ring_order;
+use backend_tpu::devices::mesh_order;
 use grpo_core::Tiling;
 use models::ModelConfig;
 use pjrt::hlo::Shape;
@@ -175,7 +175,8 @@ fn chips_of_slices_are_in_the_order_of_a_ring() {
         ("v5p:2x2x2", &[0, 1, 3, 2, 6, 7, 5, 4]),
     ] {
         let chips = slice(name).devices().expect("descriptions");
-        let ids: Vec<i32> = ring_order(&chips).into_iter().map(|i| chips[i].id).collect();
+        let ids: Vec<i32> =
+            mesh_order(backend_tpu::plugins::Kind::Tpu, &chips, chips.len()).into_iter().map(|i| chips[i].id).collect();
         assert_eq!(ids, expected, "{name}");
     }
 }

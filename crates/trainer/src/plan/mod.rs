@@ -17,6 +17,7 @@ use crate::mesh::{MeshRules, checked};
 use grpo_core::readable_bytes;
 use model::CostModel;
 use models::{Dtype, ModelConfig};
+use policy::AdamWBounds;
 use policy_pjrt::decoder::{Attention, AxisRules};
 use policy_pjrt::{PjrtPolicyOptions, TrainShape, common_refinement};
 use run_config::{MeshChoice, MeshConfig, PolicyAttention, PolicyDtype, RecomputeGranularity, TrainConfig};
@@ -243,6 +244,13 @@ pub fn longest_prompt(config: &TrainConfig, shape: &ModelConfig) -> usize {
     config.data.max_prompt_length.unwrap_or(room).min(room)
 }
 
+/// Returns `true` if an update is one program: it has one micro-batch, and gradient clipping bounds its values below overflow.
+pub fn is_one_program(config: &TrainConfig) -> bool {
+    let optimizer = &config.optimizer;
+    let first = optimizer.adamw.step(1, optimizer.learning_rate);
+    config.grpo.gradient_accumulation_steps == 1 && AdamWBounds::of_largest(0.0).after(&first).is_some()
+}
+
 /// Predicts the cost of a configuration on these meshes.
 fn candidate(
     config: &TrainConfig,
@@ -266,8 +274,8 @@ fn candidate(
     let scorings = usize::from(grpo.updates() > 1) + usize::from(config.needs_ref_policy());
     let scores = scorings * sequences.div_ceil(grpo.micro_batch_sequences().max(1));
     let step = rollout * rollouts + score * scores + update * grpo.updates();
-    // An update of one micro-batch is one program, which leaves no gradients on the device for the rollout.
-    let absent = if grpo.gradient_accumulation_steps == 1 { model.gradient_bytes() } else { 0 };
+    // Such an update leaves no gradients on the device for the rollout.
+    let absent = if is_one_program(config) { model.gradient_bytes() } else { 0 };
     let sum = |rows: &[(String, u64)]| rows.iter().fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
     let permanent = sum(table.rows());
     let phases = table.phases().iter().map(|(name, rows)| match name.as_str() {
