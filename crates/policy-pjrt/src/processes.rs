@@ -1,12 +1,12 @@
 //! Runtimes on the devices of several processes.
 //!
 //! Every process has the same mesh of all devices, and calls the same methods in the same order: it uploads the shards of its own devices,
-//! launches every program, and reads whole tensors from its own devices. XLA's collectives move data between
-//! the processes; the [`Store`] of the run carries what the plugin and this module agree on.
+//! launches every program, and reads whole tensors from its own devices. XLA's collectives move data between the processes. The [`Store`] of the
+//! run carries the plugin's keys (topology, ids of NCCL), the comparison of devices, and executables.
 
 use crate::error::{Error, Result};
 use crate::program::program_error;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, warn_of_damage};
 use backend_tpu::devices::{Argument, DeviceTensor, Layout, MeshProcesses, descriptions};
 use backend_tpu::plugins::{self, Kind};
 use distributed::Store;
@@ -119,8 +119,14 @@ impl Runtime {
             Some(cache) => cache.read(client, text, options).map_err(of_device())?,
             None => None,
         };
-        // An entry that cannot be loaded is compiled again.
-        let own = cached.and_then(|bytes| client.load(&bytes).ok().map(|executable| (bytes, executable)));
+        let own = cached.and_then(|bytes| match client.load(&bytes) {
+            Ok(executable) => Some((bytes, executable)),
+            Err(error) => {
+                tracing::debug!(%error, program = name, "loading a cached program");
+                cache.iter().for_each(|cache| warn_of_damage(cache, name));
+                None
+            }
+        });
         let (bytes, own) = own.unzip();
         let bytes = store.broadcast(&format!("the executable of `{name}`"), || bytes.unwrap_or_default())?;
         match own {

@@ -216,10 +216,7 @@ impl Runtime {
         let compiled = match &self.cache {
             Some(cache) => cache.compile(self.client(), &text, &self.options).map(|(executable, outcome)| {
                 if outcome == CacheOutcome::Replaced {
-                    let folder = cache.directory().display();
-                    tracing::warn!(
-                        "{folder}: the compiled program `{name}` is damaged, or of another release: it is compiled again"
-                    );
+                    warn_of_damage(cache, name);
                 }
                 executable
             }),
@@ -307,4 +304,10 @@ impl Runtime {
             error => error.into(),
         })
     }
+}
+
+/// Warns of an entry of the compile cache that cannot be loaded.
+pub(crate) fn warn_of_damage(cache: &CompileCache, name: &str) {
+    let folder = cache.directory().display();
+    tracing::warn!("{folder}: the compiled program `{name}` is damaged, or of another release: it is compiled again");
 }

@@ -103,8 +103,8 @@ impl PolicyTarget {
         };
         let (plugin, compile_cache) = (plugin.as_deref(), compile_cache.as_deref());
         let known = mesh::devices(&config.policy);
-        let rules_of = |devices| MeshRules::of(config, shape, prompt, &Devices::assumed(kind, devices));
-        let mut rules = known.map(rules_of).transpose()?.flatten();
+        let rules_of = |devices: Devices| MeshRules::of(config, shape, prompt, &devices);
+        let mut rules = known.map(|devices| rules_of(Devices::assumed(kind, devices))).transpose()?.flatten();
         let training = rules.as_ref().map(|rules| rules.training.clone());
         let mut runtime = match device::open_process(kind, plugin, compile_cache, store)? {
             Some(runtime) => runtime,
@@ -112,7 +112,14 @@ impl PolicyTarget {
         };
         let devices = runtime.client().devices().len();
         if known.is_none() {
-            rules = rules_of(devices)?;
+            let mut available = Devices::assumed(kind, devices);
+            // The limit instead of the free memory, so that all processes choose the same mesh.
+            let first = runtime.client().addressable_devices().first();
+            let limit = first.and_then(|device| device.memory_stats().ok()?.bytes_limit);
+            if let (true, Some(limit)) = (kind != Kind::Cpu, limit.and_then(|bytes| u64::try_from(bytes).ok())) {
+                available.memory = limit;
+            }
+            rules = rules_of(available)?;
             if rules.is_none() && devices > 1 && kind != Kind::Cpu {
                 tracing::warn!("one of {devices} devices is used; policy.mesh={{fsdp: -1}} uses all of them");
             }

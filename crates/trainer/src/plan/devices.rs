@@ -23,7 +23,7 @@ impl Devices {
         Self { chip, count: target.devices(), links: target.links(), memory: chip.usable_memory }
     }
 
-    /// Returns `count` devices of a plugin that has not been loaded: a ring of v6e for TPUs and for the virtual devices of XLA's CPU, or H100
+    /// Returns `count` devices without asking a plugin for their kind: a ring of v6e for TPUs and for the virtual devices of XLA's CPU, or H100
     /// GPUs.
     pub fn assumed(kind: Kind, count: usize) -> Self {
         let (name, links) = match kind {

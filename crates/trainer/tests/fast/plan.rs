@@ -41,15 +41,15 @@ fn whole(plan: &Plan, mesh: MeshConfig, recompute: (RecomputeGranularity, usize)
     *plan.candidates.iter().find(is_it).unwrap()
 }
 
-/// The compiled numbers are those of BENCHMARKS.md, "Whole training steps" and "Meshes of eight chips": gigabytes per chip, and milliseconds
-/// without the links.
+/// Compiled numbers from BENCHMARKS.md, "Whole training steps" and "Meshes of eight chips": gigabytes per chip, and milliseconds without the
+/// links. The time of 7B on {fsdp 8} is derived, as that page says, and the time on {fsdp 2, tensor 4} is not known.
 #[test]
 fn predictions_match_compiled_steps_within_a_tenth() {
     use RecomputeGranularity::{ExceptAttention, Full};
     let (one, fsdp, both) = (mesh(1, 1, 1), mesh(1, 8, 1), mesh(1, 2, 4));
     let cases = [
-        ("qwen2.5-7b", "v6e:2x4", 64, fsdp, (Full, 1), 18.79, Some(814.0)),
-        ("qwen2.5-7b", "v6e:2x4", 64, both, (Full, 1), 19.81, Some(921.0)),
+        ("qwen2.5-7b", "v6e:2x4", 64, fsdp, (Full, 1), 18.79, Some(786.0)),
+        ("qwen2.5-7b", "v6e:2x4", 64, both, (Full, 1), 19.80, None),
         ("qwen2.5-1.5b", "v6e:2x4", 64, fsdp, (Full, 1), 4.71, None),
         ("qwen2.5-0.5b", "v6e", 8, one, (Full, 1), 8.88, Some(110.0)),
         ("qwen2.5-0.5b", "v6e", 8, one, (ExceptAttention, 1), 9.18, Some(103.0)),
