@@ -54,8 +54,9 @@ impl Attention {
     }
 }
 
-/// Causal mask of rows. A token attends to itself and to earlier tokens; if sequences share a row, only to the `position` tokens before it,
-/// which are the earlier tokens of its sequence; with a window of W tokens, only to the W - 1 tokens before it. Every token attends to at least itself, so no softmax is empty.
+/// Causal mask of rows. A token attends to itself and to earlier tokens of its row. If sequences share a row, it attends to the `position`
+/// tokens before it, which are the earlier tokens of its sequence. With a window of W tokens, it attends to at most W - 1 tokens before it. No
+/// softmax is empty, because every token attends to itself.
 #[derive(Clone, Debug)]
 pub struct Mask(MaskKind);
 
