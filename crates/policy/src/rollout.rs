@@ -30,10 +30,10 @@ pub struct RolloutRequest<'a> {
 /// request whose prompts begin with these sequences then only processes the new tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a> {
-    /// The random stream of each completion, relative to `first` of [`Sampling::Random`], so that a conversation has the same samples
+    /// `[prompts * num_generations]`: the random stream of each completion, relative to `first` of [`Sampling::Random`], so that a conversation has the same samples
     /// whichever other conversations are still open.
     pub streams: &'a [u64],
-    /// The largest number of tokens of each completion, from 1 to [`RolloutRequest::max_completion_length`].
+    /// `[prompts * num_generations]`: the largest number of tokens of each completion, from 1 to [`RolloutRequest::max_completion_length`].
     pub limits: &'a [usize],
 }
 
@@ -137,12 +137,12 @@ impl RolloutRequest<'_> {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Completion {
-    /// Token ids; unless `truncated`, the last one is a stop id or meets the stop condition.
+    /// `[T]` token ids; unless `truncated`, the last one is a stop id or meets the stop condition.
     pub ids: Vec<u32>,
-    /// Log-probability (nats) of each sampled token under the distribution that it was sampled from; for greedy sampling, under
+    /// `[T]`: log-probability (nats) of each sampled token under the distribution that it was sampled from; for greedy sampling, under
     /// softmax(logits). 0 for other tokens.
     pub logps: Vec<f32>,
-    /// `true` for tokens that the policy sampled, `false` for tokens of tools and environments. Loss, metrics and lengths are over sampled
+    /// `[T]`: `true` for tokens that the policy sampled, `false` for tokens of tools and environments. Loss, metrics and lengths are over sampled
     /// tokens.
     pub mask: Vec<bool>,
     /// `true` if the completion reached the length limit without a stop token.
@@ -189,7 +189,7 @@ impl std::fmt::Debug for Pending {
 }
 
 impl Completion {
-    /// Returns a completion whose tokens were all sampled.
+    /// Returns a completion whose tokens were all sampled. `ids` and `logps` have the same length.
     pub fn sampled(ids: Vec<u32>, logps: Vec<f32>, truncated: bool) -> Self {
         Self { mask: vec![true; ids.len()], ids, logps, truncated, weight_versions: Vec::new() }
     }

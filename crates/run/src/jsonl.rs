@@ -66,8 +66,8 @@ pub struct CompletionRow {
     /// The errors of reward functions that could not score the completion, as `NAME: REASON`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reward_failures: Vec<String>,
-    /// The weights that the tokens were sampled from, by the number of GRPO steps that had trained them; empty if they are those of the step's
-    /// begin.
+    /// The weights that the tokens were sampled from, by the number of GRPO steps that had trained them; empty if all tokens were sampled from
+    /// the weights at the start of the step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weight_versions: Vec<WeightVersion>,
 }

@@ -37,12 +37,13 @@ pub(crate) struct Conversed {
     pub(crate) conversation: Conversation,
     /// The text of all turns, with special tokens.
     pub(crate) transcript: String,
-    /// The index of its environment, unless the row names none that there is.
+    /// The index of its environment; `None` if the row names no known environment.
     pub(crate) environment: Option<usize>,
     /// The number of messages of the assistant.
     pub(crate) turns: usize,
-    /// The number of tool calls, and of those that failed.
+    /// The number of tool calls.
     pub(crate) calls: usize,
+    /// The number of tool calls that failed.
     pub(crate) failed_calls: usize,
 }
 

@@ -84,8 +84,8 @@ fn with_logps(
     times: &mut PhaseTimes,
 ) -> Result<TokenBatch> {
     let (grpo, policy) = (&context.config.grpo, &mut context.parts.policy);
-    // The engine samples from the policy itself. Its log-probabilities matter only if the loss corrects for the sampler, for example
-    // with a custom engine.
+    // The log-probabilities of the engine matter only if the loss corrects for the sampler. A policy that samples itself needs no correction;
+    // with a server it is on by default.
     if context.loss.asks_for_sampler_logp() {
         batch = batch.with_sampler_logp(sampler_logp)?;
     }

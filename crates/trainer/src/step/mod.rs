@@ -37,8 +37,8 @@ pub struct Sample {
     pub reward: Reward,
     /// The advantage of the completion, scaled by `grpo.advantage_scale`; with per-token advantages, their mean.
     pub advantage: f32,
-    /// The weights that the tokens were sampled from, by the number of GRPO steps that had trained them; empty if they are those of the step's
-    /// begin.
+    /// The weights that the tokens were sampled from, by the number of GRPO steps that had trained them; empty if all tokens were sampled from
+    /// the weights at the start of the step.
     pub weight_versions: Vec<WeightVersion>,
 }
 
