@@ -4,7 +4,7 @@ use crate::plugins::Kind;
 use pjrt::{DeviceDescription, NamedValue};
 
 /// Returns the indices of the first `count` devices of a client in the order of a mesh: by id, and TPUs in the order of a ring
-/// ([`ring_order`]). All processes of a run have the same order.
+/// of neighbours. All processes of a run have the same order.
 pub fn mesh_order(kind: Kind, devices: &[DeviceDescription], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..devices.len()).collect();
     order.sort_by_key(|at| devices[*at].id);
