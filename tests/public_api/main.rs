@@ -32,7 +32,6 @@ const INTERNAL: [&str; 7] = [
     "backend_tpu::program",
     "rewards::programs",
     "trainer::device",
-    "trainer::plan",
 ];
 
 /// The public API of each published library.

@@ -30,7 +30,7 @@ pub enum Error {
     Config(#[from] run_config::Error),
     /// Options that do not match the model.
     #[error(transparent)]
-    Trainer(#[from] trainer::Error),
+    Plan(#[from] planner::Error),
     /// A model that is missing or not supported.
     #[error(transparent)]
     Model(#[from] models::Error),

@@ -24,8 +24,8 @@ use run_config::{ModelSource, PolicyDevice, TrainConfig};
 use stablehlo::{Dtype, Module};
 use std::collections::BTreeMap;
 use std::path::Path;
-use trainer::MeshRules;
-use trainer::plan::{Devices, is_one_program, longest_prompt};
+use planner::MeshRules;
+use planner::{Devices, is_one_program, longest_prompt};
 
 /// The name of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -149,7 +149,7 @@ impl RunPrograms {
     ///
     /// # Errors
     /// The errors of [`TrainConfig::validate`]; [`Error::Model`] for a model that is missing or not supported;
-    /// [`Error::Trainer`] for a mesh with more devices, or one that does not divide the model's dimensions.
+    /// [`Error::Plan`] for a mesh with more devices, or one that does not divide the model's dimensions.
     pub fn new(config: &TrainConfig, kind: Kind, available: usize) -> Result<Self> {
         Self::on(config, kind, &Devices::assumed(kind, available))
     }
@@ -164,7 +164,7 @@ impl RunPrograms {
 
     fn on(config: &TrainConfig, kind: Kind, available: &Devices) -> Result<Self> {
         let (shape, config) = resolve(config, kind)?;
-        let options = trainer::device::options(&config, &shape)?;
+        let options = planner::policy_options(&config, &shape)?;
         let compute = options.compute;
         let completion = config.rollout.max_completion_length();
         let prompt = longest_prompt(&config, &shape);

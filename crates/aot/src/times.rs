@@ -3,7 +3,7 @@
 use crate::{ProgramName, RunPrograms};
 use backend_tpu::aot::{Chip, Report};
 use serde::Serialize;
-use trainer::plan::is_one_program;
+use planner::is_one_program;
 
 /// Time estimates of a step whose programs run one after the other, without the host's work.
 #[derive(Clone, Debug, PartialEq, Serialize)]

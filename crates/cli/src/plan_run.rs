@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use trainer::TrainConfig;
-use trainer::plan::{Candidate, Devices, Illegal, Settings, longest_prompt, plan};
+use planner::{Candidate, Devices, Illegal, Settings, longest_prompt, plan};
 
 /// The version of the document of `--json`.
 const FORMAT: &str = "grpo-plan/1";
@@ -262,7 +262,7 @@ fn does_not_fit(smallest: &Candidate, devices: &Devices, target: &str) -> String
 mod tests {
     use super::*;
     use run_config::{MeshConfig, RecomputeGranularity};
-    use trainer::plan::Cost;
+    use planner::Cost;
 
     /// Returns a row with this size of `fsdp` and predicted time of a step; an update takes half of it.
     fn row(fsdp: i64, step_seconds: f64, compiled: Option<(f64, bool)>) -> Row {

@@ -6,7 +6,7 @@ use crate::table::Sheet;
 use grpo_files::counted;
 use run_config::RecomputeGranularity;
 use std::fmt::Write;
-use trainer::plan::Settings;
+use planner::Settings;
 
 /// The default number of rows.
 const TOP: usize = 10;

@@ -1,13 +1,11 @@
-//! The devices of policies, and the options of a policy there.
+//! The devices of policies.
 
 use crate::Result;
 use backend_tpu::plugins::Kind;
 use distributed::Store;
-use models::ModelConfig;
-use policy_pjrt::decoder::{ATTENTION, Attention, AxisRules, Compute};
-use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, Runtime};
-use run_config::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check};
-use stablehlo::Save;
+use policy_pjrt::Runtime;
+use policy_pjrt::decoder::AxisRules;
+use run_config::PolicyDevice;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -64,42 +62,4 @@ pub(crate) fn kind(device: PolicyDevice) -> Option<Kind> {
         PolicyDevice::PjrtCuda => Some(Kind::Cuda),
         PolicyDevice::PjrtTpu => Some(Kind::Tpu),
     }
-}
-
-/// Returns the options of the policy of a run on a device, for a model of this shape.
-///
-/// # Errors
-/// [`run_config::Error::Key`] if `policy.recompute_num_layers` does not divide the number of layers.
-pub fn options(config: &TrainConfig, shape: &ModelConfig) -> Result<PjrtPolicyOptions> {
-    Ok(PjrtPolicyOptions {
-        compute: match config.policy.dtype {
-            PolicyDtype::Float32 => Compute::F32,
-            PolicyDtype::Bfloat16 => Compute::Bf16,
-        },
-        attention: match config.policy.attention {
-            PolicyAttention::Auto => Attention::Auto,
-            PolicyAttention::Materialised => Attention::Materialised,
-            PolicyAttention::Blockwise => Attention::Blockwise { block: Attention::BLOCK },
-        },
-        save: saved(&config.policy, shape.num_hidden_layers)?,
-        can_roll_back: config.keeps_state_to_roll_back(),
-        rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
-        ..PjrtPolicyOptions::default()
-    })
-}
-
-/// Returns the activations that are saved for a model with this number of layers.
-fn saved(policy: &PolicyConfig, layers: usize) -> Result<Save> {
-    let group = policy.recompute_num_layers;
-    Ok(match policy.recompute_granularity {
-        RecomputeGranularity::Full if group == 1 => Save::Carry,
-        RecomputeGranularity::Full => {
-            let expected = format!("a number that the model's {layers} layers are a multiple of");
-            check(layers.is_multiple_of(group), "policy.recompute_num_layers", &expected, group)?;
-            Save::Every(group)
-        }
-        RecomputeGranularity::ExceptAttention => Save::Named(vec![ATTENTION.into()]),
-        RecomputeGranularity::Selective => Save::Products,
-        RecomputeGranularity::None => Save::Everything,
-    })
 }

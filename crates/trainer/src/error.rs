@@ -124,6 +124,16 @@ impl From<policy::Error> for Error {
     }
 }
 
+impl From<planner::Error> for Error {
+    fn from(error: planner::Error) -> Self {
+        match error {
+            planner::Error::Config(error) => Self::Config(error),
+            planner::Error::Model(error) => Self::Model(error),
+            other => Self::Policy(policy::Error::other(other)),
+        }
+    }
+}
+
 impl Error {
     /// Checks that the memory in `table` fits into the `available` bytes of this machine, if they are known.
     ///

@@ -2,20 +2,19 @@
 
 use crate::device;
 use crate::error::{Error, Result};
-use crate::mesh::{self, MeshRules};
-use crate::plan::{self, Devices};
 use crate::prepared::Prepared;
-use crate::pretrained::{Purpose, keeps_files, trained, training_memory};
+use crate::pretrained::{Purpose, keeps_files, training_memory};
 use agents::Environments;
 use backend_cpu::CpuBackend;
 use backend_tpu::plugins::Kind;
 use data::Dataset;
 use distributed::Store;
 use models::{MemoryTable, ModelConfig, ModelFolder, Tokenizer};
+use planner::{Devices, MeshRules, longest_prompt, policy_options, training_sizes};
 use policy::{Policy, RolloutEngine};
 use policy_cpu::{CpuPolicy, PolicyLoss};
 use policy_pjrt::decoder::{Axis, AxisRules};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes};
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime, TrainingSizes};
 use rewards::Rewards;
 use run_config::{PolicyConfig, TrainConfig};
 use std::sync::Arc;
@@ -102,7 +101,7 @@ impl PolicyTarget {
             })));
         };
         let (plugin, compile_cache) = (plugin.as_deref(), compile_cache.as_deref());
-        let known = mesh::devices(&config.policy);
+        let known = planner::configured_devices(&config.policy);
         let rules_of = |devices: Devices| MeshRules::of(config, shape, prompt, &devices);
         let mut rules = known.map(|devices| rules_of(Devices::assumed(kind, devices))).transpose()?.flatten();
         let training = rules.as_ref().map(|rules| rules.training.clone());
@@ -225,7 +224,7 @@ pub fn export_policy(config: &TrainConfig, model: Option<&ModelFolder>) -> Resul
     let Some(shape) = model.map(ModelFolder::config).or(config.model.shape()) else {
         return Err(Error::argument("export", "a model", "none"));
     };
-    let prompt = plan::longest_prompt(config, shape);
+    let prompt = longest_prompt(config, shape);
     PolicyTarget::open(config, shape, prompt, None)?.policy(config, shape, model, Purpose::Export)
 }
 
@@ -262,7 +261,7 @@ fn cpu_policy(
 
 /// Returns the options of the policy on PJRT devices.
 fn options(config: &TrainConfig, shape: &ModelConfig, rollout: &Option<AxisRules>) -> Result<PjrtPolicyOptions> {
-    Ok(PjrtPolicyOptions { rollout_rules: rollout.clone(), ..device::options(config, shape)? })
+    Ok(PjrtPolicyOptions { rollout_rules: rollout.clone(), ..policy_options(config, shape)? })
 }
 
 /// Returns the policy on PJRT devices.
@@ -292,33 +291,9 @@ fn pjrt_policy(
     Ok(policy.map_err(policy::Error::from)?)
 }
 
-/// Returns the sizes of a run on a device, for prompts of up to `prompt` tokens and model weights of this dtype.
-pub(crate) fn training_sizes(
-    config: &TrainConfig,
-    shape: &ModelConfig,
-    weights: models::Dtype,
-    prompt: usize,
-) -> Result<TrainingSizes> {
-    let completion = config.rollout.max_completion_length();
-    Ok(TrainingSizes {
-        micro_batch: TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion),
-        rollout: RolloutSizes {
-            prompts: config.grpo.prompts_per_step,
-            longest_prompt: prompt,
-            num_generations: config.grpo.num_generations,
-            max_completion_length: completion.max(config.eval.max_completion_length(&config.rollout)),
-        },
-        weights,
-        trained: trained(config, shape)?,
-        ref_policy: config.needs_ref_policy() && config.lora.is_none(),
-        mixes_ref_policy: config.grpo.sync_ref_model,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rstest::rstest;
 
     #[test]
     fn memory_tables_of_huge_steps_do_not_overflow() {
@@ -329,7 +304,7 @@ mod tests {
         config.grpo.prompts_per_step = 1;
         config.grpo.gradient_accumulation_steps = 1;
         let shape = ModelConfig { max_position_embeddings: 1 << 20, ..config.model.shape().unwrap().clone() };
-        let options = device::options(&config, &shape).unwrap();
+        let options = policy_options(&config, &shape).unwrap();
         let on_device =
             training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options, None);
         let place = PolicyTarget::open(&config, &shape, 40_000, None).unwrap();
@@ -337,19 +312,5 @@ mod tests {
         for table in [on_device, on_host] {
             assert!(table.total() > 1 << 40, "{table}");
         }
-    }
-
-    #[rstest]
-    #[case::one_update("{}", false)]
-    #[case::two_updates("{grpo: {num_iterations: 2}}", true)]
-    #[case::a_reference_that_moves("{grpo: {sync_ref_model: true}, loss: {beta: 0.1}}", true)]
-    #[case::switched_off("{grpo: {num_iterations: 2}, policy: {can_roll_back: false, device: 'pjrt:cpu'}}", false)]
-    fn rollback_memory_is_counted_only_if_a_step_can_be_rolled_back(#[case] settings: &str, #[case] twice: bool) {
-        let config = TrainConfig::from_layers(grpo_files::Layers::new().text("a test", settings).unwrap()).unwrap();
-        let shape = config.model.shape().unwrap();
-        let options = device::options(&config, shape).unwrap();
-        let sizes = training_sizes(&config, shape, models::Dtype::F32, 16).unwrap();
-        assert_eq!(sizes.memory(shape, &options, None).to_string().contains("to go back to"), twice);
-        assert_eq!(config.keeps_state_to_roll_back(), twice);
     }
 }

@@ -14,9 +14,7 @@ pub mod error;
 pub mod eval;
 mod factory;
 mod lockstep;
-mod mesh;
 mod micro_batch;
-pub mod plan;
 mod prepared;
 mod pretrained;
 mod prompts;
@@ -32,7 +30,6 @@ pub use {agents, data, grpo_core, models, policy, rewards};
 
 pub use error::{Error, Result};
 pub use factory::{Parts, export_policy};
-pub use mesh::{MeshRules, default_axis_rules};
 pub use prepared::{Overview, Prepared};
 pub use pretrained::open_model;
 pub use prompts::{check_rows, count_tokens, encode_prompt, open_data, open_tokenizer, opens_think};

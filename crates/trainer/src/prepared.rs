@@ -1,12 +1,11 @@
 //! The checks of a run that come before its weights are read.
 
 use crate::adapter;
-use crate::device;
 use crate::engine::engine;
 use crate::error::{Error, Result};
 use crate::eval::PassRule;
 use crate::factory::{Parts, PolicyTarget};
-use crate::pretrained::{Purpose, open_described, trained, with_weights};
+use crate::pretrained::{Purpose, open_described, with_weights};
 use crate::prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
 use crate::trainer::{Rows, Trainer, leads};
 use agents::Environments;
@@ -157,8 +156,8 @@ impl Prepared {
         config = config.with_context(context);
         config.validate_for(tokenizer.vocab_size(), context)?;
         // Checked before a plugin is loaded.
-        device::options(&config, &shape)?;
-        let adapters = match trained(&config, &shape)? {
+        planner::policy_options(&config, &shape)?;
+        let adapters = match planner::trained(&config, &shape)? {
             Trained::Adapters(count) => Some(count),
             Trained::All => None,
         };

@@ -1,7 +1,8 @@
 //! Opens pretrained models, and estimates the memory of training.
 
 use crate::error::Result;
-use models::{Dtype, MemoryTable, ModelConfig, ModelFolder, Trained, TrainedMemory, TrainingMemory, resident_memory};
+use models::{Dtype, MemoryTable, ModelConfig, ModelFolder, TrainedMemory, TrainingMemory, resident_memory};
+use planner::trained;
 use policy_cpu::{PolicyLoss, StepMemory};
 use run_config::{ModelSource, TrainConfig};
 use std::path::PathBuf;
@@ -18,17 +19,6 @@ pub(crate) enum Purpose {
 /// Returns `true` if the pretrained model stays the reference policy for the whole run.
 pub(crate) fn keeps_files(config: &TrainConfig) -> bool {
     config.needs_ref_policy() && config.lora.is_none() && config.warmup.steps == 0 && !config.grpo.sync_ref_model
-}
-
-/// Returns the trained weights of a model of this shape.
-///
-/// # Errors
-/// LoRA targets that the model does not have.
-pub(crate) fn trained(config: &TrainConfig, shape: &ModelConfig) -> Result<Trained> {
-    Ok(match &config.lora {
-        None => Trained::All,
-        Some(lora) => Trained::Adapters(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum()),
-    })
 }
 
 /// Opens the pretrained model that `config` names; `None` if the configuration describes a new one.

@@ -101,7 +101,7 @@ impl Chosen {
     fn by(args: &parity::Args) -> anyhow::Result<Self> {
         let (name, plugin) = (args.device.as_deref().unwrap_or(ALL), args.input.plugin.as_deref());
         let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
-        let rules = args.mesh.map(|mesh| trainer::default_axis_rules("--mesh", &mesh)).transpose()?;
+        let rules = args.mesh.map(|mesh| planner::default_axis_rules("--mesh", &mesh)).transpose()?;
         let open = |kind| -> trainer::Result<Target> {
             Ok(Target::Device(Box::new(trainer::device::open(kind, plugin, None, rules.clone())?)))
         };

@@ -5,7 +5,6 @@ mod conversations;
 mod documents;
 mod losses;
 mod own_policy;
-mod plan;
 mod ppo;
 mod rollout;
 mod steps;

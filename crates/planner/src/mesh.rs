@@ -1,7 +1,7 @@
 //! The meshes of a run on several devices: of training, and of sampling.
 
 use crate::error::Result;
-use crate::plan::{self, Devices};
+use crate::{Devices, rollout_rules, training_rules};
 use models::ModelConfig;
 use policy_pjrt::common_refinement;
 use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
@@ -18,7 +18,7 @@ pub struct MeshRules {
 }
 
 /// Returns the number of devices of a run's mesh, if the configuration says it: `policy.devices`, or the product of the axes.
-pub(crate) fn devices(policy: &PolicyConfig) -> Option<usize> {
+pub fn configured_devices(policy: &PolicyConfig) -> Option<usize> {
     match (policy.devices, &policy.mesh) {
         (Some(devices), _) => Some(devices),
         (None, Some(MeshChoice::Axes(axes))) => axes.devices(),
@@ -38,7 +38,7 @@ impl MeshRules {
         prompt: usize,
         available: &Devices,
     ) -> Result<Option<Self>> {
-        let count = devices(&config.policy).unwrap_or(available.count);
+        let count = configured_devices(&config.policy).unwrap_or(available.count);
         let expected = format!("at most {} devices", available.count);
         check(count <= available.count, "policy.mesh", &expected, format!("{count} devices"))?;
         Self::of(config, shape, prompt, &available.first(count))
@@ -48,7 +48,7 @@ impl MeshRules {
     ///
     /// # Errors
     /// [`crate::Error::Config`] for an axis that does not divide the model's dimensions, with its legal sizes.
-    pub(crate) fn of(
+    pub fn of(
         config: &TrainConfig,
         shape: &ModelConfig,
         prompt: usize,
@@ -58,7 +58,7 @@ impl MeshRules {
         let table = &config.policy.logical_axis_rules;
         let training = match choice {
             MeshChoice::Axes(axes) => checked("policy.mesh", axes.sizes("policy.mesh", devices.count)?, shape, table)?,
-            MeshChoice::Auto => plan::training_rules(config, shape, prompt, devices)?,
+            MeshChoice::Auto => training_rules(config, shape, prompt, devices)?,
         };
         let rollout = match &config.rollout.mesh {
             Some(MeshChoice::Axes(axes)) => {
@@ -69,7 +69,7 @@ impl MeshRules {
                 check(fits, "rollout.mesh", expected, rollout.mesh())?;
                 rollout
             }
-            Some(MeshChoice::Auto) | None => plan::rollout_rules(config, shape, prompt, &training, devices)?,
+            Some(MeshChoice::Auto) | None => rollout_rules(config, shape, prompt, &training, devices)?,
         };
         Ok(Some(Self { training, rollout }))
     }
@@ -132,8 +132,7 @@ fn legality(rules: &AxisRules, shape: &ModelConfig) -> policy_pjrt::Result<()> {
 /// Returns the axis rules of a mesh with these sizes of data, fsdp and tensor.
 fn rules(sizes: [usize; 3], table: &LogicalAxisRules) -> Result<AxisRules> {
     let axes = MeshAxis::ALL.map(MeshAxis::name).into_iter().zip(sizes);
-    let failed = |error: stablehlo::Error| policy::Error::other(error);
-    let mesh = Mesh::new("mesh", axes).map_err(failed)?;
+    let mesh = Mesh::new("mesh", axes)?;
     let LogicalAxisRules { batch, embed, heads, kv, mlp, vocab, length } = table;
     let changes = [
         (Axis::Batch, batch),
@@ -147,7 +146,7 @@ fn rules(sizes: [usize; 3], table: &LogicalAxisRules) -> Result<AxisRules> {
     let mut rules = AxisRules::new(&mesh);
     for (axis, names) in changes.into_iter().filter_map(|(axis, names)| Some((axis, names.as_ref()?))) {
         let names: Vec<&str> = names.iter().map(|name| name.name()).collect();
-        rules = rules.with(axis, &names).map_err(failed)?;
+        rules = rules.with(axis, &names)?;
     }
     Ok(rules)
 }
@@ -178,7 +177,7 @@ mod tests {
             .text("a test", "{policy: {device: 'pjrt:tpu', dtype: bfloat16}, rollout: {max_completion_length: 1000}}")
             .unwrap();
         let config = TrainConfig::from_layers(layers.text("a test", settings).unwrap()).unwrap();
-        let devices = devices(&config.policy).unwrap_or(8);
+        let devices = configured_devices(&config.policy).unwrap_or(8);
         let devices = Devices::assumed(Kind::Tpu, devices);
         let MeshRules { training, rollout } = MeshRules::of(&config, shape, PROMPT, &devices)?.unwrap();
         let sizes = |rules: &AxisRules| rules.mesh().axes().iter().map(|(_, size)| *size).collect();

@@ -19,8 +19,8 @@
 //! (BENCHMARKS.md). `tests/fast/plan.rs` checks memory and update time against the same programs within 10 %. Times of rollouts, scores and links are
 //! not compared with anything; libtpu's estimates leave out the links.
 
-use super::cost::Cost;
-use super::devices::Devices;
+use crate::cost::Cost;
+use crate::devices::Devices;
 use crate::mesh::MeshRules;
 use models::ModelConfig;
 use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, parameters};
@@ -171,37 +171,37 @@ impl<'a> Model<'a> {
 }
 
 /// The cost model of a run on a mesh.
-pub(super) struct CostModel<'a> {
-    pub(super) config: &'a TrainConfig,
-    pub(super) shape: &'a ModelConfig,
-    pub(super) devices: &'a Devices,
-    pub(super) meshes: &'a MeshRules,
-    pub(super) options: &'a PjrtPolicyOptions,
+pub(crate) struct CostModel<'a> {
+    pub(crate) config: &'a TrainConfig,
+    pub(crate) shape: &'a ModelConfig,
+    pub(crate) devices: &'a Devices,
+    pub(crate) meshes: &'a MeshRules,
+    pub(crate) options: &'a PjrtPolicyOptions,
     /// The tokens of the longest prompt.
-    pub(super) prompt: usize,
+    pub(crate) prompt: usize,
 }
 
 impl CostModel<'_> {
     /// Returns the cost of an update: the gradients of its micro-batches, and AdamW.
-    pub(super) fn update(&self) -> Cost {
+    pub(crate) fn update(&self) -> Cost {
         let micro_batches = self.config.grpo.gradient_accumulation_steps;
         let gradient = self.layers(Passes::of_training(self.config)) + self.head(3.0) + self.gradients(micro_batches);
         gradient * micro_batches + self.optimizer()
     }
 
     /// Returns the cost of the log-probabilities of a micro-batch.
-    pub(super) fn score(&self) -> Cost {
+    pub(crate) fn score(&self) -> Cost {
         self.layers(Passes::SCORE) + self.head(1.0)
     }
 
     /// Returns the cost of a rollout of as many sequences as decode in parallel, each of full length.
-    pub(super) fn rollout(&self) -> Cost {
+    pub(crate) fn rollout(&self) -> Cost {
         let completion = self.config.rollout.max_completion_length();
         self.prefill() + self.decode() * completion.saturating_sub(1).max(1)
     }
 
     /// Returns bytes that the backward pass of a layer needs on each device, in addition to the parts of the memory table.
-    pub(super) fn temporary_bytes(&self) -> u64 {
+    pub(crate) fn temporary_bytes(&self) -> u64 {
         let (rules, model) = (self.training(), self.model(self.training()));
         let tokens = self.tokens(rules);
         let mlp = tokens * self.shape.intermediate_size as f64 / rules.parts(Axis::Mlp) as f64;
@@ -211,7 +211,7 @@ impl CostModel<'_> {
     }
 
     /// Returns the bytes of the gradients of trained weights on each device.
-    pub(super) fn gradient_bytes(&self) -> u64 {
+    pub(crate) fn gradient_bytes(&self) -> u64 {
         let elements = self.model(self.training()).elements;
         if self.config.lora.is_some() { 0 } else { (size_of::<f32>() as f64 * elements) as u64 }
     }

@@ -3,17 +3,22 @@
 //! [`plan`] tries all of them for `grpo plan`; `policy.mesh: auto` ranks the meshes for the other settings of its run. The cost model needs
 //! neither a plugin nor a compiler.
 
+#![forbid(unsafe_code)]
+
 mod cost;
 mod devices;
+mod error;
+mod mesh;
 mod model;
+mod options;
 
 pub use cost::Cost;
 pub use devices::Devices;
+pub use error::{Error, Result};
+pub use mesh::{MeshRules, configured_devices, default_axis_rules};
+pub use options::{policy_options, trained, training_sizes};
 
-use crate::device;
-use crate::error::Result;
-use crate::factory::training_sizes;
-use crate::mesh::{MeshRules, checked};
+use mesh::checked;
 use grpo_core::readable_bytes;
 use model::CostModel;
 use models::{Dtype, ModelConfig};
@@ -174,7 +179,7 @@ pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &
 ///
 /// # Errors
 /// The errors of [`plan`].
-pub(crate) fn training_rules(
+fn training_rules(
     config: &TrainConfig,
     shape: &ModelConfig,
     prompt: usize,
@@ -212,14 +217,14 @@ pub(crate) fn training_rules(
 ///
 /// # Errors
 /// The errors of [`plan`].
-pub(crate) fn rollout_rules(
+fn rollout_rules(
     config: &TrainConfig,
     shape: &ModelConfig,
     prompt: usize,
     training: &AxisRules,
     devices: &Devices,
 ) -> Result<AxisRules> {
-    let (table, options) = (&config.policy.logical_axis_rules, device::options(config, shape)?);
+    let (table, options) = (&config.policy.logical_axis_rules, policy_options(config, shape)?);
     let mut best: Option<(f64, AxisRules)> = None;
     for tensor in divisors(devices.count).into_iter().rev() {
         let sizes = [devices.count / tensor, 1, tensor];
@@ -259,7 +264,7 @@ fn candidate(
     meshes: &MeshRules,
     devices: &Devices,
 ) -> Result<Candidate> {
-    let options = PjrtPolicyOptions { rollout_rules: Some(meshes.rollout.clone()), ..device::options(config, shape)? };
+    let options = PjrtPolicyOptions { rollout_rules: Some(meshes.rollout.clone()), ..policy_options(config, shape)? };
     let model = model(config, shape, prompt, meshes, devices, &options);
     let weights = match config.policy.dtype {
         PolicyDtype::Bfloat16 if config.lora.is_some() => Dtype::Bf16,

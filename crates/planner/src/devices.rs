@@ -42,7 +42,7 @@ impl Devices {
 
     /// Returns the bytes per second that each device of an axis of this size receives from the others. An axis of all devices uses every
     /// link; a smaller axis is a line of neighbours, which data crosses through one link.
-    pub(super) fn received_per_second(&self, axis: usize) -> f64 {
+    pub(crate) fn received_per_second(&self, axis: usize) -> f64 {
         let links = if axis == self.count { self.links } else { 1 };
         links.max(1) as f64 * self.chip.link_bandwidth
     }

@@ -26,7 +26,7 @@ impl Cost {
     }
 
     /// Adds bytes received along an axis.
-    pub(super) fn receive(&mut self, axis: MeshAxis, bytes: f64) {
+    pub(crate) fn receive(&mut self, axis: MeshAxis, bytes: f64) {
         *match axis {
             MeshAxis::Data => &mut self.received_data_bytes,
             MeshAxis::Fsdp => &mut self.received_fsdp_bytes,

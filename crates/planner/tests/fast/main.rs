@@ -5,7 +5,7 @@ use grpo_files::Layers;
 use models::ModelConfig;
 use run_config::{MeshChoice, MeshConfig, RecomputeGranularity, TrainConfig};
 use std::path::Path;
-use trainer::plan::{Candidate, Devices, Plan, longest_prompt, plan};
+use planner::{Candidate, Devices, Plan, longest_prompt, plan};
 
 const ALL: [&str; 5] = ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen3-8b", "llama-3.1-8b"];
 

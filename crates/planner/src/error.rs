@@ -1,0 +1,19 @@
+//! The errors of planning.
+
+/// Result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Every error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A mesh, or another key, that does not fit the model or the devices.
+    #[error(transparent)]
+    Config(#[from] run_config::Error),
+    /// LoRA targets that the model does not have.
+    #[error(transparent)]
+    Model(#[from] models::Error),
+    /// Axes of which no mesh can be made.
+    #[error(transparent)]
+    Mesh(#[from] stablehlo::Error),
+}

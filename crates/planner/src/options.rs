@@ -1,0 +1,103 @@
+//! The options and the sizes of a run on PJRT devices.
+
+use crate::Result;
+use models::{Dtype, ModelConfig, Trained};
+use policy_pjrt::decoder::{ATTENTION, Attention, Compute};
+use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, RolloutSizes, TrainShape, TrainingSizes};
+use run_config::{PolicyAttention, PolicyConfig, PolicyDtype, RecomputeGranularity, TrainConfig, check};
+use stablehlo::Save;
+
+/// Returns the options of the policy of a run on a device, for a model of this shape.
+///
+/// # Errors
+/// [`crate::Error::Config`] if `policy.recompute_num_layers` does not divide the number of layers.
+pub fn policy_options(config: &TrainConfig, shape: &ModelConfig) -> Result<PjrtPolicyOptions> {
+    Ok(PjrtPolicyOptions {
+        compute: match config.policy.dtype {
+            PolicyDtype::Float32 => Compute::F32,
+            PolicyDtype::Bfloat16 => Compute::Bf16,
+        },
+        attention: match config.policy.attention {
+            PolicyAttention::Auto => Attention::Auto,
+            PolicyAttention::Materialised => Attention::Materialised,
+            PolicyAttention::Blockwise => Attention::Blockwise { block: Attention::BLOCK },
+        },
+        save: saved(&config.policy, shape.num_hidden_layers)?,
+        can_roll_back: config.keeps_state_to_roll_back(),
+        rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
+        ..PjrtPolicyOptions::default()
+    })
+}
+
+/// Returns the activations that are saved for a model with this number of layers.
+fn saved(policy: &PolicyConfig, layers: usize) -> Result<Save> {
+    let group = policy.recompute_num_layers;
+    Ok(match policy.recompute_granularity {
+        RecomputeGranularity::Full if group == 1 => Save::Carry,
+        RecomputeGranularity::Full => {
+            let expected = format!("a number that the model's {layers} layers are a multiple of");
+            check(layers.is_multiple_of(group), "policy.recompute_num_layers", &expected, group)?;
+            Save::Every(group)
+        }
+        RecomputeGranularity::ExceptAttention => Save::Named(vec![ATTENTION.into()]),
+        RecomputeGranularity::Selective => Save::Products,
+        RecomputeGranularity::None => Save::Everything,
+    })
+}
+
+/// Returns the sizes of a run on a device, for prompts of up to `prompt` tokens and model weights of this dtype.
+///
+/// # Errors
+/// The errors of [`trained`].
+pub fn training_sizes(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    weights: Dtype,
+    prompt: usize,
+) -> Result<TrainingSizes> {
+    let completion = config.rollout.max_completion_length();
+    Ok(TrainingSizes {
+        micro_batch: TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion),
+        rollout: RolloutSizes {
+            prompts: config.grpo.prompts_per_step,
+            longest_prompt: prompt,
+            num_generations: config.grpo.num_generations,
+            max_completion_length: completion.max(config.eval.max_completion_length(&config.rollout)),
+        },
+        weights,
+        trained: trained(config, shape)?,
+        ref_policy: config.needs_ref_policy() && config.lora.is_none(),
+        mixes_ref_policy: config.grpo.sync_ref_model,
+    })
+}
+
+/// Returns the trained weights of a model of this shape.
+///
+/// # Errors
+/// [`crate::Error::Model`] for LoRA targets that the model does not have.
+pub fn trained(config: &TrainConfig, shape: &ModelConfig) -> Result<Trained> {
+    Ok(match &config.lora {
+        None => Trained::All,
+        Some(lora) => Trained::Adapters(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::one_update("{}", false)]
+    #[case::two_updates("{grpo: {num_iterations: 2}}", true)]
+    #[case::a_reference_that_moves("{grpo: {sync_ref_model: true}, loss: {beta: 0.1}}", true)]
+    #[case::switched_off("{grpo: {num_iterations: 2}, policy: {can_roll_back: false, device: 'pjrt:cpu'}}", false)]
+    fn rollback_memory_is_counted_only_if_a_step_can_be_rolled_back(#[case] settings: &str, #[case] twice: bool) {
+        let config = TrainConfig::from_layers(grpo_files::Layers::new().text("a test", settings).unwrap()).unwrap();
+        let shape = config.model.shape().unwrap();
+        let options = policy_options(&config, shape).unwrap();
+        let sizes = training_sizes(&config, shape, Dtype::F32, 16).unwrap();
+        assert_eq!(sizes.memory(shape, &options, None).to_string().contains("to go back to"), twice);
+        assert_eq!(config.keeps_state_to_roll_back(), twice);
+    }
+}
