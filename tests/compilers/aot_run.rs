@@ -210,6 +210,6 @@ fn run_that_does_not_fit_reports_its_memory_and_options() {
     // A single update needs no copy to return to.
     let twice = "grpo.num_iterations=2";
     let said = aot(Kind::Tpu, 2, |call| call.set([shape, twice]));
-    assert_has(&said.stderr, &["`apply`", "34.36 GB", "policy.can_roll_back", "grpo.gradient_accumulation_steps"]);
+    assert_has(&said.stderr, &["`apply`", "33.54 GB", "policy.can_roll_back", "grpo.gradient_accumulation_steps"]);
     assert_has(&said.stdout, &["Most is on the device during apply"]);
 }

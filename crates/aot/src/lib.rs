@@ -17,6 +17,8 @@ use backend_tpu::aot::{Chip, Floor, Target};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
 use models::{Hub, ModelConfig, ModelFolder};
+use planner::MeshRules;
+use planner::{Devices, is_one_program, longest_prompt};
 use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, parameters};
 use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
@@ -24,8 +26,6 @@ use run_config::{ModelSource, PolicyDevice, TrainConfig};
 use stablehlo::{Dtype, Module};
 use std::collections::BTreeMap;
 use std::path::Path;
-use planner::MeshRules;
-use planner::{Devices, is_one_program, longest_prompt};
 
 /// The name of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,8 +2,8 @@
 
 use crate::{ProgramName, RunPrograms};
 use backend_tpu::aot::{Chip, Report};
-use serde::Serialize;
 use planner::is_one_program;
+use serde::Serialize;
 
 /// Time estimates of a step whose programs run one after the other, without the host's work.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -176,7 +176,7 @@ fn summarise(
         *sources.entry(item.source.to_string()).or_default() += 1;
     }
     let prompts = items.iter().take(args.show).map(|item| {
-        let ids = trainer::encode_prompt(tokenizer, &item.prompt)?;
+        let ids = rollout::encode_prompt(tokenizer, &item.prompt)?;
         let prompt = tokenizer.decode_with_special(&ids)?;
         Ok(Row { source: item.source.to_string(), prompt, tokens: ids.len(), answer: item.answer.clone() })
     });
@@ -224,7 +224,7 @@ fn judge(rewards: &Rewards, tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow:
     for (of, text) in [("answer", answer), ("completion", completion)] {
         let rows = items.iter().filter_map(|item| Some((*item, text(item)?)));
         let rows = rows.map(|(item, completion)| {
-            let opens_think = trainer::opens_think(tokenizer, &trainer::encode_prompt(tokenizer, &item.prompt)?);
+            let opens_think = rollout::opens_think(tokenizer, &rollout::encode_prompt(tokenizer, &item.prompt)?);
             Ok((item, completion, tokenizer.encode_completion(completion)?, opens_think))
         });
         let rows = rows.collect::<anyhow::Result<Vec<_>>>()?;

@@ -13,11 +13,11 @@ use backend_tpu::plugins;
 use grpo_aot::{ProgramName, RunPrograms};
 use grpo_core::readable_bytes;
 use grpo_files::{counted, to_yaml, to_yaml_with_secrets};
+use planner::{Candidate, Devices, Illegal, Settings, longest_prompt, plan};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use trainer::TrainConfig;
-use planner::{Candidate, Devices, Illegal, Settings, longest_prompt, plan};
 
 /// The version of the document of `--json`.
 const FORMAT: &str = "grpo-plan/1";
@@ -261,8 +261,8 @@ fn does_not_fit(smallest: &Candidate, devices: &Devices, target: &str) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use run_config::{MeshConfig, RecomputeGranularity};
     use planner::Cost;
+    use run_config::{MeshConfig, RecomputeGranularity};
 
     /// Returns a row with this size of `fsdp` and predicted time of a step; an update takes half of it.
     fn row(fsdp: i64, step_seconds: f64, compiled: Option<(f64, bool)>) -> Row {

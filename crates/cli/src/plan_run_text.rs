@@ -4,9 +4,9 @@ use crate::aot_text::bytes;
 use crate::plan_run::{CompiledUpdate, Document, Row};
 use crate::table::Sheet;
 use grpo_files::counted;
+use planner::Settings;
 use run_config::RecomputeGranularity;
 use std::fmt::Write;
-use planner::Settings;
 
 /// The default number of rows.
 const TOP: usize = 10;

@@ -1,8 +1,5 @@
-//! The planner: meshes, micro-batches and recomputation of a run, ranked by predicted time.
-//!
-//! [`plan`] tries all of them for `grpo plan`; `policy.mesh: auto` ranks the meshes for the other settings of its run. The cost model needs
-//! neither a plugin nor a compiler.
-
+#![doc = include_str!("../README.md")]
+//! [`plan`] tries all of them for `grpo plan`; `policy.mesh: auto` ranks the meshes for the other settings of its run.
 #![forbid(unsafe_code)]
 
 mod cost;
@@ -18,8 +15,8 @@ pub use error::{Error, Result};
 pub use mesh::{MeshRules, configured_devices, default_axis_rules};
 pub use options::{policy_options, trained, training_sizes};
 
-use mesh::checked;
 use grpo_core::readable_bytes;
+use mesh::checked;
 use model::CostModel;
 use models::{Dtype, ModelConfig};
 use policy::AdamWBounds;
@@ -179,12 +176,7 @@ pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &
 ///
 /// # Errors
 /// The errors of [`plan`].
-fn training_rules(
-    config: &TrainConfig,
-    shape: &ModelConfig,
-    prompt: usize,
-    devices: &Devices,
-) -> Result<AxisRules> {
+fn training_rules(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &Devices) -> Result<AxisRules> {
     let table = &config.policy.logical_axis_rules;
     let mut candidates = vec![];
     for sizes in factorizations(devices.count) {

@@ -48,12 +48,7 @@ impl MeshRules {
     ///
     /// # Errors
     /// [`crate::Error::Config`] for an axis that does not divide the model's dimensions, with its legal sizes.
-    pub fn of(
-        config: &TrainConfig,
-        shape: &ModelConfig,
-        prompt: usize,
-        devices: &Devices,
-    ) -> Result<Option<Self>> {
+    pub fn of(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &Devices) -> Result<Option<Self>> {
         let Some(choice) = &config.policy.mesh else { return Ok(None) };
         let table = &config.policy.logical_axis_rules;
         let training = match choice {

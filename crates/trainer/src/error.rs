@@ -124,6 +124,18 @@ impl From<policy::Error> for Error {
     }
 }
 
+impl From<rollout::Error> for Error {
+    fn from(error: rollout::Error) -> Self {
+        match error {
+            rollout::Error::Config(error) => Self::Config(error),
+            rollout::Error::Model(error) => Self::Model(error),
+            rollout::Error::Policy(error) => error.into(),
+            rollout::Error::Environments(error) => Self::Environments(error),
+            other => Self::Policy(policy::Error::other(other)),
+        }
+    }
+}
+
 impl From<planner::Error> for Error {
     fn from(error: planner::Error) -> Self {
         match error {

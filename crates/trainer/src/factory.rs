@@ -16,7 +16,8 @@ use policy_cpu::{CpuPolicy, PolicyLoss};
 use policy_pjrt::decoder::{Axis, AxisRules};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime, TrainingSizes};
 use rewards::Rewards;
-use run_config::{PolicyConfig, TrainConfig};
+use rollout::Rollout;
+use run_config::{PolicyConfig, RolloutConfig, TrainConfig};
 use std::sync::Arc;
 
 /// The parts that [`crate::Trainer`] works with; each can be replaced by your own.
@@ -67,6 +68,14 @@ impl Parts {
     /// The errors of [`Parts::from_config`].
     pub fn with_tokenizer(config: &TrainConfig, tokenizer: Box<dyn Tokenizer>) -> Result<Self> {
         Prepared::unchecked(config.clone(), Some(tokenizer))?.parts()
+    }
+}
+
+impl Parts {
+    /// Returns what samples completions with a section `rollout`.
+    pub(crate) fn rollout<'a>(&'a mut self, config: &'a RolloutConfig) -> Rollout<'a> {
+        let Self { policy, tokenizer, engine, environments, .. } = self;
+        Rollout { policy: &mut **policy, engine: &mut **engine, tokenizer: &**tokenizer, environments, config }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::eval::PassRule;
 use crate::factory::{Parts, PolicyTarget};
 use crate::pretrained::{Purpose, open_described, with_weights};
-use crate::prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
+use crate::prompts::{check_rows, open_data, open_tokenizer};
 use crate::trainer::{Rows, Trainer, leads};
 use agents::Environments;
 use data::{DataReport, Dataset, RowIndex};
@@ -14,6 +14,7 @@ use distributed::Store;
 use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained};
 use policy::RolloutEngine;
 use rewards::Rewards;
+use rollout::encode_prompt;
 use run_config::{ModelSource, TrainConfig};
 use std::sync::Arc;
 

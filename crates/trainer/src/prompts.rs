@@ -1,7 +1,7 @@
 //! Rows of a data set as the policy reads them.
 
 use crate::error::{Error, Result};
-use data::{ApplyChatTemplate, DataConfig, DataReport, Dataset, Item, Prompt, PromptEncoder, RowIndex};
+use data::{ApplyChatTemplate, DataConfig, DataReport, Dataset, Prompt, PromptEncoder, RowIndex};
 use grpo_files::counted;
 use models::{ChatTemplate, HfTokenizer, ModelFolder, TRAINING_TEMPLATES, Tokenizer};
 use rewards::Rewards;
@@ -83,7 +83,7 @@ pub fn open_data(
 /// Counts the tokens of prompts on all threads. Results of at most `limit` may be upper bounds.
 ///
 /// # Errors
-/// Each prompt has its own result: the errors of [`encode_prompt`], and an error for a text with special-token strings if
+/// Each prompt has its own result: the errors of [`rollout::encode_prompt`], and an error for a text with special-token strings if
 /// `data.prompts_are_rendered` is not set.
 pub fn count_tokens(
     tokenizer: &dyn Tokenizer,
@@ -127,38 +127,5 @@ pub fn check_rows(config: &DataConfig, report: &DataReport, rewards: &Rewards, h
     match rewards.needing_answers().next() {
         Some(reward) => Ok(report.expect_answers(reward)?),
         None => Ok(()),
-    }
-}
-
-/// Returns the token ids of each row's prompt. They are computed once, so that sampling and training use the same ids.
-///
-/// # Errors
-/// The errors of the tokenizer; [`models::Error::NoChatTemplate`].
-pub(crate) fn encode_prompts<'a>(
-    tokenizer: &dyn Tokenizer,
-    items: impl IntoIterator<Item = &'a Item>,
-) -> models::Result<Vec<Vec<u32>>> {
-    items.into_iter().map(|item| encode_prompt(tokenizer, &item.prompt)).collect()
-}
-
-/// Returns `true` if a prompt ends with `<think>`, as with some chat templates.
-pub fn opens_think(tokenizer: &dyn Tokenizer, prompt: &[u32]) -> bool {
-    /// More tokens than any tokenizer needs for the tag.
-    const TAIL: usize = 16;
-    let tail = tokenizer.decode(&prompt[prompt.len().saturating_sub(TAIL)..]);
-    tail.is_ok_and(|text| text.trim_end().ends_with("<think>"))
-}
-
-/// Returns the token ids of a prompt.
-///
-/// # Errors
-/// The errors of the tokenizer; [`models::Error::NoChatTemplate`].
-pub fn encode_prompt(tokenizer: &dyn Tokenizer, prompt: &Prompt) -> models::Result<Vec<u32>> {
-    match prompt {
-        Prompt::Text(text) => tokenizer.encode_prompt(text),
-        Prompt::Rendered(text) => tokenizer.encode_rendered(text),
-        Prompt::Messages { messages, tools, documents } => {
-            tokenizer.encode_messages(messages, tools.as_ref(), documents.as_ref())
-        }
     }
 }

@@ -1,15 +1,14 @@
 //! Supervised warm-up: cross-entropy on reference answers, so that the first rewards are not all zero.
 
-use crate::conversation::with_tools;
 use crate::error::{Error, Result};
 use crate::micro_batch::{sequence_batches, split_evenly};
-use crate::prompts::encode_prompt;
 use crate::updates::{Update, Updates};
 use agents::Environments;
 use data::Item;
 use grpo_core::LossOutput;
 use models::Tokenizer;
 use policy::{Policy, Sequence, StepLoss, token_batch};
+use rollout::{encode_prompt, with_tools};
 
 /// The report of one warm-up step.
 #[derive(Clone, Debug, PartialEq)]

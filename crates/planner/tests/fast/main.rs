@@ -3,9 +3,9 @@
 use backend_tpu::aot::{Chip, Target};
 use grpo_files::Layers;
 use models::ModelConfig;
+use planner::{Candidate, Devices, Plan, longest_prompt, plan};
 use run_config::{MeshChoice, MeshConfig, RecomputeGranularity, TrainConfig};
 use std::path::Path;
-use planner::{Candidate, Devices, Plan, longest_prompt, plan};
 
 const ALL: [&str; 5] = ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen3-8b", "llama-3.1-8b"];
 

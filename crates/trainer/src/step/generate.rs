@@ -2,14 +2,13 @@
 
 use super::{PhaseTimes, Sample, StepContext};
 use crate::ahead::Drawn;
-use crate::conversation::Conversed;
 use crate::error::{Error, Result};
-use crate::rollout::Completed;
 use data::Item;
 use grpo_core::Metrics;
 use policy::{Completion, Sampling};
 use rewards::{RewardInput, Rewards};
 use rng::Purpose;
+use rollout::{Completed, Conversed};
 use run_config::{FilterGroupsConfig, REWARD};
 
 /// A prompt and its completions.
@@ -189,7 +188,8 @@ fn complete(
     sampling: Sampling,
 ) -> Result<Completed> {
     let rollout = &context.config.rollout;
-    context.parts.complete(rollout, items, num_generations, rollout.max_completion_length(), sampling)
+    let longest = rollout.max_completion_length();
+    Ok(context.parts.rollout(rollout).complete(items, num_generations, longest, sampling)?)
 }
 
 /// Counts the failures of environments; too many in a row are an error.

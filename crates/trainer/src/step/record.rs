@@ -1,10 +1,10 @@
 //! Metrics of a step that are known before its first update, by TRL's names.
 
 use super::generate::Group;
-use crate::conversation::Conversed;
 use grpo_core::Metrics;
 use policy::Completion;
 use rewards::Rewards;
+use rollout::Conversed;
 use run_config::TrainConfig;
 
 /// Records rewards and lengths of all samples, including groups that were filtered out.

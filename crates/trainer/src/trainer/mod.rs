@@ -6,14 +6,13 @@ pub use state::{Counters, TrainState};
 
 use crate::ahead::Ahead;
 use crate::coefficients::Coefficients;
-use crate::conversation::check_environments;
 use crate::drift::Drift;
 use crate::error::{Error, Result};
+use rollout::{check_environments, encode_prompt};
 
 use crate::eval::{EvalReport, PassRule, evaluate, greedy};
 use crate::factory::Parts;
 use crate::prepared::{Overview, Prepared};
-use crate::prompts::encode_prompt;
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};

@@ -14,18 +14,15 @@
 mod check;
 mod episode;
 
-pub(crate) use check::{Tools, check_environments, with_tools};
+use check::Tools;
+pub use check::{check_environments, with_tools};
 
-use crate::error::Result;
-use crate::factory::Parts;
-use crate::prompts::opens_think;
-use crate::rollout::{Completed, Sampler};
 use crate::stops::Stops;
+use crate::{Completed, Result, Rollout, opens_think, request};
 use data::Item;
 use episode::{Answer, Talk, for_each_worker};
-use policy::{Completion, Sampling, Turn};
+use policy::{Completion, RolloutRequest, Sampling, Turn};
 use rewards::Conversation;
-use run_config::RolloutConfig;
 use std::time::{Duration, Instant};
 
 /// The bit of a random stream above which the turns of a conversation are counted.
@@ -33,21 +30,22 @@ const TURN_BITS: u32 = 32;
 
 /// A finished conversation.
 #[derive(Clone, Debug)]
-pub(crate) struct Conversed {
-    pub(crate) conversation: Conversation,
+pub struct Conversed {
+    /// Its messages behind the prompt, its reward and its failure.
+    pub conversation: Conversation,
     /// The text of all turns, with special tokens.
-    pub(crate) transcript: String,
+    pub transcript: String,
     /// The index of its environment; `None` if the row names no known environment.
-    pub(crate) environment: Option<usize>,
+    pub environment: Option<usize>,
     /// The number of messages of the assistant.
-    pub(crate) turns: usize,
+    pub turns: usize,
     /// The number of tool calls.
-    pub(crate) calls: usize,
+    pub calls: usize,
     /// The number of tool calls that failed.
-    pub(crate) failed_calls: usize,
+    pub failed_calls: usize,
 }
 
-impl Parts {
+impl Rollout<'_> {
     /// Holds `num_generations` conversations about each row.
     ///
     /// # Errors
@@ -55,16 +53,15 @@ impl Parts {
     /// error: its conversation has a failure.
     pub(crate) fn converse(
         &mut self,
-        rollout: &RolloutConfig,
         items: &[&Item],
         num_generations: usize,
         max_completion_length: usize,
         sampling: Sampling,
     ) -> Result<Completed> {
-        let Self { policy, tokenizer, engine, environments, .. } = self;
-        let (tokenizer, context) = (&**tokenizer, policy.context_length());
-        let stops = Stops::new(rollout, tokenizer);
-        let mut tools = Tools::new(tokenizer, rollout.multi_turn.tool_parser);
+        let (tokenizer, environments, limits) = (self.tokenizer, self.environments, &self.config.multi_turn);
+        let context = self.policy.context_length();
+        let stops = Stops::new(self.config, tokenizer);
+        let mut tools = Tools::new(tokenizer, limits.tool_parser);
         let rows = items.iter().flat_map(|item| std::iter::repeat_n(*item, num_generations));
         let mut talks: Vec<Talk<'_>> = rows.enumerate().map(|(i, item)| Talk::new(environments, item, i)).collect();
         let mut environment_time = Duration::ZERO;
@@ -80,16 +77,16 @@ impl Parts {
             if open.is_empty() {
                 break;
             }
-            let sampler = Sampler { policy: &mut **policy, engine: &mut **engine, stops: &stops };
-            let sampled = next_turn(sampler, &talks, &open, turn, num_generations, max_completion_length, sampling)?;
+            let base = request(&stops, &[], num_generations, max_completion_length, sampling);
+            let sampled = self.next_turn(&base, &talks, &open, turn)?;
             for (i, completion) in open.iter().zip(sampled) {
-                talks[*i].take_turn(completion, tokenizer, &mut tools, &rollout.multi_turn)?;
+                talks[*i].take_turn(completion, tokenizer, &mut tools, limits)?;
             }
             let began = Instant::now();
             for_each_worker(talks.iter_mut().filter(|talk| talk.is_open()).collect(), Talk::ask);
             environment_time += began.elapsed();
             for talk in talks.iter_mut().filter(|talk| talk.is_open()) {
-                if let Answer::Messages(messages) = talk.take_answer(&rollout.multi_turn) {
+                if let Answer::Messages(messages) = talk.take_answer(limits) {
                     talk.append(tokenizer, &mut tools, messages, max_completion_length)?;
                 }
             }
@@ -115,29 +112,29 @@ impl Parts {
         }
         Ok(completed)
     }
-}
 
-/// Samples the next turn of the conversations at `open`. The first turns of a row share its prompt, if they are all open and their
-/// environments began them alike.
-fn next_turn(
-    sampler: Sampler<'_>,
-    talks: &[Talk<'_>],
-    open: &[usize],
-    turn: u64,
-    num_generations: usize,
-    max_completion_length: usize,
-    sampling: Sampling,
-) -> Result<Vec<Completion>> {
-    let limits: Vec<usize> = open.iter().map(|i| max_completion_length - talks[*i].completion.ids.len()).collect();
-    let streams: Vec<u64> = open.iter().map(|i| (turn << TURN_BITS) + *i as u64).collect();
-    let is_shared = turn == 0
-        && open.len() == talks.len()
-        && talks.chunks(num_generations).all(|group| group.iter().all(|talk| talk.prompt == group[0].prompt));
-    let prompt = |talk: &Talk<'_>| [&talk.prompt[..], &talk.completion.ids].concat();
-    let (prompts, per_prompt): (Vec<Vec<u32>>, usize) = match is_shared {
-        true => (talks.iter().step_by(num_generations).map(prompt).collect(), num_generations),
-        false => (open.iter().map(|i| prompt(&talks[*i])).collect(), 1),
-    };
-    let turn = Some(Turn { streams: &streams, limits: &limits });
-    sampler.generate(&prompts, per_prompt, max_completion_length, sampling, turn)
+    /// Samples the next turn of the conversations at `open`. The first turns of a row share its prompt, if they are all open and their
+    /// environments began them alike. `base` is the request of the conversations, without prompts.
+    fn next_turn(
+        &mut self,
+        base: &RolloutRequest<'_>,
+        talks: &[Talk<'_>],
+        open: &[usize],
+        turn: u64,
+    ) -> Result<Vec<Completion>> {
+        let num_generations = base.num_generations;
+        let room = |i: &usize| base.max_completion_length - talks[*i].completion.ids.len();
+        let limits: Vec<usize> = open.iter().map(room).collect();
+        let streams: Vec<u64> = open.iter().map(|i| (turn << TURN_BITS) + *i as u64).collect();
+        let is_shared = turn == 0
+            && open.len() == talks.len()
+            && talks.chunks(num_generations).all(|group| group.iter().all(|talk| talk.prompt == group[0].prompt));
+        let prompt = |talk: &Talk<'_>| [&talk.prompt[..], &talk.completion.ids].concat();
+        let (prompts, num_generations): (Vec<Vec<u32>>, usize) = match is_shared {
+            true => (talks.iter().step_by(num_generations).map(prompt).collect(), num_generations),
+            false => (open.iter().map(|i| prompt(&talks[*i])).collect(), 1),
+        };
+        let turn = Some(Turn { streams: &streams, limits: &limits });
+        self.generate(&RolloutRequest { prompts: &prompts, num_generations, turn, ..*base })
+    }
 }

@@ -1,7 +1,6 @@
 //! Tools and the tokens between turns, per list of tools; and the checks of environments before a run.
 
-use crate::error::{Error, Result};
-use crate::prompts::encode_prompt;
+use crate::{Error, Result, encode_prompt};
 use agents::{Environments, Failure, Start, ToolCall, ToolParser};
 use data::{Item, Prompt};
 use models::{Tokenizer, TurnTokens};
@@ -90,7 +89,7 @@ pub(super) fn beginning(row: &Item, of_environment: Option<&Value>, first: &[Val
 
 /// Returns the prompt of a row with the tools of its environment, as a conversation begins without a message of the environment. A row that has
 /// no conversation keeps its prompt.
-pub(crate) fn with_tools<'a>(environments: &Environments, row: &'a Item) -> Cow<'a, Prompt> {
+pub fn with_tools<'a>(environments: &Environments, row: &'a Item) -> Cow<'a, Prompt> {
     let environment = environments.of_row(row).ok().and_then(|index| environments.get(index));
     let tools = environment.and_then(|(_, environment)| environment.tools());
     match tools.map(|tools| beginning(row, Some(tools), &[])) {
@@ -105,7 +104,7 @@ pub(crate) fn with_tools<'a>(environments: &Environments, row: &'a Item) -> Cow<
 /// # Errors
 /// [`Error::Environments`] for an environment that cannot start a conversation; [`Error::Model`] for the template;
 /// [`run_config::Error::Key`] for the parser of tool calls.
-pub(crate) fn check_environments<'a>(
+pub fn check_environments<'a>(
     environments: &Environments,
     tokenizer: &dyn Tokenizer,
     parser: Option<ToolParser>,

@@ -2,8 +2,7 @@
 
 use super::Conversed;
 use super::check::{Tools, beginning};
-use crate::error::Result;
-use crate::prompts::encode_prompt;
+use crate::{Result, encode_prompt};
 use agents::{Environment, Environments, Episode, Failure, Parsed, Reply, Start};
 use data::{Item, Prompt};
 use models::Tokenizer;

@@ -1,30 +1,38 @@
-//! Completions of prompts, as reward functions read them.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
 
-use crate::conversation::Conversed;
-use crate::error::{Error, Result};
-use crate::factory::Parts;
-use crate::prompts::{encode_prompts, opens_think};
-use crate::stops::Stops;
+mod conversation;
+mod error;
+mod prompts;
+mod stops;
+
+pub use conversation::{Conversed, check_environments, with_tools};
+pub use error::{Error, Result};
+pub use prompts::{encode_prompt, encode_prompts, opens_think};
+
+use agents::Environments;
 use data::Item;
 use models::Tokenizer;
-use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling, Turn};
+use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
 use rewards::RewardInput;
 use run_config::RolloutConfig;
 use std::time::Duration;
+use stops::Stops;
 
 /// Completions of prompts, the same number of each.
-pub(crate) struct Completed {
+pub struct Completed {
     /// The token ids of the prompt of each completion.
-    pub(crate) prompts: Vec<Vec<u32>>,
-    pub(crate) completions: Vec<Completion>,
+    pub prompts: Vec<Vec<u32>>,
+    /// The completions, in the order of their prompts.
+    pub completions: Vec<Completion>,
     /// The text of each completion; of a conversation, the last message of the assistant.
-    pub(crate) texts: Vec<String>,
+    pub texts: Vec<String>,
     /// Whether each prompt ends with `<think>`.
-    pub(crate) opens_think: Vec<bool>,
+    pub opens_think: Vec<bool>,
     /// The conversation of each completion; none if completions have one turn.
-    pub(crate) conversations: Vec<Conversed>,
+    pub conversations: Vec<Conversed>,
     /// The time in which environments answered.
-    pub(crate) environment_time: Duration,
+    pub environment_time: Duration,
 }
 
 impl Completed {
@@ -43,7 +51,7 @@ impl Completed {
     }
 
     /// Replaces the completions of some prompts, by index. `fresh` has `per_prompt` completions of each of them.
-    pub(crate) fn replace(&mut self, prompts: &[usize], fresh: Self, per_prompt: usize) {
+    pub fn replace(&mut self, prompts: &[usize], fresh: Self, per_prompt: usize) {
         let mut fresh = fresh.completions.into_iter().zip(fresh.texts);
         for index in prompts.iter().flat_map(|prompt| prompt * per_prompt..(prompt + 1) * per_prompt) {
             if let Some((completion, text)) = fresh.next() {
@@ -53,7 +61,7 @@ impl Completed {
     }
 
     /// Returns the inputs of reward functions. `items` has the row of each group of completions.
-    pub(crate) fn inputs<'a>(&'a self, items: &[&'a Item]) -> Vec<RewardInput<'a>> {
+    pub fn inputs<'a>(&'a self, items: &[&'a Item]) -> Vec<RewardInput<'a>> {
         let per_item = self.completions.len() / items.len().max(1);
         (self.completions.iter().zip(&self.texts).enumerate())
             .map(|(i, (completion, text))| RewardInput {
@@ -68,94 +76,79 @@ impl Completed {
     }
 
     /// Returns the text of completion `i` for logs: of a conversation, all turns.
-    pub(crate) fn transcript(&self, i: usize) -> &str {
+    pub fn transcript(&self, i: usize) -> &str {
         self.conversations.get(i).map_or(&self.texts[i], |conversed| &conversed.transcript)
     }
 }
 
-impl Parts {
+/// What samples the completions of a run.
+pub struct Rollout<'a> {
+    /// The policy.
+    pub policy: &'a mut dyn Policy,
+    /// The engine that samples for the policy.
+    pub engine: &'a mut dyn RolloutEngine,
+    /// The tokenizer of the policy.
+    pub tokenizer: &'a dyn Tokenizer,
+    /// The environments of conversations; without one, a completion is one message.
+    pub environments: &'a Environments,
+    /// The section `rollout`: stop tokens and texts, and the limits of conversations.
+    pub config: &'a RolloutConfig,
+}
+
+impl Rollout<'_> {
     /// Samples `num_generations` completions of each row: conversations with its environment, if the run has environments.
     ///
     /// # Errors
-    /// The errors of the engine and the tokenizer; [`Error::Argument`] if the engine returns too few completions or an empty one.
-    pub(crate) fn complete(
+    /// The errors of the engine and the tokenizer; [`Error::Completions`] if the engine returns too few completions or an empty one. An
+    /// environment that fails is no error: its conversation has a failure.
+    pub fn complete(
         &mut self,
-        rollout: &RolloutConfig,
         items: &[&Item],
         num_generations: usize,
         max_completion_length: usize,
         sampling: Sampling,
     ) -> Result<Completed> {
         if !self.environments.is_empty() {
-            return self.converse(rollout, items, num_generations, max_completion_length, sampling);
+            return self.converse(items, num_generations, max_completion_length, sampling);
         }
-        let Self { policy, tokenizer, engine, .. } = self;
-        let prompts = encode_prompts(&**tokenizer, items.iter().copied())?;
-        let stops = Stops::new(rollout, &**tokenizer);
-        let sampler = Sampler { policy: &mut **policy, engine: &mut **engine, stops: &stops };
-        let completions = sampler.generate(&prompts, num_generations, max_completion_length, sampling, None)?;
-        Completed::of_prompts(&**tokenizer, prompts, num_generations, completions)
+        let prompts = encode_prompts(self.tokenizer, items.iter().copied())?;
+        let stops = Stops::new(self.config, self.tokenizer);
+        let request = request(&stops, &prompts, num_generations, max_completion_length, sampling);
+        let completions = self.generate(&request)?;
+        Completed::of_prompts(self.tokenizer, prompts, num_generations, completions)
     }
 
     /// Starts to sample completions of up to `rollout.max_completion_length` in the background.
     ///
     /// # Errors
     /// The errors of the engine.
-    pub(crate) fn start(
-        &mut self,
-        rollout: &RolloutConfig,
-        prompts: &[Vec<u32>],
-        num_generations: usize,
-        sampling: Sampling,
-    ) -> Result<Pending> {
-        let stops = Stops::new(rollout, &*self.tokenizer);
-        let longest = rollout.max_completion_length();
+    pub fn start(&mut self, prompts: &[Vec<u32>], num_generations: usize, sampling: Sampling) -> Result<Pending> {
+        let stops = Stops::new(self.config, self.tokenizer);
+        let longest = self.config.max_completion_length();
         Ok(self.engine.start(&request(&stops, prompts, num_generations, longest, sampling))?)
     }
 
-    /// Waits for the completions of [`Parts::start`], which had the same arguments.
+    /// Waits for the completions of [`Rollout::start`], which had the same arguments.
     ///
     /// # Errors
-    /// The errors of [`Parts::complete`].
-    pub(crate) fn wait(
+    /// The errors of [`Rollout::complete`].
+    pub fn wait(
         &self,
         pending: Pending,
-        rollout: &RolloutConfig,
         prompts: Vec<Vec<u32>>,
         num_generations: usize,
         sampling: Sampling,
     ) -> Result<Completed> {
-        let stops = Stops::new(rollout, &*self.tokenizer);
-        let longest = rollout.max_completion_length();
+        let stops = Stops::new(self.config, self.tokenizer);
+        let longest = self.config.max_completion_length();
         let request = request(&stops, &prompts, num_generations, longest, sampling);
         let completions = checked(&request, pending.wait(&request)?)?;
-        Completed::of_prompts(&*self.tokenizer, prompts, num_generations, completions)
+        Completed::of_prompts(self.tokenizer, prompts, num_generations, completions)
     }
-}
 
-/// The engine of a rollout.
-pub(crate) struct Sampler<'a> {
-    pub(crate) policy: &'a mut dyn Policy,
-    pub(crate) engine: &'a mut dyn RolloutEngine,
-    pub(crate) stops: &'a Stops<'a>,
-}
-
-impl Sampler<'_> {
     /// Samples completions, and checks their number.
-    ///
-    /// # Errors
-    /// The errors of the engine; [`Error::Argument`] if it returns too few completions or an empty one.
-    pub(crate) fn generate(
-        self,
-        prompts: &[Vec<u32>],
-        num_generations: usize,
-        max_completion_length: usize,
-        sampling: Sampling,
-        turn: Option<Turn<'_>>,
-    ) -> Result<Vec<Completion>> {
-        let request = request(self.stops, prompts, num_generations, max_completion_length, sampling);
-        let request = RolloutRequest { turn, ..request };
-        checked(&request, self.engine.generate(self.policy, &request)?)
+    fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        checked(request, self.engine.generate(self.policy, request)?)
     }
 }
 
@@ -177,7 +170,7 @@ fn checked(request: &RolloutRequest<'_>, completions: Vec<Completion>) -> Result
     if completions.len() != count || !completions.iter().all(is_valid) {
         let expected =
             format!("{count} completions of at least one token, each token with a log-probability and a mask");
-        return Err(Error::argument("rollout", expected, format!("{} completions", completions.len())));
+        return Err(Error::Completions { expected, found: format!("{} completions", completions.len()) });
     }
     Ok(completions)
 }

@@ -1,0 +1,30 @@
+//! The errors of rollouts.
+
+/// Result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Every error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A parser of tool calls that does not fit the chat template.
+    #[error(transparent)]
+    Config(#[from] run_config::Error),
+    /// A text or token that the tokenizer cannot process, or a chat template that cannot be used for conversations.
+    #[error(transparent)]
+    Model(#[from] models::Error),
+    /// An error of the policy or the engine.
+    #[error(transparent)]
+    Policy(#[from] policy::Error),
+    /// An environment that cannot start a conversation.
+    #[error(transparent)]
+    Environments(#[from] agents::Error),
+    /// The engine returned other completions than it was asked for.
+    #[error("rollout: expected {expected}, got {found}")]
+    Completions {
+        /// The completions of the request.
+        expected: String,
+        /// The completions returned.
+        found: String,
+    },
+}
