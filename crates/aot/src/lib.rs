@@ -173,6 +173,7 @@ impl RunPrograms {
             longest_prompt: prompt,
             num_generations: config.grpo.num_generations,
             max_completion_length: completion,
+            conversations: !config.environments.is_empty(),
         };
         let sampling = policy::Sampling::Random {
             temperature: config.rollout.temperature(),

@@ -63,6 +63,7 @@ pub fn training_sizes(
             longest_prompt: prompt,
             num_generations: config.grpo.num_generations,
             max_completion_length: completion.max(config.eval.max_completion_length(&config.rollout)),
+            conversations: !config.environments.is_empty(),
         },
         weights,
         trained: trained(config, shape)?,

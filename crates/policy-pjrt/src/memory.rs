@@ -17,7 +17,7 @@ use stablehlo::Save;
 ///
 /// let sizes = TrainingSizes {
 ///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, shared: false },
-///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128 },
+///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128, conversations: false },
 ///     weights: models::Dtype::F32,
 ///     trained: models::Trained::All,
 ///     ref_policy: false,
@@ -126,7 +126,13 @@ mod tests {
         let config = ModelConfig { max_position_embeddings: 4096, ..ModelConfig::default() };
         let sizes = TrainingSizes {
             micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024, shared: false },
-            rollout: RolloutSizes { prompts: 1, longest_prompt: 8, num_generations: 1, max_completion_length: 8 },
+            rollout: RolloutSizes {
+                prompts: 1,
+                longest_prompt: 8,
+                num_generations: 1,
+                max_completion_length: 8,
+                conversations: false,
+            },
             weights: models::Dtype::F32,
             trained: Trained::All,
             ref_policy: false,

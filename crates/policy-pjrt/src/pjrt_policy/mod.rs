@@ -267,6 +267,7 @@ impl Policy for PjrtPolicy {
     }
 
     fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> policy::Result<Scores> {
+        self.rollout.forget_turns();
         self.weights()?;
         let of_model = self.modules.of_model();
         let (modules, weights) = match of {
@@ -292,6 +293,7 @@ impl Policy for PjrtPolicy {
         if !self.has_value_head() {
             return Err(policy::Error::NoValueHead);
         }
+        self.rollout.forget_turns();
         self.weights()?;
         let on = Device { runtime: &self.runtime, modules: &self.modules };
         let mut all = Vec::new();
@@ -303,6 +305,7 @@ impl Policy for PjrtPolicy {
     }
 
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> policy::Result<LossOutput> {
+        self.rollout.forget_turns();
         let mut sum = LossOutput::default();
         for batch in batches {
             let part = self.add(batch, loss).inspect_err(|_| self.forget_gradient())?;
@@ -313,6 +316,7 @@ impl Policy for PjrtPolicy {
     }
 
     fn apply(&mut self, learning_rate: f64) -> policy::Result<UpdateReport> {
+        self.rollout.forget_turns();
         Ok(self.update(learning_rate)?)
     }
 
@@ -322,6 +326,7 @@ impl Policy for PjrtPolicy {
         loss: StepLoss,
         learning_rate: f64,
     ) -> policy::Result<(LossOutput, UpdateReport)> {
+        self.rollout.forget_turns();
         if let ([batch], false) = (batches, self.has_gradient)
             && let Some(done) = self.step_at_once(batch, loss, learning_rate)?
         {
@@ -377,6 +382,7 @@ impl Policy for PjrtPolicy {
     }
 
     fn roll_back(&mut self) -> policy::Result<()> {
+        self.rollout.forget_turns();
         let Some(Remembered { weights, ref_policy, moments, steps }) = self.remembered.take() else {
             return Err(policy::Error::state("the policy", "a state saved by `begin`", "none"));
         };
@@ -401,10 +407,12 @@ impl Policy for PjrtPolicy {
     }
 
     fn import(&mut self, state: &PolicyState<'_>) -> policy::Result<()> {
+        self.rollout.forget_turns();
         Ok(self.import_state(state)?)
     }
 
     fn import_weights(&mut self, weights: &dyn TensorSource) -> policy::Result<()> {
+        self.rollout.forget_turns();
         Ok(self.import_trained(weights)?)
     }
 }

@@ -256,36 +256,47 @@ impl DecodeStep<'_> {
         Ok((logits, Window { keys: keys.clone(), values: values.clone() }))
     }
 
-    /// Writes the window into the columns of this call, row by row, and returns keys and values `[L, B, K, S, D]`. Columns after the end of
-    /// a finished sequence may be overwritten, because they are never read.
-    ///
-    /// Every device writes the rows of its own slots: the partitioner would gather the window, because the loop slices the sharded dimension
-    /// of rows.
+    /// Writes the window into the columns of this call, and returns keys and values `[L, B, K, S, D]`.
     pub(super) fn flush(&self, window: &Window) -> stablehlo::Result<[Value; 2]> {
-        let f = self.base.builder();
-        let caches = [self.keys, self.values, &window.keys, &window.values].map(|cache| (cache, &CACHE[..]));
-        let operands: Vec<_> = std::iter::once((&self.base, &ROWS[..])).chain(caches).collect();
-        let flushed = self.decoder.split().on_shards(&f, &operands, &[&CACHE, &CACHE], |f, shards| {
-            let [base, keys, values, window_keys, window_values] = shards else { unreachable!("as passed in") };
-            let zero = f.scalar(0, Dtype::I32);
-            let mut sizes = window_keys.shape().to_vec();
-            let slots = std::mem::replace(&mut sizes[1], 1);
-            f.for_loop(slots, &[keys, values], |row, carried| {
-                let column = base.dynamic_slice(&[row], &[1]).reshape(&[]);
-                let place = |cache: &Value, window: &Value| {
-                    let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
-                    cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
-                };
-                vec![place(&carried[0], window_keys), place(&carried[1], window_values)]
-            })
-        })?;
-        let [keys, values] = &flushed[..] else { unreachable!("keys and values") };
-        Ok([keys.clone(), values.clone()])
+        flush(self.decoder, [self.keys, self.values], &self.base, window)
     }
 }
 
+/// Writes a window into the columns of `caches`, keys and values `[L, B, K, S, D]`, row by row from column `base` (`[B]`, i32) on, and returns
+/// both. Columns after the end of a finished sequence may be overwritten, because they are never read.
+///
+/// Every device writes the rows of its own slots: the partitioner would gather the window, because the loop slices the sharded dimension of
+/// rows.
+pub(super) fn flush(
+    decoder: &Decoder,
+    caches: [&Value; 2],
+    base: &Value,
+    window: &Window,
+) -> stablehlo::Result<[Value; 2]> {
+    let f = base.builder();
+    let [keys, values] = caches;
+    let caches = [keys, values, &window.keys, &window.values].map(|cache| (cache, &CACHE[..]));
+    let operands: Vec<_> = std::iter::once((base, &ROWS[..])).chain(caches).collect();
+    let flushed = decoder.split().on_shards(&f, &operands, &[&CACHE, &CACHE], |f, shards| {
+        let [base, keys, values, window_keys, window_values] = shards else { unreachable!("as passed in") };
+        let zero = f.scalar(0, Dtype::I32);
+        let mut sizes = window_keys.shape().to_vec();
+        let slots = std::mem::replace(&mut sizes[1], 1);
+        f.for_loop(slots, &[keys, values], |row, carried| {
+            let column = base.dynamic_slice(&[row], &[1]).reshape(&[]);
+            let place = |cache: &Value, window: &Value| {
+                let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
+                cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
+            };
+            vec![place(&carried[0], window_keys), place(&carried[1], window_values)]
+        })
+    })?;
+    let [keys, values] = &flushed[..] else { unreachable!("keys and values") };
+    Ok([keys.clone(), values.clone()])
+}
+
 /// Returns the first `columns` columns of a layer, `[B, K, columns, D]`, of a cache `[L, B, K, S, D]`.
-fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
+pub(super) fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
     let zero = layer.like(0);
     let mut sizes = cache.shape().to_vec();
     (sizes[0], sizes[3]) = (1, columns);
@@ -301,37 +312,48 @@ fn put_token(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Valu
 }
 
 /// One of the two sources of keys and values: the cache or the window.
-struct Part {
+pub(super) struct Part {
     /// `[B, K, C, D]`; transposed: `[B, K, D, C]`.
-    keys: Value,
-    transposed: bool,
-    values: Value,
-    /// Mask of the filled columns, `[B, C]`.
-    seen: Value,
+    pub(super) keys: Value,
+    pub(super) transposed: bool,
+    pub(super) values: Value,
+    /// Mask of the columns that a token attends to: `[B, C]`, or `[B, T, C]` for each of T tokens.
+    pub(super) seen: Value,
 }
 
-/// Computes attention `[B, 1, A D]`, f32, of one token per sequence to the columns of both parts. The window contains the token itself.
-fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
+/// Computes attention `[B, T, A D]`, f32, of T tokens per sequence to the columns of both parts. The window contains the tokens themselves.
+pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
     let compute = decoder.compute();
-    let [b, kv, r, _, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
-    let queries = heads.queries.reshape(&[*b, *kv, *r, *d]);
-    // [B, K, R, C]
+    let [b, kv, r, t, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
+    let queries = heads.queries.reshape(&[*b, *kv, r * t, *d]);
+    // [B, K, R T, C]
     let scores = parts.each_ref().map(|part| {
         let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, if part.transposed { 2 } else { 3 }), compute);
         let scores = &scores * scores.like(decoder.score_scale());
-        part.seen.broadcast_in_dim(scores.shape(), &[0, 3]).select(&scores, &scores.like(MASKED))
+        let seen = match part.seen.shape() {
+            [_, _, columns] => {
+                let of_heads = [*b, *kv, *r, *t, *columns];
+                part.seen.broadcast_in_dim(&of_heads, &[0, 3, 4]).reshape(scores.shape())
+            }
+            _ => part.seen.broadcast_in_dim(scores.shape(), &[0, 3]),
+        };
+        seen.select(&scores, &scores.like(MASKED))
     });
-    // [B, K, R]
+    // [B, K, R T]
     let [first, second] = scores.each_ref().map(|scores| scores.reduce(Reducer::Max, &[3]));
     let max = first.max(&second);
     let weights = scores.map(|scores| (&scores - max.along_first(&scores)).exp());
     let [first, second] = weights.each_ref().map(|weights| weights.reduce(Reducer::Add, &[3]));
     let sum = first + second;
-    // [B, K, R, D]
+    // [B, K, R T, D]
     let mix = |i: usize| {
         let weights = weights[i].convert(compute.dtype());
         dot(&weights, &parts[i].values, (&[0, 1], &[0, 1]), (3, 2), compute)
     };
     let mixed = mix(0) + mix(1);
-    (&mixed / sum.along_first(&mixed)).reshape(&[*b, 1, kv * r * d])
+    let mixed = &mixed / sum.along_first(&mixed);
+    match t {
+        1 => mixed.reshape(&[*b, 1, kv * r * d]),
+        _ => mixed.reshape(&[*b, *kv, *r, *t, *d]).transpose(&[0, 3, 1, 2, 4]).reshape(&[*b, *t, kv * r * d]),
+    }
 }

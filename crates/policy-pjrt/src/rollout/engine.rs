@@ -1,6 +1,7 @@
 //! Runs the programs of a rollout until every sample of a request is finished. Sizes are rounded up, so that few executables are compiled.
 
 use super::decode::Decode;
+use super::extend::{self, Extend, TOKENS};
 use super::follow::check_ids;
 use super::prefill::{self, Prompts};
 use super::sampling::{NUMBERS, Sampler};
@@ -19,7 +20,6 @@ use models::ModelConfig;
 use policy::{Completion, RolloutRequest, Sampling};
 use smart_default::SmartDefault;
 use stablehlo::Dtype;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Options of a rollout.
@@ -51,6 +51,32 @@ pub struct DeviceRollout {
     pub(super) decoder: Decoder,
     pub(super) options: RolloutOptions,
     programs: Programs<Key>,
+    turns: Option<Turns>,
+}
+
+/// The state after a turn of conversations, which the next turn continues.
+#[derive(Debug)]
+struct Turns {
+    state: State,
+    /// The tokens of each slot that have keys and values.
+    cached: Vec<Vec<u32>>,
+}
+
+/// A sample that continues what is in a slot.
+#[derive(Clone, Copy, Debug)]
+struct Continuation {
+    slot: usize,
+    sample: usize,
+    /// The number of tokens of its prompt that have keys and values in the slot.
+    cached: usize,
+}
+
+/// A sample that begins in a slot behind `length` tokens.
+struct Beginning {
+    slot: usize,
+    sample: usize,
+    last: u32,
+    length: usize,
 }
 
 /// Identifies an executable of a rollout.
@@ -61,11 +87,14 @@ pub(super) enum Key {
     Admit(Shape, Prompts),
     Decode(Decode, Dtype),
     Follow(Decode, Dtype),
+    Resume(Shape),
+    Extend(Extend, Dtype),
 }
 
 /// Prompts with their keys and values, and samples that have not begun yet.
 pub(super) struct Prefilled {
-    range: Range<usize>,
+    /// The indices of the prompts in the request, one for each row.
+    indices: Vec<usize>,
     prompts: Prompts,
     tensors: Vec<DeviceTensor>,
 }
@@ -98,7 +127,7 @@ impl DeviceRollout {
         }
         // Sampling does not use the value head.
         let decoder = decoder.without_value_head().with_split(&runtime.split().of_rollout())?;
-        Ok(Self { runtime: runtime.clone(), decoder, options, programs: Programs::new() })
+        Ok(Self { runtime: runtime.clone(), decoder, options, programs: Programs::new(), turns: None })
     }
 
     /// Returns the devices with their mesh.
@@ -106,9 +135,17 @@ impl DeviceRollout {
         &self.runtime
     }
 
+    /// Drops the keys and values of the last turn. Call it when the weights change, or to free their memory.
+    pub fn forget_turns(&mut self) {
+        self.turns = None;
+    }
+
     /// Samples `num_generations` completions per prompt. Completions of one prompt are contiguous. A completion depends only on its prompt,
     /// its sample index and the request's sampling; not on other samples, the number of slots, or its slot. `weights` must match the
     /// decoder's [`Decoder::parameters`].
+    ///
+    /// The keys and values of a turn of conversations stay in their slots: a prompt of the next request that begins with the tokens of a
+    /// slot continues there, and only its new tokens are processed. A repetition penalty prevents this.
     ///
     /// # Errors
     /// [`crate::Error::Policy`] for a request without prompts, generations or tokens, with an empty prompt, or too long for the model;
@@ -118,30 +155,115 @@ impl DeviceRollout {
         self.check(request)?;
         let (sampler, numbers, top_k) = Sampler::of(&request.sampling, self.decoder.config().vocab_size);
         let sizes = RolloutSizes::of(request);
-        let shape = sizes.shape(self.options, sampler, self.runtime.split());
-        let at_once = sizes.prompts_at_once(shape);
         let decoding = self.decode_arguments(request, sampler, numbers, top_k)?;
+        let needed = sizes.shape(self.options, sampler, self.runtime.split());
+        let (mut state, continued) = match self.turns.take().map(|turns| turns.continued(request, needed)) {
+            Some((state, continued)) if !continued.is_empty() => (state, continued),
+            _ => (State { shape: needed, tensors: self.program(Key::Empty(needed))?.run(vec![])? }, vec![]),
+        };
+        let shape = state.shape;
+        let at_once = sizes.prompts_at_once(shape);
         let mut slots = Slots::new(request, shape.slots, self.decoder.config().vocab_size);
-        let empty = self.program(Key::Empty(shape))?;
-        let mut state = State { shape, tensors: empty.run(vec![])? };
+        if !continued.is_empty() {
+            continued.iter().for_each(|continuation| slots.resume(continuation.slot, continuation.sample));
+            state = self.resume(weights, state, request, &continued)?;
+        }
         let mut prefilled: Option<Prefilled> = None;
         loop {
             while let Some(prompt) = slots.waiting() {
-                if prefilled.as_ref().is_none_or(|prefilled| !prefilled.range.contains(&prompt)) {
+                if prefilled.as_ref().is_none_or(|prefilled| !prefilled.indices.contains(&prompt)) {
                     // Free the previous prompts' memory before the next prefill.
                     drop(prefilled.take());
-                    let end = (prompt + at_once).min(request.prompts.len());
-                    prefilled = Some(self.prefill(weights, request, shape, prompt..end, at_once)?);
+                    prefilled = Some(self.prefill(weights, request, shape, slots.next_prompts(at_once), at_once)?);
                 }
                 let Some(prefilled) = &prefilled else { break };
-                let admissions = slots.admit(prefilled.range.end);
+                let admissions = slots.admit(&prefilled.indices);
                 state = self.admit(state, prefilled, request, &admissions)?;
             }
-            let Some(longest) = slots.longest() else { return Ok(slots.finish()) };
+            let Some(longest) = slots.longest() else { break };
             state = self.decode(weights, state, &decoding, &slots.limits(), longest)?;
             // Fails after as many calls as the longest completion needs, so this loop ends.
             slots.harvest(&self.runtime, &state, self.options.tokens_per_call)?;
         }
+        let (completions, cached) = slots.finish();
+        // The sets of tokens of a repetition penalty do not follow what is between two turns.
+        if request.turn.is_some() && !shape.seen {
+            self.turns = Some(Turns { state, cached });
+        }
+        Ok(completions)
+    }
+
+    /// Begins the samples that continue what is in their slots, and processes the tokens between.
+    fn resume(
+        &mut self,
+        weights: &DeviceWeights,
+        state: State,
+        request: &RolloutRequest<'_>,
+        continued: &[Continuation],
+    ) -> Result<State> {
+        let (shape, runtime) = (state.shape, self.runtime.clone());
+        let beginnings = continued.iter().map(|&Continuation { slot, sample, cached }| {
+            let last = request.prompts[sample][cached];
+            Beginning { slot, sample, last, length: cached + 1 }
+        });
+        let program = self.program(Key::Resume(shape))?;
+        let mut arguments: Vec<Argument<'_>> = state.tensors.into_iter().map(Argument::from).collect();
+        arguments.extend(self.begin(request, shape, beginnings)?);
+        let mut state = State { shape, tensors: program.run(arguments)? };
+        let mut continued = continued.to_vec();
+        // The decode loop processes the last token of a prompt.
+        let left = |one: &Continuation| request.prompts[one.sample].len() - 1 - one.cached;
+        while let Some(most) = continued.iter().map(left).max().filter(|most| *most > 0) {
+            let tokens = TOKENS.into_iter().find(|tokens| most <= *tokens).unwrap_or(TOKENS[TOKENS.len() - 1]);
+            let longest = continued.iter().map(|one| one.cached + 1).max().unwrap_or(1);
+            let (mut ids, mut counts, mut behind) =
+                (vec![0; shape.slots * tokens], vec![0; shape.slots], vec![0; shape.slots]);
+            for one in &mut continued {
+                let (count, prompt) = (left(one).min(tokens), &request.prompts[one.sample]);
+                let row = &mut ids[one.slot * tokens..][..count];
+                row.iter_mut().zip(&prompt[one.cached..]).for_each(|(to, id)| *to = *id as i32);
+                one.cached += count;
+                (counts[one.slot], behind[one.slot]) = (count as i32, prompt[one.cached] as i32);
+            }
+            let extend = Extend { shape, columns_read: columns_read(longest, shape.columns), tokens };
+            let program = self.program(Key::Extend(extend, weights.dtype()))?;
+            let mut arguments = weights.arguments();
+            arguments.extend(state.tensors.into_iter().map(Argument::from));
+            arguments.extend([
+                runtime.upload(&ids, &[shape.slots, tokens])?.into(),
+                runtime.upload(&counts, &[shape.slots])?.into(),
+                runtime.upload(&behind, &[shape.slots])?.into(),
+            ]);
+            state = State { shape, tensors: program.run(arguments)? };
+            tracing::debug!(tokens, sequences = continued.len(), "conversations are extended");
+        }
+        Ok(state)
+    }
+
+    /// Uploads the arguments of samples that begin.
+    fn begin(
+        &self,
+        request: &RolloutRequest<'_>,
+        shape: Shape,
+        beginnings: impl IntoIterator<Item = Beginning>,
+    ) -> Result<[Argument<'static>; 4]> {
+        let (mut begins, mut last, mut length) = (vec![false; shape.slots], vec![0; shape.slots], vec![1; shape.slots]);
+        let mut random = vec![0_u32; 2 * shape.slots];
+        for beginning in beginnings {
+            let slot = beginning.slot;
+            (begins[slot], last[slot], length[slot]) = (true, beginning.last as i32, beginning.length as i32);
+            if let Sampling::Random { seed, purpose, step, first, .. } = request.sampling {
+                let key = sample_key(seed, purpose, step, first + request.stream(beginning.sample));
+                random[2 * slot..2 * slot + 2].copy_from_slice(&key);
+            }
+        }
+        let (runtime, of_slots) = (&self.runtime, [shape.slots]);
+        Ok([
+            runtime.upload(&begins, &of_slots)?.into(),
+            runtime.upload(&last, &of_slots)?.into(),
+            runtime.upload(&length, &of_slots)?.into(),
+            runtime.upload(&random, &[shape.slots, 2])?.into(),
+        ])
     }
 
     /// Checks that a request is valid.
@@ -165,22 +287,22 @@ impl DeviceRollout {
         Ok(check_ids(config, prompts.iter().flatten())?)
     }
 
-    /// Computes keys and values of the prompts of `range`, at most `at_once`.
+    /// Computes keys and values of the prompts with these indices, at most `at_once`.
     pub(super) fn prefill(
         &mut self,
         weights: &DeviceWeights,
         request: &RolloutRequest<'_>,
         shape: Shape,
-        range: Range<usize>,
+        indices: Vec<usize>,
         at_once: usize,
     ) -> Result<Prefilled> {
-        let of_range = &request.prompts[range.clone()];
-        let longest = of_range.iter().map(Vec::len).max().unwrap_or(1);
+        let chosen = || indices.iter().map(|index| &request.prompts[*index]);
+        let longest = chosen().map(Vec::len).max().unwrap_or(1);
         let prompts = Prompts::of(at_once, longest, shape, self.runtime.split());
         let rows = prompts.rows;
         let mut ids = vec![0; rows * prompts.tokens];
         let mut lengths = vec![1; rows];
-        for (i, prompt) in of_range.iter().enumerate() {
+        for (i, prompt) in chosen().enumerate() {
             lengths[i] = prompt.len() as i32;
             let row = &mut ids[i * prompts.tokens..][..prompt.len()];
             row.iter_mut().zip(prompt).for_each(|(to, id)| *to = *id as i32);
@@ -190,8 +312,8 @@ impl DeviceRollout {
         let program = self.program(Key::Prefill(prompts, weights.dtype()))?;
         let mut arguments = weights.arguments();
         arguments.extend([ids.into(), lengths.into()]);
-        tracing::debug!(prefill_rows = rows, tokens = prompts.tokens, prompts = range.len(), "prompts are prefilled");
-        Ok(Prefilled { range, prompts, tensors: program.run(arguments)? })
+        tracing::debug!(prefill_rows = rows, tokens = prompts.tokens, prompts = indices.len(), "prompts are prefilled");
+        Ok(Prefilled { indices, prompts, tensors: program.run(arguments)? })
     }
 
     /// Places new samples in slots and returns the next state.
@@ -207,23 +329,17 @@ impl DeviceRollout {
         let shards = runtime.split().parts(Axis::Batch);
         let slots_of_shard = shape.slots / shards;
         let (mut counts, mut slots, mut sources) = (vec![0; shards], vec![0; shape.slots], vec![0; shape.slots]);
-        let (mut begins, mut last, mut length) = (vec![false; shape.slots], vec![0; shape.slots], vec![1; shape.slots]);
-        let mut random = vec![0_u32; 2 * shape.slots];
         for admission in admissions {
-            let (slot, prompt) = (admission.slot, &request.prompts[admission.prompt]);
-            let shard = slot / slots_of_shard;
+            let shard = admission.slot / slots_of_shard;
             let place = shard * slots_of_shard + counts[shard] as usize;
-            slots[place] = (slot % slots_of_shard) as i32;
-            sources[place] = (admission.prompt - prefilled.range.start) as i32;
+            slots[place] = (admission.slot % slots_of_shard) as i32;
+            sources[place] = admission.row as i32;
             counts[shard] += 1_i32;
-            begins[slot] = true;
-            last[slot] = prompt.last().map_or(0, |id| *id as i32);
-            length[slot] = prompt.len() as i32;
-            if let Sampling::Random { seed, purpose, step, first, .. } = request.sampling {
-                let key = sample_key(seed, purpose, step, first + request.stream(admission.sample));
-                random[2 * slot..2 * slot + 2].copy_from_slice(&key);
-            }
         }
+        let beginnings = admissions.iter().map(|&Admission { slot, sample, prompt, .. }| {
+            let prompt = &request.prompts[prompt];
+            Beginning { slot, sample, last: prompt.last().copied().unwrap_or(0), length: prompt.len() }
+        });
         let program = self.program(Key::Admit(shape, prefilled.prompts))?;
         let of_slots = [shape.slots];
         let mut arguments: Vec<Argument<'_>> = state.tensors.into_iter().map(Argument::from).collect();
@@ -232,11 +348,8 @@ impl DeviceRollout {
             runtime.upload_sharded(&counts, &[shards], &[Axis::Batch])?.into(),
             runtime.upload_sharded(&slots, &of_slots, &[Axis::Batch])?.into(),
             runtime.upload_sharded(&sources, &of_slots, &[Axis::Batch])?.into(),
-            runtime.upload(&begins, &of_slots)?.into(),
-            runtime.upload(&last, &of_slots)?.into(),
-            runtime.upload(&length, &of_slots)?.into(),
-            runtime.upload(&random, &[shape.slots, 2])?.into(),
         ]);
+        arguments.extend(self.begin(request, shape, beginnings)?);
         Ok(State { shape, tensors: program.run(arguments)? })
     }
 
@@ -295,6 +408,30 @@ impl DeviceRollout {
             Key::Admit(shape, prompts) => prefill::admit(decoder, shape, prompts),
             Key::Decode(decode, dtype) => decode.module(decoder, dtype),
             Key::Follow(decode, dtype) => decode.follow_module(decoder, dtype),
+            Key::Resume(shape) => extend::resume(decoder, shape),
+            Key::Extend(extend, dtype) => extend.module(decoder, dtype),
         })
+    }
+}
+
+impl Turns {
+    /// Returns the state and the samples of a request that continue what is in its slots. `needed` is the shape of the request's state.
+    fn continued(self, request: &RolloutRequest<'_>, needed: Shape) -> (State, Vec<Continuation>) {
+        let Self { state, cached } = self;
+        let has = state.shape;
+        let fits = has.columns >= needed.columns && has.tokens >= needed.tokens && has.seen == needed.seen;
+        if request.turn.is_none() || request.num_generations != 1 || !fits {
+            return (state, vec![]);
+        }
+        let mut free: Vec<bool> = cached.iter().map(|ids| !ids.is_empty()).collect();
+        let samples = request.prompts.iter().enumerate().filter_map(|(sample, prompt)| {
+            // The last token of a prompt is processed again.
+            let begins = |slot: &usize| free[*slot] && prompt[..prompt.len() - 1].starts_with(&cached[*slot]);
+            let slot = (0..cached.len()).filter(begins).max_by_key(|slot| cached[*slot].len())?;
+            free[slot] = false;
+            Some(Continuation { slot, sample, cached: cached[slot].len() })
+        });
+        let samples = samples.collect();
+        (state, samples)
     }
 }

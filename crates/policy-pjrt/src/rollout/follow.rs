@@ -101,8 +101,9 @@ impl DeviceRollout {
         let (sampler, ..) = Sampler::of(&request.sampling, vocab);
         let sizes = RolloutSizes::of(&request);
         let shape = sizes.shape(RolloutOptions { slots: SEQUENCES, ..self.options }, sampler, runtime.split());
-        let prefilled = self.prefill(weights, &request, shape, 0..all.len(), all.len())?;
-        let admissions: Vec<Admission> = (0..all.len()).map(|i| Admission { slot: i, sample: i, prompt: i }).collect();
+        let prefilled = self.prefill(weights, &request, shape, (0..all.len()).collect(), all.len())?;
+        let admissions: Vec<Admission> =
+            (0..all.len()).map(|i| Admission { slot: i, sample: i, prompt: i, row: i }).collect();
         let empty = self.program(Key::Empty(shape))?.run(vec![])?;
         let mut state = self.admit(State { shape, tensors: empty }, &prefilled, &request, &admissions)?;
         for done in (0..turns).step_by(tokens_per_call) {

@@ -1,10 +1,12 @@
 //! Sampling of completions on a device, with a KV cache.
 //!
 //! A rollout has three programs: the prefill of a few prompts, the admission of samples into free slots, and the decode loop (continuous
-//! batching). [`DeviceRollout`] runs them until every sample of a request is finished, and refills slots as they become free.
+//! batching). [`DeviceRollout`] runs them until every sample of a request is finished, and refills slots as they become free. The next turn of a
+//! conversation continues in its slot: two more programs begin samples there, and process the tokens between the turns.
 
 mod decode;
 mod engine;
+mod extend;
 mod follow;
 mod prefill;
 mod sampling;

@@ -106,10 +106,7 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let slots = f.argument("slots", of_slots(Dtype::I32));
     let sources = f.argument("sources", of_slots(Dtype::I32));
     [&counts, &slots, &sources].into_iter().for_each(|list| split.argument(list, &ROWS));
-    let begins = f.argument("begins", of_slots(Dtype::Pred));
-    let last = f.argument("last", of_slots(Dtype::I32));
-    let length = f.argument("length", of_slots(Dtype::I32));
-    let random = f.argument("random", TensorType::new(Dtype::U32, [shape.slots, 2]));
+    let begun = Begun::arguments(&f, shape);
 
     // The tensors to copy row by row: source, its axes, destination, its axes, row dimension.
     let mut moves =
@@ -129,21 +126,48 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     });
     let name = "rollout_admit";
     let moved = moved.map_err(program_error(name))?;
-    let chosen = |new: &Value, old: &Value| begins.along_first(old).select(new, old);
-    let none = |old: &Value| chosen(&zeros(&f, old.dtype(), old.shape()), old);
-    let next = StateValues {
-        keys: moved[0].clone(),
-        values: moved[1].clone(),
-        ids: none(&state.ids),
-        logps: none(&state.logps),
-        last: chosen(&last, &state.last),
-        length: chosen(&length, &state.length),
-        count: none(&state.count),
-        ended: none(&state.ended),
-        random: chosen(&random, &state.random),
-        seen: state.seen.as_ref().map(|_| moved[2].clone()),
-    };
+    let next = begun.state(&state, moved[0].clone(), moved[1].clone(), state.seen.as_ref().map(|_| moved[2].clone()));
     split.finish(f, name, next.results())
+}
+
+/// What begins in slots: whether a sample begins (`[B]`), the last token and the length of what is before it (`[B]`, i32) and its random key
+/// (`[B, 2]`, u32).
+pub(super) struct Begun {
+    begins: Value,
+    last: Value,
+    length: Value,
+    random: Value,
+}
+
+impl Begun {
+    /// Declares the arguments of a program.
+    pub(super) fn arguments(f: &Builder, shape: Shape) -> Self {
+        let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);
+        Self {
+            begins: f.argument("begins", of_slots(Dtype::Pred)),
+            last: f.argument("last", of_slots(Dtype::I32)),
+            length: f.argument("length", of_slots(Dtype::I32)),
+            random: f.argument("random", TensorType::new(Dtype::U32, [shape.slots, 2])),
+        }
+    }
+
+    /// Returns the state with these samples, keys, values and sets of tokens.
+    pub(super) fn state(&self, state: &StateValues, keys: Value, values: Value, seen: Option<Value>) -> StateValues {
+        let chosen = |new: &Value, old: &Value| self.begins.along_first(old).select(new, old);
+        let none = |old: &Value| chosen(&zeros(&old.builder(), old.dtype(), old.shape()), old);
+        StateValues {
+            keys,
+            values,
+            ids: none(&state.ids),
+            logps: none(&state.logps),
+            last: chosen(&self.last, &state.last),
+            length: chosen(&self.length, &state.length),
+            count: none(&state.count),
+            ended: none(&state.ended),
+            random: chosen(&self.random, &state.random),
+            seen,
+        }
+    }
 }
 
 /// Copies rows of `from` to rows of `to` and returns `to`. `lists` are the number of copies `[1]`, and the row of `to` and of `from` of each

@@ -2,6 +2,7 @@
 
 use super::decode::Decode;
 use super::engine::RolloutOptions;
+use super::extend::TOKENS;
 use super::prefill::{self, Prompts};
 use super::sampling::Sampler;
 use super::state::Shape;
@@ -28,6 +29,8 @@ pub struct RolloutSizes {
     pub num_generations: usize,
     /// Largest number of tokens of a completion.
     pub max_completion_length: usize,
+    /// `true` for turns of conversations, whose keys and values stay for the next turn.
+    pub conversations: bool,
 }
 
 impl RolloutSizes {
@@ -39,6 +42,7 @@ impl RolloutSizes {
             longest_prompt: request.longest_sequence().saturating_sub(request.max_completion_length),
             num_generations: request.num_generations,
             max_completion_length: request.max_completion_length,
+            conversations: request.turn.is_some(),
         }
     }
 
@@ -48,8 +52,13 @@ impl RolloutSizes {
     }
 
     /// Returns the number of columns that calls write. A sequence begins with a call, and every call writes `tokens_per_call` columns, even
-    /// the last one. Later calls may overwrite the columns of finished sequences, which are never read.
+    /// the last one. Later calls may overwrite the columns of finished sequences, which are never read. In conversations a call may begin
+    /// behind any token, and extensions write as many columns.
     fn columns_written(&self, tokens_per_call: usize) -> usize {
+        if self.conversations {
+            let most = TOKENS.into_iter().fold(tokens_per_call, usize::max);
+            return self.longest_prompt + self.max_completion_length + most;
+        }
         (self.longest_prompt + self.max_completion_length.next_multiple_of(tokens_per_call)).saturating_sub(1)
     }
 
@@ -182,7 +191,13 @@ mod tests {
     fn a_cache_has_all_columns_that_calls_write() {
         let (sampler, ..) = Sampler::of(&Sampling::Greedy, 10);
         for (longest_prompt, max_completion_length, columns) in [(16, 112, 128), (16, 113, 256), (256, 1024, 1280)] {
-            let sizes = RolloutSizes { prompts: 2, longest_prompt, num_generations: 8, max_completion_length };
+            let sizes = RolloutSizes {
+                prompts: 2,
+                longest_prompt,
+                num_generations: 8,
+                max_completion_length,
+                conversations: false,
+            };
             assert_eq!(sizes.shape(RolloutOptions::default(), sampler, &Split::default()).columns, columns);
         }
     }
@@ -190,7 +205,13 @@ mod tests {
     #[test]
     fn decode_loops_cover_short_and_long_sequences() {
         let config = ModelConfig { max_position_embeddings: 1024, ..ModelConfig::default() };
-        let sizes = RolloutSizes { prompts: 8, longest_prompt: 100, num_generations: 8, max_completion_length: 400 };
+        let sizes = RolloutSizes {
+            prompts: 8,
+            longest_prompt: 100,
+            num_generations: 8,
+            max_completion_length: 400,
+            conversations: false,
+        };
         let (decoder, options) = (Decoder::new(&config, Compute::Bf16), RolloutOptions::default());
         let modules = RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, &Sampling::Greedy, 2).unwrap();
         assert_eq!(modules.decode.iter().map(|(columns, _)| *columns).collect::<Vec<_>>(), [256, 512]);

@@ -4,6 +4,7 @@ use super::state::State;
 use crate::error::{Error, Result};
 use crate::runtime::Runtime;
 use policy::{Completion, RolloutRequest};
+use std::collections::VecDeque;
 
 /// A sample in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +25,11 @@ pub(crate) struct Slots<'a> {
     request: &'a RolloutRequest<'a>,
     vocab: usize,
     slots: Vec<Option<Sample>>,
-    /// First waiting sample.
-    next: usize,
+    /// Waiting samples in order.
+    waiting: VecDeque<usize>,
     completions: Vec<Option<Completion>>,
+    /// The last finished sample of each slot, and how many of its tokens have keys and values there.
+    cached: Vec<Option<(usize, usize)>>,
 }
 
 /// A sample that begins in a slot.
@@ -35,33 +38,60 @@ pub(crate) struct Admission {
     pub(crate) slot: usize,
     pub(crate) sample: usize,
     pub(crate) prompt: usize,
+    /// The row of the prompt in its prefill.
+    pub(crate) row: usize,
 }
 
 impl<'a> Slots<'a> {
     pub(crate) fn new(request: &'a RolloutRequest<'a>, slots: usize, vocab: usize) -> Self {
         let samples = request.prompts.len() * request.num_generations;
-        Self { request, vocab, slots: vec![None; slots], next: 0, completions: vec![None; samples] }
+        Self {
+            request,
+            vocab,
+            slots: vec![None; slots],
+            waiting: (0..samples).collect(),
+            completions: vec![None; samples],
+            cached: vec![None; slots],
+        }
+    }
+
+    /// Places a sample in the slot that has the keys and values of its prompt.
+    pub(crate) fn resume(&mut self, slot: usize, sample: usize) {
+        self.waiting.retain(|waiting| *waiting != sample);
+        self.place(slot, sample);
+    }
+
+    fn place(&mut self, slot: usize, number: usize) {
+        let length = self.request.prompts[number / self.request.num_generations].len();
+        self.slots[slot] = Some(Sample { number, length, calls: 0, checked: 0 });
+        self.cached[slot] = None;
     }
 
     /// Returns the prompt of the next waiting sample if a slot is free.
     pub(crate) fn waiting(&self) -> Option<usize> {
-        let free = self.slots.iter().any(Option::is_none);
-        (free && self.next < self.completions.len()).then(|| self.next / self.request.num_generations)
+        let first = self.waiting.front().filter(|_| self.slots.iter().any(Option::is_none));
+        first.map(|sample| sample / self.request.num_generations)
     }
 
-    /// Places samples of the prompts before `end` in free slots.
-    pub(crate) fn admit(&mut self, end: usize) -> Vec<Admission> {
+    /// Returns the prompts of the next waiting samples, at most `count`.
+    pub(crate) fn next_prompts(&self, count: usize) -> Vec<usize> {
+        let mut prompts: Vec<usize> = self.waiting.iter().map(|sample| sample / self.request.num_generations).collect();
+        prompts.dedup();
+        prompts.truncate(count);
+        prompts
+    }
+
+    /// Places waiting samples of these prompts in free slots.
+    pub(crate) fn admit(&mut self, prompts: &[usize]) -> Vec<Admission> {
         let mut admitted = vec![];
-        for (slot, held) in self.slots.iter_mut().enumerate() {
-            let (sample, prompt) = (self.next, self.next / self.request.num_generations);
-            if prompt >= end {
-                break;
-            }
-            if held.is_none() {
-                *held =
-                    Some(Sample { number: sample, length: self.request.prompts[prompt].len(), calls: 0, checked: 0 });
-                admitted.push(Admission { slot, sample, prompt });
-                self.next += 1;
+        for slot in 0..self.slots.len() {
+            let Some(&sample) = self.waiting.front() else { break };
+            let prompt = sample / self.request.num_generations;
+            let Some(row) = prompts.iter().position(|of_list| *of_list == prompt) else { break };
+            if self.slots[slot].is_none() {
+                self.waiting.pop_front();
+                self.place(slot, sample);
+                admitted.push(Admission { slot, sample, prompt, row });
             }
         }
         admitted
@@ -104,6 +134,10 @@ impl<'a> Slots<'a> {
             }
             let ids = all[..length].to_vec();
             let truncated = stopped.is_none() && ids.last().is_none_or(|id| !self.request.stop_ids.contains(id));
+            let prompt = self.request.prompts[number / self.request.num_generations].len();
+            // The last token that the device has sampled has no keys and values.
+            let sampled = counts.get(slot).map_or(0, |count| usize::try_from(*count).unwrap_or(0));
+            self.cached[slot] = Some((number, prompt + length.min(sampled.saturating_sub(1))));
             self.completions[number] = Some(Completion::sampled(ids, logps.to_vec(), truncated));
         }
         Ok(())
@@ -164,9 +198,17 @@ impl<'a> Slots<'a> {
         Ok(done)
     }
 
-    /// Returns the completions in the order of the samples, without unfinished ones.
-    pub(crate) fn finish(self) -> Vec<Completion> {
-        self.completions.into_iter().flatten().collect()
+    /// Returns the completions in the order of the samples, without unfinished ones; and the tokens of each slot that have keys and values.
+    pub(crate) fn finish(self) -> (Vec<Completion>, Vec<Vec<u32>>) {
+        let tokens = |(number, length): (usize, usize)| {
+            let prompt = &self.request.prompts[number / self.request.num_generations];
+            let completion = self.completions[number].as_ref().map(|completion| &completion.ids[..]);
+            let mut ids = [prompt, completion.unwrap_or_default()].concat();
+            ids.truncate(length);
+            ids
+        };
+        let cached = self.cached.iter().map(|cached| cached.map(tokens).unwrap_or_default()).collect();
+        (self.completions.into_iter().flatten().collect(), cached)
     }
 }
 
@@ -192,13 +234,13 @@ mod tests {
         let mut slots = Slots::new(&request, 4, 10);
         assert_eq!((slots.waiting(), slots.longest()), (Some(0), None));
         let of = |list: Vec<Admission>| list.iter().map(|a| (a.slot, a.sample, a.prompt)).collect::<Vec<_>>();
-        assert_eq!(of(slots.admit(1)), [(0, 0, 0), (1, 1, 0)]);
+        assert_eq!(of(slots.admit(&[0])), [(0, 0, 0), (1, 1, 0)]);
         assert_eq!((slots.waiting(), slots.longest()), (Some(1), Some(2)));
-        assert_eq!(of(slots.admit(3)), [(2, 2, 1), (3, 3, 1)]);
+        assert_eq!(of(slots.admit(&[1, 2])), [(2, 2, 1), (3, 3, 1)]);
         assert_eq!(slots.waiting(), None);
         slots.slots[2] = None;
         assert_eq!(slots.waiting(), Some(2));
-        assert_eq!(of(slots.admit(3)), [(2, 4, 2)]);
+        assert_eq!(of(slots.admit(&[1, 2])), [(2, 4, 2)]);
         assert_eq!(slots.longest(), Some(3));
     }
 
@@ -207,7 +249,7 @@ mod tests {
         let prompts = vec![vec![1, 2], vec![3]];
         let request = request(&prompts, 1, 10);
         let mut slots = Slots::new(&request, 2, 10);
-        slots.admit(2);
+        slots.admit(&[0, 1]);
         // The second slot finishes and stays empty; the first never finishes. Three calls of four tokens are twelve.
         assert_eq!(slots.empty_ended(&[4, 3], &[false, true], 4).unwrap(), [(1, 1, 3)]);
         assert_eq!(slots.longest(), Some(6));
@@ -238,11 +280,11 @@ mod tests {
         let prompts = vec![vec![1], vec![2], vec![3]];
         let request = RolloutRequest { stop: Some(&Twice), ..request(&prompts, 1, 8) };
         let mut slots = Slots::new(&request, 2, 10);
-        slots.admit(3);
+        slots.admit(&[0, 1, 2]);
         let ids = [7, 4, 4, 4, 0, 0, 0, 0, 1, 2, 1, 2, 0, 0, 0, 0];
         assert_eq!(slots.empty_stopped(&[4, 4], &ids, 8).unwrap(), [(0, 0, 3)]);
         // A new sample starts in slot 0. The first tokens in slot 1 were checked before and are not checked again.
-        assert_eq!(slots.admit(3), [Admission { slot: 0, sample: 2, prompt: 2 }]);
+        assert_eq!(slots.admit(&[0, 1, 2]), [Admission { slot: 0, sample: 2, prompt: 2, row: 2 }]);
         let ids = [5, 6, 0, 0, 0, 0, 0, 0, 1, 2, 1, 2, 2, 2, 3, 3];
         assert_eq!(slots.empty_stopped(&[2, 8], &ids, 8).unwrap(), [(1, 1, 5)]);
         assert_eq!(slots.longest(), Some(1));
@@ -261,7 +303,7 @@ mod tests {
         let request = request(&prompts, 1, 8);
         let mut slots = Slots::new(&request, 1, 10);
         for sample in 0..2 {
-            assert_eq!(slots.admit(2), [Admission { slot: 0, sample, prompt: sample }]);
+            assert_eq!(slots.admit(&[0, 1]), [Admission { slot: 0, sample, prompt: sample, row: sample }]);
             assert_eq!(slots.empty_ended(&[4], &[false], 4).unwrap(), []);
             assert_eq!(slots.empty_ended(&[8], &[true], 4).unwrap(), [(0, sample, 8)]);
         }
@@ -274,7 +316,7 @@ mod tests {
         let request = request(&prompts, 1, 8);
         for count in [-1, 9, i32::MIN, i32::MAX] {
             let mut slots = Slots::new(&request, 1, 10);
-            slots.admit(1);
+            slots.admit(&[0]);
             let error = slots.empty_ended(&[count], &[true], 4).unwrap_err();
             assert!(error.to_string().contains(&format!("found {count} tokens")), "{error}");
         }

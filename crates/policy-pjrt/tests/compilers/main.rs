@@ -42,7 +42,13 @@ pub(crate) fn config() -> ModelConfig {
 #[test]
 fn rollout_programs_compile_and_do_not_copy_the_kv_cache() {
     let config = ModelConfig { vocab_size: 1024, intermediate_size: 512, ..config() };
-    let sizes = RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 385 };
+    let sizes = RolloutSizes {
+        prompts: 8,
+        longest_prompt: 128,
+        num_generations: 8,
+        max_completion_length: 385,
+        conversations: false,
+    };
     let processors = LogitsProcessors { top_k: Some(50), top_p: Some(0.9), ..LogitsProcessors::default() };
     let sampling =
         Sampling::Random { temperature: 0.8, processors, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };

@@ -194,7 +194,13 @@ fn largest_moved(module: &Module) -> usize {
 fn a_rollout_moves_neither_the_window_nor_the_kv_cache_between_devices() {
     let mesh = Mesh::new("mesh", [("data", 4), ("tensor", 2)]).expect("a mesh");
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(&mesh)).expect("even parts");
-    let sizes = RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 385 };
+    let sizes = RolloutSizes {
+        prompts: 8,
+        longest_prompt: 128,
+        num_generations: 8,
+        max_completion_length: 385,
+        conversations: false,
+    };
     let options = RolloutOptions::default();
     let programs = RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, &Sampling::Greedy, 1).expect("programs");
     // Of one device: layers, slots, key/value heads, head dimension.

@@ -16,6 +16,7 @@ mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
 mod prefill;
+mod prefills;
 mod processes;
 mod remainders;
 mod rollout;
@@ -23,4 +24,5 @@ mod split;
 mod step;
 mod support;
 mod training;
+mod turns;
 mod value_head;

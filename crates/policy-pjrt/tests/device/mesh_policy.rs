@@ -1,5 +1,6 @@
 //! A whole policy on meshes of eight virtual devices of XLA's CPU plugin: the contract of [`Policy`], and the numbers of one device.
 
+use crate::prefills::rows_of_prefills;
 use crate::support::{
     Named, assert_close, assert_same_scores, assert_same_tensors, gradients, moved, random, request, runtime, weights,
     whole,
@@ -8,7 +9,10 @@ use grpo_core::LossConfig;
 use models::{LoraConfig, ModelConfig};
 use pjrt::install::{Kind, install};
 use policy::contract::{Fixture, Setup, batches};
-use policy::{AdamWConfig, LogitsProcessors, Policy, PolicyState, Sequence, StateGroup, StepLoss, Weights, export_all};
+use policy::{
+    AdamWConfig, LogitsProcessors, Policy, PolicyState, RolloutRequest, Sequence, StateGroup, StepLoss, Turn, Weights,
+    export_all,
+};
 use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainPrograms, TrainShape, TrainingSizes};
 use stablehlo::{Mesh, Save};
@@ -118,7 +122,8 @@ pub(crate) fn train(mut policy: PjrtPolicy) -> Trained {
         LogitsProcessors { repetition_penalty: Some(1.2), top_k: Some(20), ..LogitsProcessors::default() },
         0,
     );
-    let completions = policy.generate(&request(&prompts, 6, 20, &[2], sampling)).unwrap();
+    let mut completions = policy.generate(&request(&prompts, 6, 20, &[2], sampling)).unwrap();
+    completions.extend(two_turns(&mut policy, &prompts));
     let rows: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
     let (mut logits, mut cached_logits) = (vec![], vec![]);
     policy.logits(&rows, |_, _, row| logits.push(row.to_vec())).unwrap();
@@ -127,6 +132,25 @@ pub(crate) fn train(mut policy: PjrtPolicy) -> Trained {
     let reference = reference.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
     let (weights, rows_empty) = (weights(&policy), output.metrics.value("frac_rows_empty"));
     Trained { scores, gradients, completions, logits, cached_logits, reference, weights, rows_empty }
+}
+
+/// Returns the completions of two turns of conversations; the second one continues.
+fn two_turns(policy: &mut PjrtPolicy, prompts: &[Vec<u32>]) -> Vec<policy::Completion> {
+    let (mut conversations, mut all) = (prompts.to_vec(), vec![]);
+    for number in 0..2 {
+        let streams: Vec<u64> = (0..3).map(|index| (number << 32) + index).collect();
+        let turn = Some(Turn { streams: &streams, limits: &[5, 4, 6] });
+        let sampling = random(1.0, LogitsProcessors::default(), 0);
+        let request = RolloutRequest { turn, ..request(&conversations, 1, 60, &[2], sampling) };
+        let (completions, prefills) = rows_of_prefills(|| policy.generate(&request).unwrap());
+        assert_eq!(prefills.is_empty(), number == 1, "{prefills:?}");
+        for (conversation, completion) in conversations.iter_mut().zip(&completions) {
+            let between = [4, 9, 11].iter().cycle().take(3 + 5 * conversation.len());
+            conversation.extend(completion.ids.iter().chain(between));
+        }
+        all.extend(completions);
+    }
+    all
 }
 
 pub(crate) fn policy(runtime: &Runtime, lora: Option<&LoraConfig>, options: PjrtPolicyOptions) -> PjrtPolicy {
@@ -240,7 +264,13 @@ fn a_dimension_that_does_not_divide_is_an_error() {
 fn the_memory_of_a_device_is_that_of_its_shards() {
     let config = ModelConfig { vocab_size: 1024, hidden_size: 128, intermediate_size: 256, ..config() };
     let micro_batch = TrainShape { rows: 8, length: 16, tokens: 64, shared: false };
-    let rollout = RolloutSizes { prompts: 1, longest_prompt: 8, num_generations: 1, max_completion_length: 8 };
+    let rollout = RolloutSizes {
+        prompts: 1,
+        longest_prompt: 8,
+        num_generations: 1,
+        max_completion_length: 8,
+        conversations: false,
+    };
     let (weights, trained) = (models::Dtype::F32, models::Trained::All);
     let sizes = TrainingSizes { micro_batch, rollout, weights, trained, ref_policy: false, mixes_ref_policy: false };
     let options = PjrtPolicyOptions { can_roll_back: false, ..PjrtPolicyOptions::default() };

@@ -1,49 +1,10 @@
 //! Each prompt is prefilled once, for all its samples.
 
 use crate::checkpoint::Checkpoint;
+use crate::prefills::rows_of_prefills;
 use crate::support::{device_weights, random, request, rollout};
 use policy::LogitsProcessors;
 use stablehlo::Dtype;
-use std::sync::{Arc, Mutex};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
-
-/// Records the number of rows of every prefill.
-#[derive(Clone, Default)]
-struct Prefills(Arc<Mutex<Vec<u64>>>);
-
-impl Visit for Prefills {
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        if field.name() == "prefill_rows" {
-            self.0.lock().unwrap().push(value);
-        }
-    }
-
-    fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
-}
-
-impl Subscriber for Prefills {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.fields().field("prefill_rows").is_some()
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut self.clone());
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
 
 #[test]
 fn samples_of_a_prompt_share_its_prefill() {
@@ -53,11 +14,9 @@ fn samples_of_a_prompt_share_its_prefill() {
     let request = request(&prompts, 5, 11, &[5, 6, 7], random(1.0, LogitsProcessors::default(), 0));
     let prefilled = |slots| {
         let mut rollout = rollout(&checkpoint, slots, 4);
-        let prefills = Prefills::default();
-        let generate = || rollout.generate(&weights, &request).unwrap();
-        let completions = tracing::subscriber::with_default(prefills.clone(), generate);
+        let (completions, rows) = rows_of_prefills(|| rollout.generate(&weights, &request).unwrap());
         assert_eq!(completions.len(), 30);
-        prefills.0.lock().unwrap().clone()
+        rows
     };
     // All thirty samples have slots: one prefill of six prompts, rounded up to eight rows.
     assert_eq!(prefilled(64), [8]);

@@ -320,7 +320,13 @@ fn rollouts_agree(sampling: &Sampling) -> Vec<i64> {
 /// Returns the state of eight slots after the first four tokens of completions.
 fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<Array> {
     const SLOTS: usize = 8;
-    let sizes = RolloutSizes { prompts: SLOTS, longest_prompt: 6, num_generations: 1, max_completion_length: 8 };
+    let sizes = RolloutSizes {
+        prompts: SLOTS,
+        longest_prompt: 6,
+        num_generations: 1,
+        max_completion_length: 8,
+        conversations: false,
+    };
     let options = RolloutOptions { slots: SLOTS, tokens_per_call: 4 };
     let modules = RolloutPrograms::of(decoder, Dtype::F32, options, sizes, sampling, 1).unwrap();
     let lengths: Vec<i32> = (0..SLOTS as i32).map(|row| 2 + row % 5).collect();
@@ -394,7 +400,13 @@ fn uneven_shards_are_an_error_that_names_the_dimension() {
     assert!(error.starts_with("the rows of a micro-batch: ") && error.contains("size 6"), "{error}");
     let error = modules.score(&loss, TrainShape { tokens: 18, ..shape }).unwrap_err().to_string();
     assert!(error.starts_with("the completion tokens of a micro-batch: ") && error.contains("size 18"), "{error}");
-    let sizes = RolloutSizes { prompts: 2, longest_prompt: 6, num_generations: 4, max_completion_length: 8 };
+    let sizes = RolloutSizes {
+        prompts: 2,
+        longest_prompt: 6,
+        num_generations: 4,
+        max_completion_length: 8,
+        conversations: false,
+    };
     // Prompts are padded: one row per device.
     let of_rollout = RolloutPrograms::of(&decoder, Dtype::F32, RolloutOptions::default(), sizes, &Sampling::Greedy, 1);
     assert!(of_rollout.unwrap().prefill.to_string().contains("tensor<4x16xi32>"), "four rows of prompts");

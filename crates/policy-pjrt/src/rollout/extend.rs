@@ -1,0 +1,114 @@
+//! Programs that continue sequences of an earlier request, whose keys and values are still in their slots: the beginning of new samples, and
+//! the extension, which adds the keys and values of the tokens between two turns of a conversation.
+//!
+//! Legend: L layers, B slots, T tokens of an extension, S columns of the cache, C columns of it that are read, K key/value heads, D head
+//! dimension.
+
+use super::decode::{Part, Window, attend_parts, columns_of, flush};
+use super::prefill::Begun;
+use super::state::Shape;
+use crate::decoder::{Broadcast, Decoder, Layers};
+use crate::error::Result;
+use crate::program::program_error;
+use stablehlo::{Builder, Dtype, Module, Save, TensorType, Value};
+
+/// The numbers of tokens of an extension. Longer texts between two turns take several calls.
+pub(super) const TOKENS: [usize; 2] = [16, 64];
+
+/// Configuration of an extension program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Extend {
+    pub(crate) shape: Shape,
+    /// C: the largest sequence length at the beginning of the call. Later columns are empty.
+    pub(crate) columns_read: usize,
+    /// T.
+    pub(crate) tokens: usize,
+}
+
+/// Builds the program that begins samples in slots and keeps their keys and values. Arguments: state; and those of [`Begun`]. Result: the
+/// state.
+pub(super) fn resume(decoder: &Decoder, shape: Shape) -> Result<Module> {
+    let f = Builder::new();
+    let state = shape.arguments(&f, decoder);
+    let begun = Begun::arguments(&f, shape);
+    let (keys, values, seen) = (state.keys.clone(), state.values.clone(), state.seen.clone());
+    let next = begun.state(&state, keys, values, seen);
+    decoder.split().finish(f, "rollout_resume", next.results())
+}
+
+impl Extend {
+    /// Builds the program from weights, state, and for each sequence the tokens that get keys and values, of which the first one is the last
+    /// token of the state (`[B, T]`, i32), their number (`[B]`, i32, 0 for a sequence that stays as it is) and the token behind them (`[B]`,
+    /// i32), to the next state.
+    pub(super) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
+        let Self { shape, columns_read, tokens } = self;
+        let (f, name) = (Builder::new(), "rollout_extend");
+        let weights = decoder.declare(&f, weights);
+        let state = shape.arguments(&f, decoder);
+        let ids = f.argument("ids", TensorType::new(Dtype::I32, [shape.slots, tokens]));
+        let counts = f.argument("counts", TensorType::new(Dtype::I32, [shape.slots]));
+        let behind = f.argument("behind", TensorType::new(Dtype::I32, [shape.slots]));
+
+        let base = &state.length - state.length.like(1);
+        let index = f.iota(1, ids.ty().clone());
+        let positions = &index + base.along_first(&index);
+        let rotaries = decoder.rotaries(&positions);
+        let x = decoder.embed(&weights, &ids);
+        let numbers = f.iota(0, TensorType::new(Dtype::I32, [decoder.config().num_hidden_layers]));
+        let windows = decoder.windows();
+        let masks: Vec<[Value; 2]> = windows.iter().map(|window| self.masks(&f, &base, &positions, *window)).collect();
+        let constants =
+            [rotaries.values(), vec![&state.keys, &state.values], masks.iter().flatten().collect()].concat();
+        let layers = decoder.over_layers(
+            &weights,
+            &[&x],
+            &[&numbers],
+            &constants,
+            Layers::Loop(Save::Carry),
+            |spec, layer, of| {
+                let mut constants = of.constants;
+                let rotaries = rotaries.take(&mut constants);
+                let [keys, values, masks @ ..] = constants else { unreachable!("as passed in") };
+                let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
+                let [cached, own] = &masks[at..at + 2] else { unreachable!("two for each window") };
+                let mut window = vec![];
+                let x = decoder.block(layer, &of.carry[0], rotaries.get(spec.rope), |heads| {
+                    window = vec![heads.keys.clone(), heads.values.clone()];
+                    let part = |keys: Value, values: Value, seen: &Value| Part {
+                        keys,
+                        transposed: false,
+                        values,
+                        seen: seen.clone(),
+                    };
+                    let [keys, values] = [keys, values].map(|all| columns_of(all, &of.xs[0], columns_read));
+                    let own = part(heads.keys.clone(), heads.values.clone(), own);
+                    attend_parts(decoder, heads, &[part(keys, values, cached), own])
+                });
+                std::iter::once(x).chain(window).collect()
+            },
+        );
+        let layers = layers.map_err(program_error(name))?;
+        let window = Window { keys: layers.ys[0].clone(), values: layers.ys[1].clone() };
+        let caches = flush(decoder, [&state.keys, &state.values], &base, &window);
+        let [keys, values] = caches.map_err(program_error(name))?;
+        let last = counts.gt(&counts.like(0)).select(&behind, &state.last);
+        let next = super::state::StateValues { keys, values, last, length: &state.length + &counts, ..state };
+        decoder.split().finish(f, name, next.results())
+    }
+
+    /// Returns the columns of the cache, `[B, T, C]`, and the tokens of the extension, `[B, T, T]`, that a token attends to in layers with a
+    /// sliding window.
+    fn masks(self, f: &Builder, base: &Value, positions: &Value, window: Option<usize>) -> [Value; 2] {
+        let Self { shape, columns_read, tokens } = self;
+        let columns = f.iota(2, TensorType::new(Dtype::I32, [shape.slots, tokens, columns_read]));
+        let own = f.iota(2, TensorType::new(Dtype::I32, [shape.slots, tokens, tokens]));
+        let of_rows = |rows: &Value, all: &Value| rows.broadcast_in_dim(all.shape(), &[0]);
+        let of_tokens = |of: &Value, all: &Value| of.broadcast_in_dim(all.shape(), &[0, 1]);
+        let filled = columns.lt(&of_rows(base, &columns));
+        let own_positions = &own + of_rows(base, &own);
+        let before = own_positions.le(&of_tokens(positions, &own));
+        let Some(window) = window else { return [filled, before] };
+        let first = positions - positions.like(window as i64 - 1);
+        [filled & columns.ge(&of_tokens(&first, &columns)), before & own_positions.ge(&of_tokens(&first, &own))]
+    }
+}
