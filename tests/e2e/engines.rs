@@ -36,7 +36,10 @@ fn steps(runs: &Runs, run: &str) -> Vec<Value> {
     let mut all = rows(&runs.path(run).join("metrics.jsonl"));
     all.retain(|row| row["phase"] == "grpo");
     for row in &mut all {
-        row.as_object_mut().unwrap().retain(|key, _| !key.starts_with("timing_s/") && key != "step_time");
+        row.as_object_mut().unwrap().retain(|key, _| {
+            let is_time = ["timing_s/", "tokens_per_second/"].iter().any(|prefix| key.starts_with(prefix));
+            !is_time && key != "step_time" && key != "mfu"
+        });
     }
     all
 }

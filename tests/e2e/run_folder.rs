@@ -54,6 +54,9 @@ fn a_run_leaves_everything_that_is_promised() {
             "timing_s/ref",
             "timing_s/adv",
             "timing_s/update_actor",
+            "tokens_per_second/gen",
+            "tokens_per_second/update_actor",
+            "mfu",
             "frac_reward_zero_std",
         ] {
             assert!(row[name].is_number(), "{name} in {row}");

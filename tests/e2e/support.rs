@@ -341,7 +341,10 @@ pub(crate) fn assert_same_run(a: &Path, b: &Path) {
 
 fn without_times(mut rows: Vec<Value>) -> Vec<Value> {
     for row in rows.iter_mut().filter_map(Value::as_object_mut) {
-        row.retain(|key, _| !["step_time", "seconds", "name"].contains(&&**key) && !key.starts_with("timing_s/"));
+        row.retain(|key, _| {
+            let is_time = ["timing_s/", "tokens_per_second/"].iter().any(|prefix| key.starts_with(prefix));
+            !is_time && !["step_time", "seconds", "mfu", "name"].contains(&&**key)
+        });
     }
     rows
 }

@@ -97,6 +97,17 @@ impl Unit {
     }
 }
 
+/// Measures the peak of f32 multiply-adds on `threads` threads in flop/s: the best of a few short runs, which take about 0.1 s.
+pub fn f32_flops(threads: usize) -> f64 {
+    let of_unit = |unit: Unit| {
+        let work = Multiply::new(unit, threads, 0.005)?;
+        let seconds = (0..5).map(|_| work.run()).fold(f64::INFINITY, f64::min);
+        Some(work.flops() / seconds)
+    };
+    let units = Unit::available().into_iter().filter(|unit| unit.dtype() == Dtype::F32);
+    units.filter_map(of_unit).fold(0.0, f64::max)
+}
+
 /// A fixed number of multiply-adds of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Multiply {

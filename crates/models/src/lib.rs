@@ -16,6 +16,7 @@
 mod chat_template;
 mod config;
 mod error;
+mod flops;
 mod folder;
 mod hub;
 mod layer;
@@ -32,6 +33,7 @@ mod weights;
 pub use chat_template::{ChatTemplate, map_on_template_threads};
 pub use config::{ModelConfig, QueryScaling, RopeScaling, RopeType};
 pub use error::{Error, Result};
+pub use flops::TokenCounts;
 pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder, from_python_json};
 pub use hub::{Hub, HubAccess, TokenSource, locate, locate_weights};
 pub use layer::{Activation, LayerRope, LayerSpec, NormPlacement};

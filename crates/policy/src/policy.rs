@@ -7,6 +7,7 @@ use crate::sequence::SequenceBatch;
 use crate::state::{PolicyState, StateGroup, TensorSink, TensorSource};
 use crate::update::{StepLoss, UpdateReport};
 use grpo_core::{LossOutput, Scores};
+use models::ModelConfig;
 
 /// One of the two sets of weights that a policy holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,16 @@ pub trait Policy: Send {
 
     /// Returns the largest number of tokens of a sequence, prompt and completion together.
     fn context_length(&self) -> usize;
+
+    /// Returns the dimensions of the model, for the metric `mfu`; `None`, the default, if there are none.
+    fn model_config(&self) -> Option<&ModelConfig> {
+        None
+    }
+
+    /// Returns the peak of matmuls of all devices of the policy together, in flop/s, for the metric `mfu`; `None`, the default, if it is not known.
+    fn peak_flops(&self) -> Option<f64> {
+        None
+    }
 
     /// Samples `num_generations` completions for each prompt with the policy's weights. Completions of one prompt are contiguous. A sample
     /// does not depend on the other prompts of the request.

@@ -112,6 +112,9 @@ pub(crate) fn about(name: &str) -> &'static str {
         "num_tokens" => "tokens since the beginning",
         "tokens/s" => "tokens of the step per second",
         "step_time" => "seconds",
+        "mfu" => "share of the peak that the update's useful flops reach",
+        "tokens_per_second/gen" => "sampled tokens per second of sampling",
+        "tokens_per_second/update_actor" => "tokens per second of the updates",
         "frac_reward_zero_std" => "share of groups whose rewards are all equal",
         "frac_rows_empty" => "share of rows without a sequence",
         "completions/mean_length" => "tokens",
@@ -129,12 +132,13 @@ pub(crate) fn about(name: &str) -> &'static str {
 
 /// Returns `true` if a metric is a share in [0, 1], which is shown in percent on an axis from 0 to 100.
 pub(crate) fn is_share(name: &str) -> bool {
-    name.contains("pass@") || matches!(name, "frac_reward_zero_std" | "frac_rows_empty" | "completions/clipped_ratio")
+    name.contains("pass@")
+        || matches!(name, "frac_reward_zero_std" | "frac_rows_empty" | "completions/clipped_ratio" | "mfu")
 }
 
 /// Returns the rank of a metric among the important ones of its phase; `None` for others.
 pub(crate) fn rank(phase: &str, name: &str) -> Option<usize> {
-    const FIRST: [&str; 19] = [
+    const FIRST: [&str; 21] = [
         "reward",
         "eval/pass@1",
         "eval/pass@*",
@@ -151,6 +155,8 @@ pub(crate) fn rank(phase: &str, name: &str) -> Option<usize> {
         "learning_rate",
         "frac_reward_zero_std",
         "tokens/s",
+        "tokens_per_second/*",
+        "mfu",
         "step_time",
         "timing_s/*",
         "skipped_updates",

@@ -339,6 +339,7 @@ impl Run {
             row.values.insert(name.to_owned(), Some(value));
         }
         row.values.extend(report.times.metrics().map(|(name, seconds)| (name, Some(seconds))));
+        row.values.extend(report.speed.metrics().map(|(name, value)| (name.to_owned(), Some(value))));
         self.log(row, observer)?;
 
         let config = self.trainer.config();

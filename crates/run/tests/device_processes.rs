@@ -86,7 +86,10 @@ fn metrics(run: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let mut rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for row in rows.iter_mut().filter_map(Value::as_object_mut) {
-        row.retain(|key, _| key != "step_time" && !key.starts_with("timing_s/"));
+        row.retain(|key, _| {
+            let is_time = ["timing_s/", "tokens_per_second/"].iter().any(|prefix| key.starts_with(prefix));
+            !is_time && key != "step_time" && key != "mfu"
+        });
     }
     rows
 }

@@ -49,12 +49,29 @@ mod tests {
             let mut metrics = Metrics::default();
             metrics.mean("sampling/sampling_logp_difference/mean", mean, 1.0);
             let before = drift.warned;
-            drift.watch(&StepReport { step: 1, metrics, samples: vec![], tokens: 0, times: Default::default() }, 0);
+            drift.watch(
+                &StepReport {
+                    step: 1,
+                    metrics,
+                    samples: vec![],
+                    tokens: 0,
+                    times: Default::default(),
+                    speed: Default::default(),
+                },
+                0,
+            );
             noticed.push(drift.warned != before);
         }
         assert_eq!(noticed, [false, false, true, false, false, true, false, false]);
         drift.watch(
-            &StepReport { step: 1, metrics: Metrics::default(), samples: vec![], tokens: 0, times: Default::default() },
+            &StepReport {
+                step: 1,
+                metrics: Metrics::default(),
+                samples: vec![],
+                tokens: 0,
+                times: Default::default(),
+                speed: Default::default(),
+            },
             0,
         );
         assert_eq!(drift.warned, Some(0.3));

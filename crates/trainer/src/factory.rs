@@ -17,7 +17,7 @@ use policy_pjrt::decoder::{Axis, AxisRules};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime, TrainingSizes};
 use rewards::Rewards;
 use rollout::Rollout;
-use run_config::{PolicyConfig, RolloutConfig, TrainConfig};
+use run_config::{PolicyConfig, PolicyDevice, RolloutConfig, TrainConfig};
 use std::sync::Arc;
 
 /// The parts that [`crate::Trainer`] works with; each can be replaced by your own.
@@ -205,7 +205,10 @@ impl PolicyTarget {
                 Box::new(policy.with_rollout_batch_size(config.rollout.batch_size))
             }
             Self::Device(runtime, rollout) => {
-                let options = options(config, shape, &rollout)?;
+                let mut options = options(config, shape, &rollout)?;
+                if config.policy.device == PolicyDevice::PjrtCpu {
+                    options.peak_flops = Some(backend_cpu::peak::f32_flops(rayon::current_num_threads()));
+                }
                 Box::new(pjrt_policy(config, &runtime, shape, model, options)?)
             }
         })

@@ -69,8 +69,34 @@ impl Chip {
         self
     }
 
+    /// Returns the chip of a device whose kind has this name in its plugin, such as `TPU v6 lite` or `NVIDIA H100 80GB HBM3`.
+    pub fn of_kind(kind: &str) -> Option<Self> {
+        let of_tpu =
+            [("TPU v4", "v4"), ("TPU v5 lite", "v5e"), ("TPU v5e", "v5e"), ("TPU v5", "v5p"), ("TPU v5p", "v5p")];
+        let more = [("TPU v6 lite", "v6e"), ("TPU v6e", "v6e"), ("TPU7x", "tpu7x"), ("TPU v7x", "tpu7x")];
+        let tpu = of_tpu.into_iter().chain(more).find(|(of, _)| *of == kind).map(|(_, name)| name);
+        let gpu = || ["a100", "h100", "h200", "b200"].into_iter().find(|name| kind.to_lowercase().contains(name));
+        Self::from_name(tpu.or_else(gpu)?)
+    }
+
     /// Returns the chip called `name`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|chip| chip.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chips_are_found_by_the_kinds_of_plugins() {
+        let name = |kind| Chip::of_kind(kind).map(|chip| chip.name);
+        assert_eq!(name("TPU v6 lite"), Some("v6e"));
+        assert_eq!(name("TPU v5 lite"), Some("v5e"));
+        assert_eq!(name("TPU v5"), Some("v5p"));
+        assert_eq!(name("NVIDIA H100 80GB HBM3"), Some("h100"));
+        assert_eq!(name("NVIDIA H200"), Some("h200"));
+        assert_eq!([name("cpu"), name("NVIDIA GeForce RTX 4090"), name("")], [None; 3]);
     }
 }

@@ -18,6 +18,7 @@ use policy::{
     TensorSink, TensorSource, UpdateReport, Weights, check_tensors, imitation,
 };
 use rayon::prelude::*;
+use std::sync::OnceLock;
 
 /// Default of the largest number of sequences that decode together.
 const ROLLOUT_BATCH_SIZE: usize = 256;
@@ -39,6 +40,8 @@ pub struct CpuPolicy {
     rollout_batch_size: usize,
     /// The caches of the last turn of conversations, until a call other than [`Policy::generate`].
     turns: Option<Turns>,
+    /// The measured peak of f32 multiply-adds.
+    peak_flops: OnceLock<f64>,
     remembered: Option<Remembered>,
     /// The initial weights, memory-mapped; `None` after the first change of the policy's weights.
     in_files: Option<Decoder>,
@@ -120,6 +123,7 @@ impl CpuPolicy {
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
             turns: None,
+            peak_flops: OnceLock::new(),
             remembered: None,
             in_files: None,
         })
@@ -194,6 +198,14 @@ impl Policy for CpuPolicy {
 
     fn context_length(&self) -> usize {
         self.model.config().max_position_embeddings
+    }
+
+    fn model_config(&self) -> Option<&ModelConfig> {
+        Some(self.model.config())
+    }
+
+    fn peak_flops(&self) -> Option<f64> {
+        Some(*self.peak_flops.get_or_init(|| backend_cpu::peak::f32_flops(rayon::current_num_threads())))
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {

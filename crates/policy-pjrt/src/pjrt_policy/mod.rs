@@ -15,6 +15,7 @@ use crate::runtime::Runtime;
 use crate::storage::Storage;
 use crate::train::{AdamW, Device, Loss, Moments, TrainPrograms, default_tiling};
 use crate::weights::DeviceWeights;
+use backend_tpu::aot::Chip;
 use grpo_core::{LossConfig, LossOutput, Scores, Tiling};
 use models::ModelConfig;
 use policy::{
@@ -99,6 +100,8 @@ pub struct PjrtPolicyOptions {
     /// `true` if a failed step can be rolled back, which holds weights and moments twice during the step.
     #[default(true)]
     pub can_roll_back: bool,
+    /// The peak of matmuls of all devices together in flop/s, for devices that [`backend_tpu::aot::Chip`] does not list.
+    pub peak_flops: Option<f64>,
 }
 
 /// The state that [`Policy::roll_back`] restores. Its tensors are shared with the policy until an update writes new ones.
@@ -259,6 +262,15 @@ impl Policy for PjrtPolicy {
 
     fn context_length(&self) -> usize {
         self.config().max_position_embeddings
+    }
+
+    fn model_config(&self) -> Option<&ModelConfig> {
+        Some(self.config())
+    }
+
+    fn peak_flops(&self) -> Option<f64> {
+        let of_device = |device: &pjrt::Device| Some(Chip::of_kind(&device.description().ok()?.kind)?.peak_flops);
+        self.options.peak_flops.or_else(|| self.runtime.devices().iter().map(of_device).sum())
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {

@@ -38,6 +38,11 @@ impl Sampled {
         self.all.iter().map(of_group).sum()
     }
 
+    /// Returns the number of sampled tokens of all groups.
+    pub(super) fn sampled_tokens(&self) -> usize {
+        self.all.iter().flat_map(|group| &group.completions).map(Completion::sampled_len).sum()
+    }
+
     /// Returns the groups to train on.
     pub(super) fn into_kept(self) -> Vec<Group> {
         let mut kept = self.kept.into_iter().peekable();

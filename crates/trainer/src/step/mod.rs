@@ -3,6 +3,7 @@
 mod advantage;
 mod generate;
 mod record;
+mod speed;
 mod update;
 
 use crate::ahead::Ahead;
@@ -11,6 +12,8 @@ use crate::error::Result;
 use crate::factory::Parts;
 use crate::micro_batch::split_evenly;
 use crate::updates::Updates;
+pub use speed::Speed;
+
 use advantage::Generation;
 use grpo_core::{LossConfig, Metrics};
 use policy::WeightVersion;
@@ -74,6 +77,8 @@ pub struct StepReport {
     pub tokens: usize,
     /// The wall time of each phase.
     pub times: PhaseTimes,
+    /// The speed of sampling and updates, as metrics [`Speed::metrics`].
+    pub speed: Speed,
 }
 
 impl StepReport {
@@ -109,6 +114,7 @@ pub(crate) fn grpo_step(context: &mut StepContext<'_>, step: u64) -> Result<Step
     record::record(&mut metrics, &sampled.all, &context.parts.rewards, context.config);
     let tokens = sampled.tokens();
     metrics.mean("num_tokens", tokens as f64, 1.0);
+    let sampled_tokens = sampled.sampled_tokens();
     let generation = Generation::new(context, sampled.into_kept(), &mut metrics, &mut times)?;
     let mut skipped = 0.0;
     let began = Instant::now();
@@ -126,11 +132,13 @@ pub(crate) fn grpo_step(context: &mut StepContext<'_>, step: u64) -> Result<Step
             }
         }
     }
+    let update_seconds = began.elapsed().as_secs_f64();
     times.add("update_actor", began.elapsed());
+    let speed = Speed::new(context, &generation, sampled_tokens, times.seconds("gen"), update_seconds);
     if context.updates.skips() {
         metrics.mean("skipped_updates", skipped, 1.0);
     }
-    Ok(StepReport { step: step + 1, metrics, samples: generation.samples, tokens, times })
+    Ok(StepReport { step: step + 1, metrics, samples: generation.samples, tokens, times, speed })
 }
 
 /// Seconds of wall time by phase, by verl's names: `update_weights` (sending them to the engine), `gen` (sampling), `environments` (their
@@ -149,6 +157,11 @@ impl PhaseTimes {
     fn part(&mut self, phase: &'static str, of: &'static str, time: Duration) {
         *self.0.entry(of).or_default() -= time.as_secs_f64();
         *self.0.entry(phase).or_default() += time.as_secs_f64();
+    }
+
+    /// Returns the seconds of a phase.
+    fn seconds(&self, phase: &str) -> Option<f64> {
+        self.0.get(phase).copied()
     }
 
     /// Calls `work` and adds its time to a phase.

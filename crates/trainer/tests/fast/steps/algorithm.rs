@@ -224,6 +224,12 @@ fn ppo_trains_values_with_the_policy(#[values(1, 4)] num_generations: usize, #[v
     assert_ne!(second.metric("value_pred_mean"), 0.0);
     assert!((second.metric("loss") - second.metric("policy_loss") - 0.5 * second.metric("value_loss")).abs() < 0.02);
     assert!(second.times.metrics().any(|(name, _)| name == "timing_s/values"));
+    let speed: Vec<_> = second.speed.metrics().collect();
+    assert_eq!(
+        speed.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+        ["tokens_per_second/gen", "tokens_per_second/update_actor", "mfu"]
+    );
+    assert!(speed.iter().all(|(_, value)| *value > 0.0 && value.is_finite()), "{speed:?}");
 }
 
 /// Returns a run of PPO right after its warm-up, in which all completions get the same reward.

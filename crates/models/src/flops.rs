@@ -1,0 +1,93 @@
+//! The floating-point operations of a model.
+
+use crate::config::ModelConfig;
+use crate::parameters::{EMBEDDING, HEAD};
+
+/// The tokens of sequences, counted for [`ModelConfig::forward_flops`].
+///
+/// ```
+/// use models::{ModelConfig, TokenCounts};
+///
+/// let config = ModelConfig::default();
+/// let mut counts = TokenCounts::default();
+/// // A prompt of 100 tokens with a completion of 50 tokens, whose logits are computed.
+/// counts.add(&config, 0, 100, 0);
+/// counts.add(&config, 100, 50, 50);
+/// assert!(config.forward_flops(&counts) > 2.0 * 150.0 * 1e6);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TokenCounts {
+    /// Tokens that pass through the layers.
+    tokens: f64,
+    /// Pairs of a token and a token that it attends to, summed over the layers.
+    pairs: f64,
+    /// Tokens with logits.
+    logits: f64,
+}
+
+impl TokenCounts {
+    /// Adds `count` tokens behind `before` tokens of their sequence, `logits` of them with logits.
+    pub fn add(&mut self, config: &ModelConfig, before: usize, count: usize, logits: usize) {
+        self.tokens += count as f64;
+        self.logits += logits as f64;
+        for index in 0..config.num_hidden_layers {
+            let window = config.layer(index).sliding_window.unwrap_or(usize::MAX);
+            // The first tokens attend to all before them and to themselves, the others to a whole window.
+            let growing = window.saturating_sub(before).min(count);
+            let all = (2 * before + growing + 1) as f64 * growing as f64 / 2.0;
+            let rest = if growing < count { (count - growing) as f64 * window as f64 } else { 0.0 };
+            self.pairs += all + rest;
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Returns the floating-point operations of the matmuls of a forward pass: 2 for each weight and token, 4 D for each head and pair of tokens in
+    /// attention, and 2 H V for each token with logits. A backward pass through trained weights needs twice as many.
+    pub fn forward_flops(&self, counts: &TokenCounts) -> f64 {
+        let matrices =
+            self.parameters().into_iter().filter(|p| p.shape.len() == 2 && ![EMBEDDING, HEAD].contains(&&*p.name));
+        let weights = matrices.map(|parameter| parameter.len() as f64).sum::<f64>();
+        let attention = 4.0 * (self.num_attention_heads * self.head_dim()) as f64;
+        let head = (self.vocab_size * self.hidden_size) as f64;
+        2.0 * weights * counts.tokens + attention * counts.pairs + 2.0 * head * counts.logits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_of_tokens_are_those_inside_the_window() {
+        let plain = ModelConfig { num_hidden_layers: 3, ..ModelConfig::default() };
+        let pairs = |config: &ModelConfig, before, count| {
+            let mut counts = TokenCounts::default();
+            counts.add(config, before, count, 0);
+            counts.pairs
+        };
+        assert_eq!(pairs(&plain, 0, 4), 3.0 * 10.0);
+        assert_eq!(pairs(&plain, 5, 2), 3.0 * (6.0 + 7.0));
+        let sliding = |window| {
+            let layers =
+                plain.period().into_iter().map(|layer| crate::LayerSpec { sliding_window: Some(window), ..layer });
+            ModelConfig { layers: layers.collect(), ..plain.clone() }
+        };
+        assert_eq!(pairs(&sliding(3), 0, 5), 3.0 * (1.0 + 2.0 + 3.0 + 3.0 + 3.0));
+        assert_eq!(pairs(&sliding(3), 7, 2), 3.0 * 6.0);
+        assert_eq!(pairs(&sliding(1), 0, 4), 3.0 * 4.0);
+    }
+
+    #[test]
+    fn flops_of_long_sequences_are_quadratic() {
+        let config = ModelConfig::default();
+        let of = |length| {
+            let mut counts = TokenCounts::default();
+            counts.add(&config, 0, length, length);
+            config.forward_flops(&counts)
+        };
+        let weights = config.parameter_count() as f64;
+        assert!(of(1) >= 2.0 * weights * 0.5 && of(1) <= 2.0 * weights * 2.0, "{} {weights}", of(1));
+        assert!(of(2000) > 2.0 * of(1000));
+    }
+}
