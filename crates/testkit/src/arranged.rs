@@ -47,7 +47,8 @@ impl Case {
         }
         if batch.sampling_mask().is_some() {
             let mut mask = SamplingMask::default();
-            rows.iter().for_each(|row| mask.push(row.map_or(&[5, u32::MAX], |row| batch.kept(row).unwrap_or_default())));
+            rows.iter()
+                .for_each(|row| mask.push(row.map_or(&[5, u32::MAX], |row| batch.kept(row).unwrap_or_default())));
             arranged = arranged.with_sampling_mask(mask).unwrap();
         }
         let of = |list: &[f64]| taken(list, &rows, f64::NAN);

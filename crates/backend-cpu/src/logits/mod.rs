@@ -20,7 +20,9 @@ use crate::convert::Element;
 use crate::host::{Slice, SliceMut, Tensors};
 use crate::pages::{Aligned, zeros};
 use crate::plan::evaluator_bytes;
-use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, gradient, keep_only, transform_to};
+use crate::softmax::{
+    Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, gradient, keep_only, transform_to,
+};
 use crate::threads::slices::*;
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::backend_api::evaluate::Evaluator;

@@ -63,7 +63,8 @@ fn on_policy_ratios_are_exactly_1(
         let mut plan = plan(&CpuBackend::new(), &case.request(&loss, implementation, tiling));
         let scores = plan.score(case.policy(), &case.batch).unwrap();
         // A token whose target was the only id has a probability of 1.
-        let alone = case.batch.active_rows().iter().filter(|row| case.batch.kept(**row).is_some_and(|ids| ids.len() == 1));
+        let alone =
+            case.batch.active_rows().iter().filter(|row| case.batch.kept(**row).is_some_and(|ids| ids.len() == 1));
         alone.for_each(|row| assert_eq!((scores.logp[*row], scores.entropy[*row]), (0.0, 0.0), "{name}"));
         let case = case.with_batch(|batch| batch.with_old_logp(scores.logp).unwrap());
         let metrics = run(&mut *plan, &case).metrics;
@@ -85,7 +86,11 @@ fn a_mask_of_all_ids_changes_no_bit(#[values("grpo", "softcap", "negative_scale"
         let mut plan = plan(&CpuBackend::new(), &case.request(&loss, implementation, tiling));
         let (of_all, of_mask) = (run(&mut *plan, &case), run(&mut *plan, &masked));
         assert_eq!((of_all.loss, &of_all.scores), (of_mask.loss, &of_mask.scores), "{name}");
-        assert_eq!((of_all.hidden, of_all.lm_head, of_all.bias), (of_mask.hidden, of_mask.lm_head, of_mask.bias), "{name}");
+        assert_eq!(
+            (of_all.hidden, of_all.lm_head, of_all.bias),
+            (of_mask.hidden, of_mask.lm_head, of_mask.bias),
+            "{name}"
+        );
     }
 }
 
@@ -97,7 +102,8 @@ fn precomputed_logits_have_gradients_at_kept_ids_only(
 ) {
     let loss = loss(loss_type);
     let case = Case::new(&loss, &Shape { dtype, bias: false, sampling_mask: true, ..Shape::default() }, 3);
-    let logit = |row: usize, j: usize| (0..case.h).map(|k| case.hidden[row * case.h + k] * case.lm_head[j * case.h + k]).sum();
+    let logit =
+        |row: usize, j: usize| (0..case.h).map(|k| case.hidden[row * case.h + k] * case.lm_head[j * case.h + k]).sum();
     let z = Tensor::new((0..case.tokens() * case.v).map(|at| logit(at / case.v, at % case.v)).collect(), dtype);
     let expected = evaluate(&loss, &Policy::logits(&z.in_f64(), case.v), &case.batch).unwrap();
     let size = [case.tokens(), case.v];
@@ -126,9 +132,11 @@ fn masks_that_do_not_fit_a_batch_are_refused() {
     assert!(masked.validate_targets(9).is_ok() && masked.with_mask(&[1.0; 3]).is_err());
     let large = batch().with_sampling_mask(mask(&[0, 2, 3, 3], &[3, 50, 7])).unwrap().validate_targets(10).unwrap_err();
     assert!(large.to_string().contains("id 50 is outside the vocabulary of 10"), "{large}");
-    for (offsets, ids, words) in
-        [(&[0, 1][..], &[1, 2][..], "from 0 to 2"), (&[1, 2], &[1, 2], "from 0 to 2"), (&[0, 2, 1, 2], &[1, 2], "smaller")]
-    {
+    for (offsets, ids, words) in [
+        (&[0, 1][..], &[1, 2][..], "from 0 to 2"),
+        (&[1, 2], &[1, 2], "from 0 to 2"),
+        (&[0, 2, 1, 2], &[1, 2], "smaller"),
+    ] {
         let error = SamplingMask::new(offsets, ids).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }

@@ -146,7 +146,8 @@ impl TokenBatch {
             None => Ok(()),
             Some(row) => {
                 let count = mask.kept(row).map_or(0, <[u32]>::len);
-                let reason = format!("target {} is not among the {count} ids that it was sampled from", self.targets[row]);
+                let reason =
+                    format!("target {} is not among the {count} ids that it was sampled from", self.targets[row]);
                 Err(Error::value("sampling_mask", self.position(row), reason))
             }
         }
