@@ -15,7 +15,7 @@ pub fn files() -> Vec<BatchFile> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
     paths.sort();
-    assert!(paths.len() >= 153, "the golden files are part of the repository, {} are there", paths.len());
+    assert!(paths.len() >= 158, "the golden files are part of the repository, {} are there", paths.len());
     paths.iter().map(|path| BatchFile::parse(&std::fs::read(path).unwrap()).unwrap()).collect()
 }
 

@@ -38,6 +38,7 @@ const SMALL: Shape<'static> = Shape {
     mask_every: 5,
     mask_last: true,
     temperatures: false,
+    sampling_mask: false,
     lean: 0.1,
 };
 

@@ -1,10 +1,11 @@
 //! Masked tokens have no effect: NaN in them does not spread, and their gradients do not change.
 
 use crate::evaluation::{Output, check, check_on};
-use crate::{SMALL, backend, grpo, gspo, implementations, on_mesh};
+use crate::{SMALL, backend, grpo, gspo, implementations, on_mesh, softcap};
+use grpo_core::batch::SamplingMask;
 use grpo_core::{
-    Advantages, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec,
-    Tiling,
+    Advantages, Backend, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput,
+    PolicySpec, Tiling,
 };
 use rstest::rstest;
 use testkit::{Case, Shape};
@@ -28,6 +29,47 @@ fn nan_in_masked_tokens_does_not_spread(#[case] loss: LossConfig) {
     for (name, implementation, tiling) in implementations() {
         let request = case.request(&loss, implementation, tiling);
         check_on(&backend(), &format!("{:?} {name}", loss.loss_type), &case, &request);
+    }
+}
+
+/// Tokens that were sampled from a part of the vocabulary: the softmax of every head is over its ids, also in sharded panels and in
+/// panels whose last one overlaps.
+#[rstest]
+#[case::grpo(grpo())]
+#[case::gspo(gspo())]
+#[case::softcap(softcap())]
+fn sampling_masks_match_the_oracle(#[case] loss: LossConfig) {
+    let case = Case::new(&loss, &Shape { bias: true, sampling_mask: true, ..SMALL }, 17);
+    for (name, implementation, tiling) in implementations() {
+        let request = case.request(&loss, implementation, tiling);
+        check_on(&backend(), &format!("{:?} {name}", loss.loss_type), &case, &request);
+    }
+    for (name, implementation, tiling) in implementations() {
+        let request = case.request(&loss, implementation, tiling);
+        check_on(&on_mesh(2, 2), &format!("{:?} {name} on a mesh", loss.loss_type), &case, &request);
+    }
+}
+
+/// One plan serves batches with and without a sampling mask, and the log-probabilities of scores and losses have equal bits.
+#[test]
+fn a_plan_takes_batches_with_and_without_a_sampling_mask() {
+    let loss = gspo();
+    let masked = Case::new(&loss, &Shape { sampling_mask: true, ..SMALL }, 3);
+    let whole = masked.with_batch(|batch| {
+        let mut mask = SamplingMask::default();
+        mask.resize(batch.tokens());
+        batch.with_sampling_mask(mask).unwrap()
+    });
+    let plain = Case::new(&loss, &SMALL, 3);
+    for (name, implementation, tiling) in implementations() {
+        let mut plan = backend().plan(&masked.request(&loss, implementation, tiling)).unwrap();
+        let mut score = |case: &Case| plan.score(case.policy(), &case.batch).unwrap();
+        let (of_masked, of_whole, of_plain) = (score(&masked), score(&whole), score(&plain));
+        assert_ne!(of_masked.logp, of_whole.logp, "{name}");
+        assert!(of_plain.logp.iter().all(|logp| logp.is_finite()), "{name}");
+        let old = masked.with_batch(|batch| batch.with_old_logp(of_masked.logp).unwrap());
+        let metrics = testkit::run(&mut *plan, &old).metrics;
+        assert_eq!(["is_ratio/min", "is_ratio/max"].map(|bound| metrics.value(bound)), [Some(1.0); 2], "{name}");
     }
 }
 

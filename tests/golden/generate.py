@@ -16,7 +16,7 @@ import torch
 from generator import case, files, verify
 
 HERE = Path(__file__).parent
-SYSTEMS = ("trl", "verl", "liger", "seed", "paper")
+SYSTEMS = ("trl", "verl", "liger", "seed", "paper", "replay")
 
 
 def all_cases(prefix):

@@ -68,6 +68,7 @@ mod tests {
             gradients: GradientSpec::default(),
             blocking: Blocking::TokenChunks(2),
             mosaic: None,
+            sampling_mask: false,
             numerics: Numerics::default(),
             mesh,
         }

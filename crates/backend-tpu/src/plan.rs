@@ -1,7 +1,7 @@
 //! A planned loss: its executables, and their arguments and results.
 //!
 //! All work happens on the devices. A call uploads two small tables and a flag, runs one executable, and downloads a
-//! few sums. Gradients are updated in donated buffers. Host slices are uploaded before and downloaded after the same
+//! few sums. A batch with a sampling mask has a third table, N V / 8 bytes, and programs of its own. Gradients are updated in donated buffers. Host slices are uploaded before and downloaded after the same
 //! call.
 
 use crate::aot::Variant;
@@ -34,7 +34,8 @@ pub struct PjrtPlan {
     spec: Spec,
     /// The pass that the plan was made for.
     pass: Pass,
-    programs: HashMap<Pass, Compiled>,
+    /// By pass, and whether the program takes a sampling mask.
+    programs: HashMap<(Pass, bool), Compiled>,
     memory: MemoryReport,
 }
 
@@ -100,17 +101,19 @@ impl PjrtPlan {
             Ok((workspace, (compiled, MemoryReport { inputs, outputs: bytes(stats.output), workspace })))
         })?;
         request.check_memory(&memory, None)?;
-        let programs = HashMap::from([(pass, compiled)]);
+        let programs = HashMap::from([((pass, false), compiled)]);
         Ok(Self { compiler: compiler.clone(), request: variant.request, spec, pass, programs, memory })
     }
 
-    /// Returns the executable of `pass`, which is compiled on first use.
-    fn compiled(&mut self, pass: Pass) -> Result<&Compiled> {
-        if !self.programs.contains_key(&pass) {
-            let compiled = Compiled::new(&self.compiler, self.spec.program(pass)?)?;
-            self.programs.insert(pass, compiled);
+    /// Returns the executable of `pass`, with or without a sampling mask, which is compiled on first use.
+    fn compiled(&mut self, pass: Pass, sampling_mask: bool) -> Result<&Compiled> {
+        let key = (pass, sampling_mask);
+        if !self.programs.contains_key(&key) {
+            let spec = Spec { sampling_mask, ..self.spec.clone() };
+            let compiled = Compiled::new(&self.compiler, spec.program(pass)?)?;
+            self.programs.insert(key, compiled);
         }
-        Ok(&self.programs[&pass])
+        Ok(&self.programs[&key])
     }
 
     /// Returns the compiler's memory allocation of the executable that the plan was made for, per device.
@@ -118,7 +121,7 @@ impl PjrtPlan {
     /// # Errors
     /// [`Error::Backend`] if the plugin does not report it.
     pub fn compiled_memory(&mut self) -> Result<CompiledMemoryStats> {
-        self.compiled(self.pass)?.memory()
+        self.compiled(self.pass, false)?.memory()
     }
 
     /// Returns the specification of the programs, with the chosen blocking.
@@ -229,7 +232,8 @@ impl PjrtPlan {
         tables: &TokenTables,
         mut operands: Operands<'_>,
     ) -> Result<(LossSums<f64>, OnDevice)> {
-        self.compiled(pass)?;
+        let sampling_mask = tables.sampling_mask.is_some();
+        self.compiled(pass, sampling_mask)?;
         let padding = |role| Padding::new(&self.spec, role, batch.tokens());
         let devices = &self.compiler.devices;
         operands.check(devices, |role| (padding(role), layout(&self.spec, role), self.dtype(role)))?;
@@ -241,8 +245,8 @@ impl PjrtPlan {
             }
             _ => self.upload(role, batch.tokens(), tensor),
         })?;
-        let tables = tables.upload(&self.spec, devices)?;
-        let Compiled { program, executable, results } = &self.programs[&pass];
+        let tables = tables.upload(&Spec { sampling_mask, ..self.spec.clone() }, devices)?;
+        let Compiled { program, executable, results } = &self.programs[&(pass, sampling_mask)];
 
         // From here on, the devices own the accumulators; a failure loses them.
         let mut donated = operands.donate(&mut uploaded);
@@ -305,12 +309,12 @@ impl Head for DeviceHead<'_> {
     type Error = Error;
 
     fn score(&mut self, tensors: &Operands<'_>, batch: &TokenBatch) -> Result<OnDevice> {
-        let tables = TokenTables::new(&self.0.spec, batch, None);
+        let tables = TokenTables::new(&self.0.spec.for_batch(batch), batch, None);
         Ok(self.0.run(Pass::Score, batch, &tables, tensors.inputs())?.1)
     }
 
     fn gradient(&mut self, tensors: Operands<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, OnDevice)> {
-        let tables = TokenTables::new(&self.0.spec, loss.batch(), Some(loss));
+        let tables = TokenTables::new(&self.0.spec.for_batch(loss.batch()), loss.batch(), Some(loss));
         let pass = if tensors.are_in_place() { Pass::GradientInPlace } else { Pass::Gradient };
         self.0.run(pass, loss.batch(), &tables, tensors)
     }

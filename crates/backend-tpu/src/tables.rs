@@ -1,7 +1,7 @@
 //! The tokens of a batch as the two small tables of programs.
 
 use crate::devices::{DeviceTensor, Devices};
-use crate::program::{IDS, Role, Spec};
+use crate::program::{IDS, Role, Spec, bits};
 use crate::tensor::layout;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::backend_api::token_columns::TokenColumns;
@@ -9,8 +9,8 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use std::collections::HashMap;
 
-/// The tokens of a batch on the host, as arguments of programs: [`Role::TokenIds`], [`Role::TokenNumbers`] and
-/// [`Role::OnPolicy`]. Masked tokens and padding have target -1 and zeros, for any content of the batch.
+/// The tokens of a batch on the host, as arguments of programs: [`Role::TokenIds`], [`Role::TokenNumbers`],
+/// [`Role::OnPolicy`] and [`Role::SamplingMask`]. Masked tokens and padding have target -1 and zeros, for any content of the batch.
 #[derive(Clone, Debug)]
 pub struct TokenTables {
     /// i32 `[IDS, N]`, for [`Role::TokenIds`].
@@ -19,6 +19,8 @@ pub struct TokenTables {
     pub numbers: Vec<f32>,
     /// The predicate for [`Role::OnPolicy`].
     pub on_policy: bool,
+    /// u32 `[N, W]`, for [`Role::SamplingMask`], if the specification has it.
+    pub sampling_mask: Option<Vec<u32>>,
 }
 
 impl TokenTables {
@@ -45,15 +47,20 @@ impl TokenTables {
                 }
             }
         }
-        Self { ids, numbers, on_policy: batch.old_logp().is_none() }
+        let sampling_mask = spec.sampling_mask.then(|| bits(batch, n, spec.padded_vocab()));
+        Self { ids, numbers, on_policy: batch.old_logp().is_none(), sampling_mask }
     }
 
     /// Copies the tables to every device.
     pub(crate) fn upload(&self, spec: &Spec, devices: &Devices) -> Result<HashMap<Role, DeviceTensor>> {
-        Ok(HashMap::from([
+        let mut tables = HashMap::from([
             (Role::TokenIds, devices.upload(&self.ids, layout(spec, Role::TokenIds))?),
             (Role::TokenNumbers, devices.upload(&self.numbers, layout(spec, Role::TokenNumbers))?),
             (Role::OnPolicy, devices.upload(&[self.on_policy], layout(spec, Role::OnPolicy))?),
-        ]))
+        ]);
+        if let Some(bits) = &self.sampling_mask {
+            tables.insert(Role::SamplingMask, devices.upload(bits, layout(spec, Role::SamplingMask))?);
+        }
+        Ok(tables)
     }
 }

@@ -180,6 +180,7 @@ mod tests {
             gradients: GradientSpec { bias: true, ..GradientSpec::default() },
             blocking: Blocking::TokenChunks(2),
             mosaic: None,
+            sampling_mask: false,
             numerics: Numerics { entropy: false, ..Numerics::default() },
             mesh: MeshShape::default(),
         }

@@ -116,13 +116,7 @@ pub(crate) fn ended(
     if at_text.is_none() && length < completion.ids.len() {
         return Ok(Err(format!("expected no tokens behind the stop token {}, got more", completion.ids[length - 1])));
     }
-    completion.ids.truncate(length);
-    completion.logps.truncate(length);
-    completion.mask.truncate(length);
-    completion.weight_versions.retain_mut(|span| {
-        span.end = span.end.min(length);
-        span.start < span.end
-    });
+    completion.truncate(length);
     completion.truncated = end.is_none();
     Ok(Ok(completion))
 }
@@ -213,6 +207,7 @@ mod tests {
             stop_ids: &[2],
             stop: None,
             sampling: Sampling::Greedy,
+            return_sampling_mask: false,
             turn: None,
         };
         let of = |ids: &[u32], truncated, request| ended(completion(ids, truncated), request).unwrap();

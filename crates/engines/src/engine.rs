@@ -5,7 +5,7 @@ use crate::config::{EngineKind, ServerConfig};
 use crate::error::{Error, Result};
 use crate::http::{self, Fault, Http};
 use crate::protocol::{Job, Needs, Protocol, Random, check_facts};
-use crate::server::{Known, Server};
+use crate::server::{Known, Server, backoff, lock};
 use crate::sglang::Sglang;
 use crate::vllm::Vllm;
 use crate::weights::{WeightFolders, Weights};
@@ -207,11 +207,6 @@ impl Drop for Wanted {
     }
 }
 
-/// Locks a mutex. A thread that panicked while it held the lock left no invalid state.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     /// Sends weights to all servers at the same time, until at least one has them. The others get them before their next request.
     fn send(&self, weights: &Arc<Weights>) -> Result<()> {
@@ -361,14 +356,12 @@ fn sleep_until(until: Option<Instant>, wanted: impl Fn() -> bool) -> bool {
 
 /// Calls a function until it succeeds, a retry is useless, or the retries are exhausted.
 fn attempts<T>(server: &str, retries: u32, call: impl Fn() -> Result<T, Fault>) -> Result<T> {
-    let mut wait = Duration::from_millis(500);
     for attempt in 1_u32.. {
         match call() {
             Ok(value) => return Ok(value),
             Err(Fault::Temporary { message, after }) if attempt <= retries => {
                 tracing::info!("{server}: {message}; once more");
-                std::thread::sleep(after.unwrap_or(wait).min(Duration::from_secs(60)));
-                wait = wait.saturating_mul(2);
+                std::thread::sleep(backoff(attempt, after));
             }
             Err(fault) => return Err(http::ended(server, fault, attempt)),
         }

@@ -133,12 +133,17 @@ pub(crate) fn check_facts(server: &str, protocol: &dyn Protocol, facts: &Facts, 
             format!("{}, or lower rollout.max_completion_length", restart(format!("{} {max_tokens}", flags.context)));
         return refused(expected, format!("a context of {context} tokens"), fix);
     }
-    if lora.is_some()
-        && let Some(name) = facts.weights.as_ref().filter(|name| *name != UNCHANGED)
-    {
-        let expected = "the weights of the model below the adapters".to_owned();
-        let fix = format!("restart {}: another run has replaced its weights", protocol.program());
-        return refused(expected, format!("weights called `{}`", grpo_files::printable_line(name)), fix);
+    if lora.is_some() && facts.weights.as_deref() != Some(UNCHANGED) {
+        let expected = format!("the weights of the model below the adapters, called `{UNCHANGED}`");
+        let (found, fix) = match &facts.weights {
+            Some(name) => (
+                format!("weights called `{}`", grpo_files::printable_line(name)),
+                format!("restart {}: another run has replaced its weights", protocol.program()),
+            ),
+            // Adapters over other weights than the policy's would be another policy.
+            None => ("no name of the weights".into(), format!("install a {} that reports it", protocol.program())),
+        };
+        return refused(expected, found, fix);
     }
     if let Some((rank, adapters)) = lora {
         let Some(limits) = facts.lora else {

@@ -10,11 +10,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// The delay after the first failure; it doubles with every further one.
-const FIRST_BACKOFF: Duration = Duration::from_millis(500);
-/// The maximum delay, also of one that the server asks for.
-const MAX_BACKOFF: Duration = Duration::from_secs(60);
-
 pub(crate) struct Server {
     pub(crate) http: Http,
     pub(crate) protocol: &'static dyn Protocol,
@@ -55,8 +50,15 @@ struct Rest {
 }
 
 /// Locks a mutex. A thread that panicked while it held the lock left no invalid state.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the delay before the next attempt after `failures` failures: half a second after the first one, doubled by every further one, or the
+/// delay `after` that the server asks for; at most a minute.
+pub(crate) fn backoff(failures: u32, after: Option<Duration>) -> Duration {
+    let doubled = || Duration::from_millis(500).saturating_mul(1 << failures.saturating_sub(1).min(16));
+    after.unwrap_or_else(doubled).min(Duration::from_secs(60))
 }
 
 impl Server {
@@ -179,15 +181,13 @@ impl Server {
             }
         }
         let limits = Limits { vocab_size, max_tokens: job.max_tokens };
-        let known = lock(known).clone();
+        let find = |name: &str| lock(known).get(name).copied();
         // Every token has these weights, or later ones.
-        let is_old = |span: &&NamedSpan| known.get(&span.version).is_none_or(|known| known.number < weights.number);
+        let is_old = |span: &&NamedSpan| find(&span.version).is_none_or(|known| known.number < weights.number);
         if let Some(span) = all.iter().flat_map(|sampled| sampled.weights.iter().flatten()).find(is_old) {
             return Err(Fault::Forgotten(format!("it sampled from the weights `{}`", self.http.show(&span.version))));
         }
-        let check = |sampled| {
-            checked(sampled, limits, |name| known.get(name).map(|known| known.version)).map_err(Fault::Permanent)
-        };
+        let check = |sampled| checked(sampled, limits, |name| Some(find(name)?.version)).map_err(Fault::Permanent);
         let mut completions = all.into_iter().map(check).collect::<Result<Vec<_>, _>>()?;
         for completion in completions.iter_mut().filter(|completion| completion.weight_versions.is_empty()) {
             // The server does not say which tokens have later weights: the oldest version is a lower bound.
@@ -224,9 +224,8 @@ impl Server {
         if rest.until.is_some_and(|until| until > began) {
             return;
         }
-        let mean = FIRST_BACKOFF.saturating_mul(1 << rest.failures.min(16));
-        rest.failures += 1;
-        rest.until = Some(Instant::now() + after.unwrap_or(mean).min(MAX_BACKOFF));
+        rest.failures = rest.failures.saturating_add(1);
+        rest.until = Some(Instant::now() + backoff(rest.failures, after));
     }
 
     /// Records a success.

@@ -89,7 +89,7 @@ impl Protocol for Vllm {
         facts.dtype = text(&of_model["dtype"]);
         facts.quantization = text(&of_model["quantization"]);
         let number = |value: &Value| value.as_u64().map(|number| number as usize);
-        facts.weights = Some(self.weights_name(http)?);
+        facts.weights = Some(self.weights_name(http)?).filter(|name| !name.is_empty());
         facts.lora = lora
             .is_object()
             .then(|| LoraLimits { max_rank: number(&lora["max_lora_rank"]), max_adapters: number(&lora["max_loras"]) });

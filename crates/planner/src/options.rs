@@ -57,7 +57,10 @@ pub fn training_sizes(
 ) -> Result<TrainingSizes> {
     let completion = config.rollout.max_completion_length();
     Ok(TrainingSizes {
-        micro_batch: TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion),
+        micro_batch: TrainShape {
+            sampling_mask: config.rollout.replay_sampling_mask,
+            ..TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion)
+        },
         rollout: RolloutSizes {
             prompts: config.grpo.prompts_per_step,
             longest_prompt: prompt,

@@ -210,6 +210,7 @@ mod tests {
             stop_ids: &[EOS],
             stop: None,
             sampling,
+            return_sampling_mask: false,
             turn: None,
         }
     }

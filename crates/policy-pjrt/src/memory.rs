@@ -16,7 +16,7 @@ use stablehlo::Save;
 /// use policy_pjrt::{PjrtPolicyOptions, RolloutSizes, TrainShape, TrainingSizes};
 ///
 /// let sizes = TrainingSizes {
-///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, shared: false },
+///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, shared: false, sampling_mask: false },
 ///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128, conversations: false },
 ///     weights: models::Dtype::F32,
 ///     trained: models::Trained::All,
@@ -95,6 +95,11 @@ impl TrainingSizes {
         }
         // A chunk has as many tokens as fit with the whole vocabulary; each device makes the logits of its shard.
         let budget = (options.tiling.workspace_budget / split.parts(Axis::Vocab)) as u64;
+        // A bit per token and entry of the vocabulary, on every device.
+        let of_mask = |tokens: usize| product(&[tokens, vocab.div_ceil(8)]);
+        if self.micro_batch.sampling_mask {
+            table.push_in("micro-batches", "sampling masks", of_mask(tokens));
+        }
         let of_vocab = vocab.div_ceil(split.parts(Axis::Vocab));
         table.push_in("micro-batches", "logits", product(&[tokens, of_vocab]).saturating_mul(single).min(budget));
         if options.can_roll_back {
@@ -110,6 +115,9 @@ impl TrainingSizes {
         let heads = config.num_key_value_heads * config.head_dim() / of_rollout.parts(Axis::Kv);
         let cache = product(&[2, layers, slots, columns, heads]).saturating_mul(operand);
         table.push_in("sampling", "keys and values", cache);
+        if self.micro_batch.sampling_mask {
+            table.push_in("sampling", "sampling masks of a call", of_mask(slots * options.rollout.tokens_per_call));
+        }
         let of_vocab = vocab.div_ceil(of_rollout.parts(Axis::Vocab));
         table.push_in("sampling", "logits", product(&[slots, of_vocab]).saturating_mul(single));
         table
@@ -125,7 +133,7 @@ mod tests {
     fn smaller_settings_reduce_the_memory() {
         let config = ModelConfig { max_position_embeddings: 4096, ..ModelConfig::default() };
         let sizes = TrainingSizes {
-            micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024, shared: false },
+            micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024, shared: false, sampling_mask: false },
             rollout: RolloutSizes {
                 prompts: 1,
                 longest_prompt: 8,
@@ -162,8 +170,10 @@ mod tests {
         assert_eq!(sizes.memory(&config, &narrow, None).total(), total - carried / 2);
 
         // Weights dominate here; an update holds them twice.
-        let small =
-            TrainingSizes { micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, shared: false }, ..sizes };
+        let small = TrainingSizes {
+            micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, shared: false, sampling_mask: false },
+            ..sizes
+        };
         let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };
         let once = PjrtPolicyOptions { can_roll_back: false, ..options.clone() };
         let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options, None).total());

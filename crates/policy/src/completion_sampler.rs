@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::rollout::{Completion, RolloutRequest};
 use crate::sampling::{LogitsProcessors, Sampling};
+use grpo_core::batch::SamplingMask;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use std::collections::HashSet;
@@ -42,6 +43,8 @@ pub struct CompletionSampler<'a> {
     prompt_end: Option<u32>,
     ids: Vec<u32>,
     logps: Vec<f32>,
+    /// Of no tokens, unless the request asks for it.
+    sampling_mask: SamplingMask,
     /// `true` if the last token ends the completion.
     has_ended: bool,
 }
@@ -66,6 +69,7 @@ impl<'a> CompletionSampler<'a> {
             prompt_end: prompt.last().copied(),
             ids: Vec::new(),
             logps: Vec::new(),
+            sampling_mask: SamplingMask::default(),
             has_ended: false,
         }
     }
@@ -104,6 +108,11 @@ impl<'a> CompletionSampler<'a> {
         };
         self.ids.push(id as u32);
         self.logps.push((scores[id] - max - total.ln()) as f32);
+        if self.request.return_sampling_mask {
+            let kept = (0_u32..).zip(&scores).filter(|(_, score)| **score > f64::NEG_INFINITY).map(|(id, _)| id);
+            let kept: Vec<u32> = kept.collect();
+            self.sampling_mask.push(if kept.len() < scores.len() { &kept } else { &[] });
+        }
         self.has_ended = self.request.ends(&self.ids)?;
         if self.processors.penalises_repetition() {
             self.seen.insert(id as u32);
@@ -113,7 +122,8 @@ impl<'a> CompletionSampler<'a> {
 
     /// Returns the completion; it is truncated if no stop condition has ended it.
     pub fn finish(self) -> Completion {
-        Completion::sampled(self.ids, self.logps, !self.has_ended)
+        let sampling_mask = self.sampling_mask;
+        Completion { sampling_mask, ..Completion::sampled(self.ids, self.logps, !self.has_ended) }
     }
 }
 
@@ -131,8 +141,36 @@ mod tests {
             stop_ids: &[2],
             stop: None,
             sampling,
+            return_sampling_mask: false,
             turn: None,
         }
+    }
+
+    #[test]
+    fn sampling_masks_have_the_kept_ids() {
+        let masks = |processors| {
+            let purpose = Purpose::Rollout;
+            let sampling = Sampling::Random { temperature: 0.8, processors, seed: 0, purpose, step: 0, first: 0 };
+            let of = RolloutRequest { return_sampling_mask: true, ..request(sampling) };
+            let mut sample = CompletionSampler::new(&of, 0, &[1]);
+            for logits in [[0.5, 3.0, 1.0, 2.0], [9.0, 0.0, 0.0, 9.0]] {
+                sample.extend(&logits).unwrap();
+            }
+            let mask = sample.finish().sampling_mask;
+            assert_eq!(mask.tokens(), 2);
+            [0, 1].map(|token| mask.kept(token).map(<[u32]>::to_vec))
+        };
+        let off = LogitsProcessors::default();
+        assert_eq!(masks(off), [None, None]);
+        assert_eq!(masks(LogitsProcessors { top_k: Some(1), ..off }), [Some(vec![1]), Some(vec![0, 3])]);
+        assert_eq!(masks(LogitsProcessors { top_k: Some(3), ..off }), [Some(vec![1, 2, 3]), None]);
+        assert_eq!(masks(LogitsProcessors { min_p: Some(0.2), ..off }), [Some(vec![1, 3]), Some(vec![0, 3])]);
+        assert_eq!(masks(LogitsProcessors { top_p: Some(0.9), ..off }), [Some(vec![1, 3]), Some(vec![0, 3])]);
+        // Greedy completions are over the whole softmax.
+        let of = RolloutRequest { return_sampling_mask: true, ..request(Sampling::Greedy) };
+        let mut sample = CompletionSampler::new(&of, 0, &[]);
+        sample.extend(&[0.0, 3.0]).unwrap();
+        assert_eq!(sample.finish().sampling_mask.kept(0), None);
     }
 
     #[test]

@@ -3,13 +3,14 @@
 //! A model of random weights is trained on two short sequences. Numbers are compared with other numbers of the same policy only.
 
 use crate::{
-    AdamWConfig, Error, Policy, PolicyState, Result, Sequence, SequenceBatch, StateGroup, StepLoss, Weights,
-    export_all, token_batch,
+    AdamWConfig, Error, LogitsProcessors, Policy, PolicyState, Result, RolloutRequest, Sampling, Sequence,
+    SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
 };
-use grpo_core::batch::{TokenWeights, ValueTargets};
+use grpo_core::batch::{SamplingMask, TokenWeights, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
-use grpo_core::{Advantages, LossConfig};
+use grpo_core::{Advantages, LossConfig, TokenBatch};
 use models::{LoraConfig, ModelConfig, NamedTensor, TargetModules};
+use rng::Purpose;
 
 /// The number of completion tokens of both sequences.
 const TOKENS: usize = 5;
@@ -47,6 +48,7 @@ macro_rules! contract_tests {
         $crate::contract_tests!(
             $fixture:
             scores_match_the_loss_and_use_the_requested_weights,
+            scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler,
             a_failed_accumulation_leaves_no_gradient,
             gradients_accumulate_until_an_update,
             a_supervised_step_lowers_its_loss,
@@ -164,6 +166,63 @@ pub fn scores_match_the_loss_and_use_the_requested_weights<F: Fixture>() {
     policy.apply(0.1).unwrap();
     assert_ne!(bits(&policy.score(Weights::Policy, &parts).unwrap().logp), bits(&scores.logp));
     assert_eq!(bits(&policy.score(Weights::RefPolicy, &parts).unwrap().logp), bits(&scores.logp));
+}
+
+pub fn scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler<F: Fixture>() {
+    let temperature = 0.8;
+    let loss = LossConfig { temperature, ..LossConfig::default() };
+    let mut policy = F::policy(&Setup { loss, ..Setup::default() }).unwrap();
+    let (prompts, off) = ([vec![1, 5, 6], vec![1, 9]], LogitsProcessors::default());
+    for processors in [
+        LogitsProcessors { top_k: Some(4), ..off },
+        LogitsProcessors { top_p: Some(0.7), ..off },
+        LogitsProcessors { min_p: Some(0.2), ..off },
+        off,
+    ] {
+        let purpose = Purpose::Rollout;
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 3,
+            max_completion_length: 6,
+            stop_ids: &[2],
+            stop: None,
+            sampling: Sampling::Random { temperature, processors, seed: 3, purpose, step: 0, first: 0 },
+            return_sampling_mask: true,
+            turn: None,
+        };
+        let completions = policy.generate(&request).unwrap();
+        let (mut mask, mut sequences, mut logps) = (SamplingMask::default(), Vec::new(), Vec::new());
+        for (i, completion) in completions.into_iter().enumerate() {
+            assert_eq!(completion.sampling_mask.tokens(), completion.ids.len(), "{processors:?}");
+            mask.extend(&completion.sampling_mask);
+            logps.extend(completion.logps);
+            sequences.push(Sequence { prompt: prompts[i / 3].clone(), completion: completion.ids });
+        }
+        let is_truncated = (0..mask.tokens()).any(|token| mask.kept(token).is_some());
+        assert_eq!(is_truncated, processors != off, "{processors:?}");
+        let whole = token_batch(&sequences).unwrap();
+        let batch = whole.clone().with_sampling_mask(mask).unwrap();
+        let mut score = |batch: &TokenBatch| {
+            let parts = [SequenceBatch { sequences: &sequences, tokens: batch.clone() }];
+            policy.score(Weights::Policy, &parts).unwrap().logp
+        };
+        let (scores, of_whole) = (score(&batch), score(&whole));
+        let off_by = |scores: &[f32]| scores.iter().zip(&logps).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off_by(&scores) < 1e-4, "{processors:?}: {}", off_by(&scores));
+        assert_eq!(off_by(&of_whole) > 0.1, processors != off, "{processors:?}: {}", off_by(&of_whole));
+        // The loss sees the same log-probabilities.
+        let batch = batch.with_advantages(vec![1.0, -0.5, 0.5, 2.0, -1.0, 0.1]).unwrap();
+        let batch = batch.with_old_logp(scores.clone()).unwrap();
+        let parts = [SequenceBatch { sequences: &sequences, tokens: batch }];
+        let output = policy.accumulate(&parts, StepLoss::Grpo).unwrap();
+        let pairs = output.scores.logp.iter().zip(&scores);
+        pairs.for_each(|(found, expected)| assert!((found - expected).abs() <= F::SCORE_TOLERANCE));
+        if F::SCORE_TOLERANCE == 0.0 {
+            let ratios = ["is_ratio/min", "is_ratio/max"].map(|name| output.metrics.value(name));
+            assert_eq!(ratios, [Some(1.0); 2], "{processors:?}");
+        }
+        assert!(policy.skip().unwrap().grad_norm > 0.0);
+    }
 }
 
 pub fn a_failed_accumulation_leaves_no_gradient<F: Fixture>() {

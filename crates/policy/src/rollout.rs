@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::sampling::Sampling;
+use grpo_core::batch::SamplingMask;
 use serde::{Deserialize, Serialize};
 
 /// Prompts to complete. The [crate documentation](crate) has an example.
@@ -20,6 +21,8 @@ pub struct RolloutRequest<'a> {
     pub stop: Option<&'a dyn StopCondition>,
     /// How the next token is chosen.
     pub sampling: Sampling,
+    /// `true` if completions have the ids that every token was sampled from ([`Completion::sampling_mask`]).
+    pub return_sampling_mask: bool,
     /// The conversations that the completions continue; `None` for completions of one turn.
     pub turn: Option<Turn<'a>>,
 }
@@ -147,6 +150,9 @@ pub struct Completion {
     pub mask: Vec<bool>,
     /// `true` if the completion reached the length limit without a stop token.
     pub truncated: bool,
+    /// `[T]`: the ids that top_k, top_p and min_p kept for each sampled token, none if they kept the whole vocabulary; a mask of no tokens
+    /// unless [`RolloutRequest::return_sampling_mask`].
+    pub sampling_mask: SamplingMask,
     /// The weights that the sampled tokens were sampled from, in order; empty if they are the weights that the policy has now.
     pub weight_versions: Vec<WeightVersion>,
 }
@@ -191,7 +197,8 @@ impl std::fmt::Debug for Pending {
 impl Completion {
     /// Returns a completion whose tokens were all sampled. `ids` and `logps` have the same length.
     pub fn sampled(ids: Vec<u32>, logps: Vec<f32>, truncated: bool) -> Self {
-        Self { mask: vec![true; ids.len()], ids, logps, truncated, weight_versions: Vec::new() }
+        let (sampling_mask, weight_versions) = Default::default();
+        Self { mask: vec![true; ids.len()], ids, logps, truncated, sampling_mask, weight_versions }
     }
 
     /// Returns the number of sampled tokens.
@@ -206,11 +213,27 @@ impl Completion {
         self.mask.resize(self.ids.len(), false);
     }
 
+    /// Drops all tokens but the first `length`.
+    pub fn truncate(&mut self, length: usize) {
+        self.ids.truncate(length);
+        self.logps.truncate(length);
+        self.mask.truncate(length);
+        self.sampling_mask.resize(self.sampling_mask.tokens().min(length));
+        self.weight_versions.retain_mut(|span| {
+            span.end = span.end.min(length);
+            span.start < span.end
+        });
+    }
+
     /// Appends the next turn. The result is truncated if the turn is.
     pub fn append(&mut self, turn: Self) {
         let begin = self.ids.len();
         let moved = |span: WeightVersion| WeightVersion { start: begin + span.start, end: begin + span.end, ..span };
         self.weight_versions.extend(turn.weight_versions.into_iter().map(moved));
+        if turn.sampling_mask.tokens() > 0 {
+            self.sampling_mask.resize(begin);
+            self.sampling_mask.extend(&turn.sampling_mask);
+        }
         self.ids.extend(turn.ids);
         self.logps.extend(turn.logps);
         self.mask.extend(turn.mask);
@@ -270,5 +293,39 @@ pub struct PolicyEngine;
 impl RolloutEngine for PolicyEngine {
     fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
         policy.generate(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sampling_masks_follow_the_tokens_of_turns() {
+        let turn = |ids: &[u32], kept: &[u32]| {
+            let mut sampling_mask = SamplingMask::default();
+            ids.iter().for_each(|_| sampling_mask.push(kept));
+            let completion = Completion::sampled(ids.to_vec(), vec![-0.5; ids.len()], false);
+            Completion { sampling_mask, ..completion }
+        };
+        let mut completion = Completion::default();
+        completion.append_given(&[9]);
+        completion.append(turn(&[7, 2], &[7, 2]));
+        completion.append_given(&[9, 9]);
+        completion.append(turn(&[3], &[4, 3]));
+        let kept = |completion: &Completion| {
+            let mask = &completion.sampling_mask;
+            (0..mask.tokens()).map(|token| mask.kept(token).map(<[u32]>::to_vec)).collect::<Vec<_>>()
+        };
+        let first = Some(vec![2, 7]);
+        assert_eq!(kept(&completion), [None, first.clone(), first.clone(), None, None, Some(vec![3, 4])]);
+        completion.truncate(2);
+        assert_eq!(kept(&completion), [None, first]);
+        assert_eq!([completion.ids.len(), completion.logps.len(), completion.mask.len()], [2; 3]);
+        // A completion without masks stays one.
+        let mut plain = Completion::sampled(vec![7, 2], vec![-0.5; 2], false);
+        plain.append(Completion::sampled(vec![3], vec![-0.5], false));
+        plain.truncate(1);
+        assert_eq!(plain.sampling_mask, SamplingMask::default());
     }
 }

@@ -15,6 +15,7 @@ use data::Item;
 use models::Tokenizer;
 use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
 use rewards::RewardInput;
+use rng::Purpose;
 use run_config::RolloutConfig;
 use std::time::Duration;
 use stops::Stops;
@@ -113,7 +114,7 @@ impl Rollout<'_> {
         }
         let prompts = encode_prompts(self.tokenizer, items.iter().copied())?;
         let stops = Stops::new(self.config, self.tokenizer);
-        let request = request(&stops, &prompts, num_generations, max_completion_length, sampling);
+        let request = request(self.config, &stops, &prompts, num_generations, max_completion_length, sampling);
         let completions = self.generate(&request)?;
         Completed::of_prompts(self.tokenizer, prompts, num_generations, completions)
     }
@@ -125,7 +126,7 @@ impl Rollout<'_> {
     pub fn start(&mut self, prompts: &[Vec<u32>], num_generations: usize, sampling: Sampling) -> Result<Pending> {
         let stops = Stops::new(self.config, self.tokenizer);
         let longest = self.config.max_completion_length();
-        Ok(self.engine.start(&request(&stops, prompts, num_generations, longest, sampling))?)
+        Ok(self.engine.start(&request(self.config, &stops, prompts, num_generations, longest, sampling))?)
     }
 
     /// Waits for the completions of [`Rollout::start`], which had the same arguments.
@@ -141,7 +142,7 @@ impl Rollout<'_> {
     ) -> Result<Completed> {
         let stops = Stops::new(self.config, self.tokenizer);
         let longest = self.config.max_completion_length();
-        let request = request(&stops, &prompts, num_generations, longest, sampling);
+        let request = request(self.config, &stops, &prompts, num_generations, longest, sampling);
         let completions = checked(&request, pending.wait(&request)?)?;
         Completed::of_prompts(self.tokenizer, prompts, num_generations, completions)
     }
@@ -153,6 +154,7 @@ impl Rollout<'_> {
 }
 
 fn request<'a>(
+    rollout: &RolloutConfig,
     stops: &'a Stops<'_>,
     prompts: &'a [Vec<u32>],
     num_generations: usize,
@@ -160,16 +162,30 @@ fn request<'a>(
     sampling: Sampling,
 ) -> RolloutRequest<'a> {
     let (stop_ids, stop) = (&stops.ids, stops.condition());
-    RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop, sampling, turn: None }
+    // Nothing is trained on evaluations.
+    let is_trained_on = matches!(sampling, Sampling::Random { purpose: Purpose::Rollout, .. });
+    RolloutRequest {
+        prompts,
+        num_generations,
+        max_completion_length,
+        stop_ids,
+        stop,
+        sampling,
+        return_sampling_mask: rollout.replay_sampling_mask && is_trained_on,
+        turn: None,
+    }
 }
 
 /// Checks the number of completions, and the lengths of their lists.
 fn checked(request: &RolloutRequest<'_>, completions: Vec<Completion>) -> Result<Vec<Completion>> {
     let count = request.prompts.len() * request.num_generations;
-    let is_valid = |c: &Completion| !c.ids.is_empty() && [c.logps.len(), c.mask.len()] == [c.ids.len(); 2];
+    let masks = |c: &Completion| !request.return_sampling_mask || c.sampling_mask.tokens() == c.ids.len();
+    let is_valid = |c: &Completion| !c.ids.is_empty() && [c.logps.len(), c.mask.len()] == [c.ids.len(); 2] && masks(c);
     if completions.len() != count || !completions.iter().all(is_valid) {
-        let expected =
-            format!("{count} completions of at least one token, each token with a log-probability and a mask");
+        let replayed = if request.return_sampling_mask { ", and with the ids that it was sampled from" } else { "" };
+        let expected = format!(
+            "{count} completions of at least one token, each token with a log-probability and a mask{replayed}"
+        );
         return Err(Error::Completions { expected, found: format!("{} completions", completions.len()) });
     }
     Ok(completions)

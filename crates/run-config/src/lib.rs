@@ -132,7 +132,7 @@ pub struct RolloutConfig {
     ///
     /// This and the next three options work as in `transformers`, see [`::policy::LogitsProcessors`]. The loss uses the whole softmax at the
     /// temperature, as in TRL, so its probabilities differ from those of a truncated sampling distribution: a run that sets one of the four
-    /// logs a warning.
+    /// without `replay_sampling_mask` logs a warning.
     pub top_k: Option<usize>,
     /// The probability mass of the most probable tokens to sample from (nucleus sampling); 1 and `None` disable it.
     pub top_p: Option<f64>,
@@ -140,6 +140,10 @@ pub struct RolloutConfig {
     pub min_p: Option<f64>,
     /// The divisor of positive logits, and factor of negative ones, of tokens in the prompt and completion; 1 and `None` disable it.
     pub repetition_penalty: Option<f64>,
+    /// `true` if log-probabilities of the sampler, of scores and of the loss are over the ids that `top_k`, `top_p` and `min_p` kept for each
+    /// token. This is DeepSeek-V3.2's "keep sampling mask": the probabilities of the loss are those that tokens were sampled with, and the
+    /// entropy and the KL are those of the truncated distributions.
+    pub replay_sampling_mask: bool,
     /// `true` if unset keys among `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty` get the values of the model's
     /// generation_config.json, unless its `do_sample` is false.
     pub use_generation_config: bool,

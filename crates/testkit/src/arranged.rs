@@ -1,7 +1,7 @@
 //! Other arrangements of the same sequences.
 
 use crate::{Case, Tensor};
-use grpo_core::batch::{TokenFactors, TokenWeights};
+use grpo_core::batch::{SamplingMask, TokenFactors, TokenWeights};
 use grpo_core::{Advantages, Result, TokenBatch};
 
 /// Returns the entries of `rows`, and `padding` for `None`.
@@ -44,6 +44,12 @@ impl Case {
             if let Some(list) = list {
                 arranged = set(arranged, taken(list, &rows, f32::NAN)).unwrap();
             }
+        }
+        if batch.sampling_mask().is_some() {
+            let mut mask = SamplingMask::default();
+            rows.iter()
+                .for_each(|row| mask.push(row.map_or(&[5, u32::MAX], |row| batch.kept(row).unwrap_or_default())));
+            arranged = arranged.with_sampling_mask(mask).unwrap();
         }
         let of = |list: &[f64]| taken(list, &rows, f64::NAN);
         if let Some(weights) = batch.weights() {

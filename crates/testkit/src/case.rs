@@ -2,6 +2,7 @@
 
 use crate::{Tensor, transposed};
 use backend_cpu::oracle::{Evaluation, Policy, evaluate, score};
+use grpo_core::batch::SamplingMask;
 use grpo_core::{
     Advantages, Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicyInput, PolicySpec,
     Tiling, TokenBatch,
@@ -38,6 +39,8 @@ pub struct Shape<'a> {
     pub mask_last: bool,
     /// `true` if every token has its own temperature.
     pub temperatures: bool,
+    /// `true` if tokens were sampled from a part of the vocabulary: some from their target alone, some from all of it.
+    pub sampling_mask: bool,
     /// Bias of the log-ratios of a sequence, so that the mean over a long sequence is clipped too. Sequences cycle through
     /// positive, negative and no bias.
     pub lean: f64,
@@ -134,6 +137,20 @@ impl Case {
             hidden[i * h..(i + 1) * h].fill(f32::NAN);
             targets[i] = [-100, i64::MAX, v as i64][i % 3];
         }
+        let kept = |i: usize, rng: &mut ChaCha8Rng| -> Vec<u32> {
+            let target = targets[i] as u32;
+            match i % 4 {
+                _ if mask[i] == 0.0 => vec![7, u32::MAX],
+                1 => vec![target],
+                3 => vec![],
+                _ => (0..v as u32).rev().filter(|id| *id == target || rng.random_range(0..9) == 0).collect(),
+            }
+        };
+        let sampling_mask = shape.sampling_mask.then(|| {
+            let mut all = SamplingMask::default();
+            (0..n).for_each(|i| all.push(&kept(i, &mut rng)));
+            all
+        });
         let advantages =
             (0..lengths.len()).map(|b| if b % 2 == 0 { 1.3 } else { -0.8 } * (1.0 + 0.1 * b as f32)).collect();
         let mut batch = TokenBatch::packed(targets, shape.offsets())
@@ -142,6 +159,9 @@ impl Case {
             .unwrap();
         if let Some(temperatures) = temperatures {
             batch = batch.with_temperatures(temperatures).unwrap();
+        }
+        if let Some(sampling_mask) = sampling_mask {
+            batch = batch.with_sampling_mask(sampling_mask).unwrap();
         }
         let head = match layout {
             HeadLayout::VocabHidden => head,

@@ -20,6 +20,7 @@ class Batch:
     ref_logp: np.ndarray | None = None  # [B, T]
     sampler_logp: np.ndarray | None = None  # [B, T], NaN if unknown
     temperatures: np.ndarray | None = None  # [B] or [B, T]
+    sampling_mask: np.ndarray | None = None  # [B, T, V], True at kept ids
 
     def advantages_bt(self):
         """Returns the advantages as [B, T]."""
@@ -82,8 +83,12 @@ def policy(batch, config, hidden, lm_head):
         temperature = torch.tensor(batch.temperatures)
         temperature = temperature[:, None] if temperature.ndim == 1 else temperature
     scale_logprobs = config.get("temperature_mode", "scale_logits") == "scale_logprobs"
-    logprobs = torch.log_softmax(logits if scale_logprobs else logits / temperature[..., None], -1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    logits = logits if scale_logprobs else logits / temperature[..., None]
+    if batch.sampling_mask is not None:
+        logits = logits.masked_fill(~torch.tensor(batch.sampling_mask), -torch.inf)
+    logprobs = torch.log_softmax(logits, -1)
+    # Of a masked entry, the product would be 0 x inf.
+    entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
     chosen = torch.tensor(np.maximum(batch.targets, 0))[..., None]
     logp = logprobs.gather(-1, chosen)[..., 0]
     return logp / temperature if scale_logprobs else logp, entropy

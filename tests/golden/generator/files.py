@@ -14,12 +14,18 @@ def tensors(golden):
     stored = {
         name: np.asarray(value, np.float32)
         for name, value in vars(batch).items()
-        if value is not None and name != "targets"
+        if value is not None and name not in ("targets", "sampling_mask")
     }
     stored["targets"] = batch.targets
     for name, value in stored.items():
         same = np.array_equal(value.astype(np.float64), getattr(batch, name), equal_nan=name != "targets")
         assert same, f"{golden.case.name}: {name} loses digits in {value.dtype}"
+    if batch.sampling_mask is not None:
+        kept = batch.sampling_mask.reshape(-1, batch.sampling_mask.shape[-1])
+        # A token without ids has the whole vocabulary.
+        kept = kept & ~kept.all(-1, keepdims=True)
+        stored["sampling_mask.offsets"] = np.cumsum([0, *kept.sum(-1)]).astype(np.int64)
+        stored["sampling_mask.ids"] = np.nonzero(kept)[1].astype(np.int64)
     return stored | {f"expected.{name}": value for name, value in golden.expected.items()}
 
 

@@ -40,11 +40,26 @@ class Objective:
         z = z if cap is None else cap * np.tanh(z / cap)
         t = np.asarray(self.x.get("temperatures", self.c.get("temperature", 1.0)))
         t = t[:, None] if t.ndim == 1 else t
-        z = z if self.seed else z / t[..., None]
-        lse = np.log(np.exp(z - z.max(-1, keepdims=True)).sum(-1)) + z.max(-1)
-        p = np.exp(z - lse[..., None])
+        scale_logprobs = self.c.get("temperature_mode") == "scale_logprobs" or self.seed
+        z = z if scale_logprobs else z / t[..., None]
+        kept = self.kept(z.shape)
+        z_kept = np.where(kept, z, -math.inf)
+        lse = np.log(np.exp(z_kept - z_kept.max(-1, keepdims=True)).sum(-1)) + z_kept.max(-1)
+        p = np.exp(z_kept - lse[..., None])
         y = np.take_along_axis(z, np.maximum(self.x["targets"], 0)[..., None], -1)[..., 0] - lse
-        return (y / t if self.seed else y), lse - (p * z).sum(-1)
+        return (y / t if scale_logprobs else y), lse - (p * z).sum(-1)
+
+    def kept(self, shape):
+        """Returns the mask [B, T, V] of the ids that the sampler kept."""
+        kept = np.ones(shape, bool)
+        if "sampling_mask.offsets" in self.x:
+            offsets = self.x["sampling_mask.offsets"]
+            for row, (begin, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+                if begin < end:
+                    kept.reshape(-1, shape[-1])[row] = np.isin(
+                        np.arange(shape[-1]), self.x["sampling_mask.ids"][begin:end]
+                    )
+        return kept
 
     def masks_and_weights(self, old):
         """Returns the active tokens and the weight of the sampler's mismatch per token."""

@@ -35,7 +35,7 @@ use crate::gemm::{Cut, Gemm, KAxis, MatMut, Packed, Rows};
 use crate::host::{Grads, Slice, Tensors};
 use crate::pages::{Aligned, zeros};
 use crate::profile::{Work, timed};
-use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform};
+use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform, keep_only};
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::backend_api::plan::Head;
@@ -168,6 +168,9 @@ impl FusedHead {
                             if let Some(transform) = &transform {
                                 transform.apply(isa, z);
                             }
+                            if let Some(kept) = batch.kept(token.row) {
+                                keep_only(z, tile.start, kept);
+                            }
                             *partial = Partial::new(isa, z, within(token.target, &tile), token.scales.logit);
                         }
                     });
@@ -243,6 +246,7 @@ impl FusedHead {
             hidden_states: (!forwarded).then_some(x),
             for_head: x_for_head,
             transform,
+            batch,
             stride,
             row,
             round: self.problem.rounds,

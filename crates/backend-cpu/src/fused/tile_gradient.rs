@@ -9,9 +9,9 @@ use crate::convert::rounded;
 use crate::gemm::{KAxis, MatMut, Order, Packed, Product, RHS_PANEL, Rows};
 use crate::host::Slice;
 use crate::profile::{Work, timed};
-use crate::softmax::{Transform, gradient_to};
+use crate::softmax::{Transform, gradient_to, keep_only};
 use bytemuck::cast_slice_mut;
-use grpo_core::HeadLayout;
+use grpo_core::{HeadLayout, TokenBatch};
 use std::ops::Range;
 
 /// Computes dlogits of tiles, and the head's gradient from them.
@@ -26,6 +26,7 @@ pub(super) struct TileGradient<'a> {
     /// `[L, H]`, packed along L, for the head's gradient.
     pub(super) for_head: &'a [u32],
     pub(super) transform: Option<Transform>,
+    pub(super) batch: &'a TokenBatch,
     /// The elements between rows of logits.
     pub(super) stride: usize,
     /// The words per token of a tile's packed dlogits.
@@ -36,7 +37,7 @@ pub(super) struct TileGradient<'a> {
     pub(super) hidden: bool,
 }
 
-/// The buffers of a tile's logits after [`Transform`], and of its dlogits, packed as lhs along the tile, if dH needs
+/// The buffers of a tile's logits after [`Transform`] and [`keep_only`], and of its dlogits, packed as lhs along the tile, if dH needs
 /// them.
 enum TileBuffers<'a> {
     /// Logits of all tokens, which are replaced by packed dlogits.
@@ -47,8 +48,8 @@ enum TileBuffers<'a> {
 
 impl TileGradient<'_> {
     /// Computes dlogits of tile `index`, writes them to `block`, packed as lhs along the tile, if dH needs them, and
-    /// adds the tile's gradient to `head_gradient` and `bias`. `block` has the tile's logits after [`Transform`],
-    /// unless they must be computed.
+    /// adds the tile's gradient to `head_gradient` and `bias`. `block` has the tile's logits after [`Transform`]
+    /// and [`keep_only`], unless they must be computed.
     pub(super) fn run(
         &self,
         index: usize,
@@ -86,13 +87,18 @@ impl TileGradient<'_> {
         }
     }
 
-    /// Computes logits of tile `index` for `tokens`, whose first one starts a lhs panel, after [`Transform`].
+    /// Computes logits of tile `index` for `tokens`, whose first one starts a lhs panel, after [`Transform`] and [`keep_only`].
     fn logits(&self, index: usize, x: &[u32], tokens: Range<usize>, out: &mut [f32], words: &mut [u32]) {
-        let (l, t) = (self.tokens.len(), self.lm_head.tile(index).len());
-        let mut out = MatMut::new(out, tokens.len(), t, self.stride);
+        let (l, tile) = (self.tokens.len(), self.lm_head.tile(index));
+        let mut out = MatMut::new(out, tokens.len(), tile.len(), self.stride);
         self.lm_head.logits(index, x, l, tokens.start, &mut out, words);
-        if let Some(transform) = &self.transform {
-            (0..tokens.len()).for_each(|row| transform.apply(self.lm_head.gemm.isa(), out.row(row)));
+        for (row, token) in self.tokens[tokens].iter().enumerate() {
+            if let Some(transform) = &self.transform {
+                transform.apply(self.lm_head.gemm.isa(), out.row(row));
+            }
+            if let Some(kept) = self.batch.kept(token.row) {
+                keep_only(out.row(row), tile.start, kept);
+            }
         }
     }
 

@@ -20,7 +20,9 @@ use crate::convert::Element;
 use crate::host::{Slice, SliceMut, Tensors};
 use crate::pages::{Aligned, zeros};
 use crate::plan::evaluator_bytes;
-use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, gradient, transform_to};
+use crate::softmax::{
+    Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, gradient, keep_only, transform_to,
+};
 use crate::threads::slices::*;
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::backend_api::evaluate::Evaluator;
@@ -123,18 +125,29 @@ impl ChunkPasses {
         let buffers = self.partials.par_chunks_mut(v.div_ceil(TILE)).zip(self.kept.par_chunks_mut(v));
         buffers.zip(&mut self.sums).zip(rows).for_each(|(((partials, kept), sums), row)| {
             let (z, target, scale) = (&logits[row * v..][..v], batch.targets()[*row] as usize, scales(row).logit);
+            let ids = batch.kept(*row);
             let blocks = partials.par_chunks_mut(block / TILE).zip(z.par_chunks(block)).zip(kept.par_chunks_mut(block));
             blocks.enumerate().for_each(|(task, ((partials, z), kept))| {
                 let tiles = partials.iter_mut().zip(z.chunks(TILE)).zip(kept.chunks_mut(TILE));
                 for (i, ((partial, z), kept)) in (task * block / TILE..).zip(tiles) {
                     let target = place_in_tile(target, i);
-                    *partial = match &transform {
-                        Some(transform) => {
+                    *partial = match (&transform, ids) {
+                        (Some(transform), ids) => {
                             transform_to(isa, z, transform, kept);
+                            if let Some(ids) = ids {
+                                keep_only(kept, i * TILE, ids);
+                            }
                             Partial::new(isa, kept, target, scale)
                         }
-                        None if keep => Partial::keeping(isa, z, target, scale, kept),
-                        None => Partial::new(isa, z, target, scale),
+                        (None, Some(ids)) => {
+                            let mut masked = [0.0; TILE];
+                            masked.iter_mut().zip(z).for_each(|(masked, z)| *masked = z.widened());
+                            let masked = &mut masked[..z.len()];
+                            keep_only(masked, i * TILE, ids);
+                            Partial::keeping(isa, masked, target, scale, kept)
+                        }
+                        (None, None) if keep => Partial::keeping(isa, z, target, scale, kept),
+                        (None, None) => Partial::new(isa, z, target, scale),
                     };
                 }
             });

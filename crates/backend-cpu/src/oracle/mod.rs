@@ -6,7 +6,8 @@
 //!
 //! Legend: N tokens, H hidden, V vocabulary; y the target; T the temperature of a token. Logits z become
 //! log-probabilities by u = logit_scale z, w = cap tanh(u / cap) (without a softcap w = u), z' = w / T, p =
-//! softmax(z'). If the temperature scales log-probabilities instead, z' = w and logp = log p_y / T.
+//! softmax(z'). If the temperature scales log-probabilities instead, z' = w and logp = log p_y / T. With
+//! a sampling mask, the softmax is over the ids of the token.
 
 mod policy;
 
@@ -86,6 +87,10 @@ pub(crate) fn gradient<R: Scalar>(
     // dL/dw_j = factors.logits (g factors.logp (1[j = y] - p_j) - e p_j (log p_j + H)), and dL/dz over the logits.
     for ((&i, row), (g, e)) in rows.iter().zip(&stats).zip(g.into_iter().zip(e)) {
         for (j, z) in z[i * v..(i + 1) * v].iter_mut().enumerate() {
+            if !is_kept(batch.kept(i), j) {
+                *z = zero;
+                continue;
+            }
             let (w, dw) = transformed(config, z.to_f64());
             let log_p = row.log_p(row.factors.logits * w);
             let p = log_p.exp();
@@ -162,7 +167,8 @@ fn forward<R: Scalar>(
                 }
             }
         }
-        let row = Row::new(config, config.temperature_factors(batch.temperature(i)), row, batch.targets()[i]);
+        let factors = config.temperature_factors(batch.temperature(i));
+        let row = Row::new(config, factors, row, batch.targets()[i], batch.kept(i));
         out.logp[i] = R::from_f64(row.factors.logp * row.logp);
         out.entropy[i] = R::from_f64(row.entropy);
         stats.push(row);
@@ -182,6 +188,11 @@ fn transformed(config: &LossConfig, z: f64) -> (f64, f64) {
     }
 }
 
+/// Returns `true` if vocabulary entry `j` is among `kept`, or if all are.
+fn is_kept(kept: Option<&[u32]>, j: usize) -> bool {
+    kept.is_none_or(|ids| ids.binary_search(&(j as u32)).is_ok())
+}
+
 /// The statistics of one row of logits, in f64.
 struct Row {
     factors: TemperatureFactors,
@@ -195,10 +206,20 @@ struct Row {
 }
 
 impl Row {
-    fn new<R: Scalar>(config: &LossConfig, factors: TemperatureFactors, z: &[R], target: i64) -> Self {
+    /// Computes the statistics over the ids `kept`; `None` for the whole vocabulary.
+    fn new<R: Scalar>(
+        config: &LossConfig,
+        factors: TemperatureFactors,
+        z: &[R],
+        target: i64,
+        kept: Option<&[u32]>,
+    ) -> Self {
         // The caller has checked that the target is in the vocabulary.
         let target = target as usize;
-        let scaled = |j: usize| factors.logits * transformed(config, z[j].to_f64()).0;
+        let scaled = |j: usize| match is_kept(kept, j) {
+            true => factors.logits * transformed(config, z[j].to_f64()).0,
+            false => f64::NEG_INFINITY,
+        };
         // The target is excluded from the sum: log p_y = -softplus(lse_{j != y} - z'_y) keeps its precision if p_y
         // rounds to 1, and -expm1(log p_y) is then the exact 1 - p_y. With a vocabulary of one, the lse is -inf, and
         // log p_y = 0.

@@ -8,10 +8,12 @@
 //!   margin = logit_scale (M - z_y) + ln S,  log p_y = -softplus(margin),  q = 1 - p_y = -expm1(log p_y),
 //!   p_j = e_j q / S,  entropy = -p_y log p_y - q log q + q (ln S - sum e_j d_j / S).
 //! z_j are logits after [`Transform`], and logit_scale is the row's factor in [`Scales`]. There is no cancellation,
-//! even for a collapsed distribution, and differences of logits are taken before scaling.
+//! even for a collapsed distribution, and differences of logits are taken before scaling. With a sampling mask, the logits of
+//! other ids are -inf after [`Transform`].
 
 mod exp;
 mod gradient;
+mod keep;
 mod partial;
 mod row;
 mod scales;
@@ -20,6 +22,7 @@ mod transform;
 
 pub(crate) use exp::exp;
 pub(crate) use gradient::{RowGrad, add_gradient, gradient, gradient_to};
+pub(crate) use keep::keep_only;
 pub(crate) use partial::{Partial, TILE};
 pub(crate) use row::{Row, RowSums};
 pub(crate) use scales::Scales;

@@ -106,8 +106,12 @@ fn elsewhere<M: MulAdd>(z: &[impl Element], by: &Transform, out: &mut [f32]) {
 fn through<M: MulAdd>(w: &[f32], by: &Transform, gradient: &mut [f32], round: bool) {
     let pairs = gradient.iter_mut().zip(w);
     match &by.cap {
-        // The factored form of 1 - (w / cap)^2 is exactly 0 at the cap. Near it, the error of dL/dz is 4e-7 of dL/dw.
-        Some(cap) => pairs.for_each(|(g, w)| *g *= cap.outer * ((cap.cap - w) * (cap.cap + w))),
+        // The factored form of 1 - (w / cap)^2 is exactly 0 at the cap. Near it, the error of dL/dz is 4e-7 of dL/dw. Where a sampling mask
+        // has made w -inf, dL/dw is 0.
+        Some(cap) => pairs.for_each(|(g, w)| {
+            let slope = cap.outer * ((cap.cap - w) * (cap.cap + w));
+            *g = if *g == 0.0 { 0.0 } else { *g * slope };
+        }),
         None => pairs.for_each(|(g, _)| *g *= by.scale),
     }
     if round {

@@ -6,5 +6,6 @@ mod metrics;
 mod oracle;
 mod parity;
 mod properties;
+mod sampling_mask;
 mod transforms;
 mod traps;

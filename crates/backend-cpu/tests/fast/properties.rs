@@ -45,8 +45,8 @@ fn assert_same(got: &Output, expected: &Output, what: &str) {
     }
 }
 
-/// Runs `property` on every loss, with an implementation that depends on `choice` and differs between losses, and with
-/// advantages per token for every third `seed`.
+/// Runs `property` on every loss, with an implementation that depends on `choice` and differs between losses, with
+/// advantages per token for every third `seed`, and with a sampling mask for every second one.
 fn on_every_loss(
     shape: &Shape<'_>,
     seed: u64,
@@ -61,7 +61,7 @@ fn on_every_loss(
         LOSSES.into_iter().chain(others()).zip(implementations.into_iter().cycle())
     {
         let loss = loss(name);
-        let mut case = Case::new(&loss, shape, seed);
+        let mut case = Case::new(&loss, &Shape { sampling_mask: seed.is_multiple_of(2), ..*shape }, seed);
         if seed.is_multiple_of(3) {
             let of = |row: usize| if case.batch.is_active(row) { [1.3, -0.8, 0.4][row % 3] } else { f32::NAN };
             let advantages = Advantages::PerToken((0..case.batch.tokens()).map(of).collect());

@@ -40,6 +40,7 @@ impl Variant {
             gradients: self.request.gradients,
             blocking: tiling::choose(&self.request, &self.numerics, self.mesh)?,
             mosaic: self.mosaic,
+            sampling_mask: false,
             numerics: self.numerics,
             mesh: self.mesh,
         })

@@ -19,6 +19,7 @@
 //!     gradients: GradientSpec::default(),
 //!     blocking: Blocking::TokenChunks(1), // only `fused` reads it
 //!     mosaic: None,
+//!     sampling_mask: false,
 //!     numerics: Numerics::default(),
 //!     mesh: MeshShape::default(),
 //! };
@@ -40,6 +41,7 @@ mod numerics;
 mod pass;
 mod products;
 mod role;
+mod sampling_mask;
 mod sharding;
 mod softmax;
 mod spec;
@@ -57,6 +59,7 @@ pub use numerics::{MosaicBlocks, Numerics};
 pub use pass::Pass;
 pub use products::{Head, HeadSplit};
 pub use role::Role;
+pub(crate) use sampling_mask::bits;
 pub use sharding::MeshShape;
 pub use softmax::Factors;
 pub(crate) use spec::IDS;
@@ -98,6 +101,7 @@ impl Spec {
     ///     gradients: GradientSpec { hidden: true, lm_head: true, bias: false },
     ///     blocking: Blocking::TokenChunks(4),
     ///     mosaic: None,
+    ///     sampling_mask: false,
     ///     numerics: Numerics::default(),
     ///     mesh: MeshShape::default(),
     /// };

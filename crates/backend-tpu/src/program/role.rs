@@ -23,6 +23,9 @@ pub enum Role {
     TokenNumbers,
     /// `true` if the batch has no log-probabilities of an old policy, so that the current policy is the old one.
     OnPolicy,
+    /// The ids that were kept at each token ([`SamplingMask`](grpo_core::batch::SamplingMask)), u32 `[N, W]`: a bit per vocabulary entry, with
+    /// a spare word. Only of programs with [`Spec::sampling_mask`](super::Spec::sampling_mask).
+    SamplingMask,
     /// Gradient of the hidden states `[N, H]`, an accumulator: argument and result.
     GradHidden,
     /// Gradient of the LM head, of its shape, an accumulator: argument and result.

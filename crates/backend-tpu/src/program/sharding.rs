@@ -100,9 +100,13 @@ impl Spec {
             Role::LmHead | Role::GradLmHead => vec![&[], vocab],
             Role::Bias | Role::GradBias => vec![vocab],
             Role::Logits | Role::GradLogits => vec![tokens, vocab],
-            Role::TokenIds | Role::TokenNumbers | Role::OnPolicy | Role::Sums | Role::Logp | Role::Entropy => {
-                vec![&[][..]; self.type_of(role).rank()]
-            }
+            Role::TokenIds
+            | Role::TokenNumbers
+            | Role::OnPolicy
+            | Role::SamplingMask
+            | Role::Sums
+            | Role::Logp
+            | Role::Entropy => vec![&[][..]; self.type_of(role).rank()],
         };
         match self.mesh.mesh().map(|mesh| mesh.sharding(&dimensions)) {
             Ok(Ok(sharding)) => Some(sharding),

@@ -30,7 +30,7 @@ pub(crate) struct Tile {
     transform: Transform,
     /// Predicates `[R, W]`: the target's column.
     is_target: Value,
-    /// Predicates `[R, W]`: columns of the vocabulary; `None` if there are no others.
+    /// Predicates `[R, W]`: columns of the vocabulary that the sampler kept; `None` if there are no others.
     counts: Option<Value>,
     /// The factor of the transformed logits, `[R]`.
     scale: Value,
@@ -40,7 +40,7 @@ pub(crate) struct Tile {
 pub(crate) struct Entries {
     /// i32 `[R, W]`: the index in the vocabulary.
     pub(crate) index: Value,
-    /// Predicates `[R, W]`: entries of the vocabulary that no other tile counts; `None` if all are.
+    /// Predicates `[R, W]`: entries of the vocabulary that the sampler kept and no other tile counts; `None` if all are.
     pub(crate) counts: Option<Value>,
 }
 
@@ -50,6 +50,15 @@ impl Entries {
         let index = logits.builder().iota(1, TensorType::new(Dtype::I32, logits.shape()));
         let counts = end.map(|end| index.lt(&index.like(end as i64)));
         Self { index, counts }
+    }
+
+    /// Restricts the entries to those of the predicates `kept` `[R, W]`, if there is a sampling mask.
+    pub(crate) fn only(self, kept: Option<Value>) -> Self {
+        let counts = match (self.counts, kept) {
+            (Some(counts), Some(kept)) => Some(counts & kept),
+            (counts, kept) => counts.or(kept),
+        };
+        Self { counts, ..self }
     }
 }
 

@@ -6,6 +6,7 @@ use super::blocking::Blocking;
 use super::numerics::{MosaicBlocks, Numerics};
 use super::pass::Pass;
 use super::role::Role;
+use super::sampling_mask::words;
 use super::sharding::MeshShape;
 use crate::error::unsupported;
 use grpo_core::backend_api::token_columns::{LossSums, TokenColumns};
@@ -38,6 +39,8 @@ pub struct Spec {
     pub blocking: Blocking,
     /// The blocks of the Mosaic TPU kernels, if `logits` runs them instead of plain operations.
     pub mosaic: Option<MosaicBlocks>,
+    /// `true` if the program takes the sampling mask of the tokens as an argument.
+    pub sampling_mask: bool,
     /// The roundings, and the optional results.
     pub numerics: Numerics,
     /// The mesh over which tokens and vocabulary are sharded.
@@ -81,12 +84,21 @@ impl Spec {
     /// Checks that the programs support `batch`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for per-token temperatures with TPU kernels, which are compiled for one temperature.
+    /// [`Error::Unsupported`] for TPU kernels with per-token temperatures, because kernels are compiled for one temperature, or with a
+    /// sampling mask.
     pub fn check_batch(&self, batch: &TokenBatch) -> Result<()> {
-        match (self.mosaic, batch.temperatures()) {
-            (Some(_), Some(_)) => Err(unsupported("TPU kernels with `temperatures` of tokens", NO_KERNELS)),
-            _ => Ok(()),
-        }
+        let what = match (batch.temperatures(), batch.sampling_mask()) {
+            _ if self.mosaic.is_none() => return Ok(()),
+            (Some(_), _) => "TPU kernels with `temperatures` of tokens",
+            (_, Some(_)) => "TPU kernels with a sampling mask",
+            (None, None) => return Ok(()),
+        };
+        Err(unsupported(what, NO_KERNELS))
+    }
+
+    /// Returns the specification of the program for `batch`, which may have a sampling mask.
+    pub fn for_batch(&self, batch: &TokenBatch) -> Self {
+        Self { sampling_mask: batch.sampling_mask().is_some(), ..self.clone() }
     }
 
     /// Returns N, the tokens with padding: a multiple of the mesh's `data`.
@@ -117,6 +129,7 @@ impl Spec {
             Role::Hidden | Role::LmHead | Role::Bias | Role::Logits => input,
             Role::TokenIds => stablehlo::Dtype::I32,
             Role::OnPolicy => stablehlo::Dtype::Pred,
+            Role::SamplingMask => stablehlo::Dtype::U32,
             Role::GradHidden | Role::GradLmHead | Role::GradBias | Role::GradLogits => sum,
             Role::TokenNumbers | Role::Sums | Role::Logp | Role::Entropy => f32,
         };
@@ -138,6 +151,7 @@ impl Spec {
             (Role::TokenIds, _) => vec![IDS, n],
             (Role::TokenNumbers, _) => vec![TokenColumns::<f32>::COUNT, n],
             (Role::OnPolicy, _) => vec![],
+            (Role::SamplingMask, _) => vec![n, words(v)],
             (Role::Sums, _) => vec![LossSums::<f32>::COUNT],
             (Role::Logp | Role::Entropy, _) => vec![n],
         }
@@ -151,7 +165,8 @@ impl Spec {
             PolicySpec::Hidden { bias: true, .. } => vec![Role::Hidden, Role::LmHead, Role::Bias],
         };
         let tokens = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
-        policy.into_iter().chain(tokens).chain(self.accumulators(pass)).collect()
+        let mask = self.sampling_mask.then_some(Role::SamplingMask);
+        policy.into_iter().chain(tokens).chain(mask).chain(self.accumulators(pass)).collect()
     }
 
     /// Returns the gradients that are arguments and results of `pass`, in the order of both.

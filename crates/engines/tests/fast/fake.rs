@@ -391,6 +391,7 @@ fn sampled(
         stop_ids,
         stop: None,
         sampling,
+        return_sampling_mask: false,
         turn: None,
     };
     let completion = policy.generate(&request).map_err(|error| error.to_string())?.remove(0);

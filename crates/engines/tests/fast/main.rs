@@ -141,6 +141,7 @@ fn request(prompts: &[Vec<u32>], sampling: Sampling) -> RolloutRequest<'_> {
         stop_ids: &[STOP],
         stop: None,
         sampling,
+        return_sampling_mask: false,
         turn: None,
     }
 }

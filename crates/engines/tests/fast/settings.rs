@@ -42,6 +42,23 @@ fn sglang_that_does_not_fit_is_refused(#[case] fix: &str, #[case] change: Change
     assert!(error.contains(fix), "{error}");
 }
 
+/// Whether another run has replaced the weights below the adapters could not be seen.
+#[rstest]
+fn adapters_need_a_server_that_names_its_weights(#[values(Program::Vllm, Program::Sglang)] program: Program) {
+    let nameless = |model: &Model| {
+        Fake::behaving(program, &model.path(), |_, _, path, right| match path {
+            "/weight_info" | "/model_info" => fake::Reply::json(json!({})),
+            _ => right,
+        })
+    };
+    let model = Model::adapted();
+    let error = model.engine(kind(program), &[&nameless(&model)]).err().unwrap().to_string();
+    assert!(error.contains("below the adapters") && error.contains("no name of the weights"), "{error}");
+    // Whole models get a name with every update.
+    let model = Model::new();
+    model.engine(kind(program), &[&nameless(&model)]).unwrap();
+}
+
 #[test]
 fn another_model_is_refused_by_name() {
     let model = Model::new();

@@ -5,22 +5,26 @@ use crate::config::values::TEMPERATURES;
 use crate::error::{Error, Result};
 
 impl TokenBatch {
-    /// Checks that every active target is a token id below `vocab`.
+    /// Checks that every active target is a token id below `vocab`, and every id of the sampling mask at an active token.
     ///
     /// # Errors
     /// [`Error::Value`] that names the first offending position.
     pub fn validate_targets(&self, vocab: usize) -> Result<()> {
         let outside = |i: &usize| usize::try_from(self.targets[*i]).map_or(true, |id| id >= vocab);
-        match self.active.iter().copied().find(outside) {
+        if let Some(i) = self.active.iter().copied().find(outside) {
+            let id = self.targets[i];
+            let reason = format!("id {id} is outside the vocabulary of {vocab}; mask the position out or fix the id");
+            return Err(Error::value("targets", self.position(i), reason));
+        }
+        // The ids of a token ascend.
+        let largest = |i: usize| self.kept(i).and_then(|ids| ids.last().copied());
+        let outside = |i: &usize| largest(*i).filter(|id| *id as usize >= vocab).map(|id| (*i, id));
+        match self.active.iter().find_map(outside) {
             None => Ok(()),
-            Some(i) => Err(Error::value(
-                "targets",
-                self.position(i),
-                format!(
-                    "id {} is outside the vocabulary of {vocab}; mask the position out or fix the id",
-                    self.targets[i]
-                ),
-            )),
+            Some((i, id)) => {
+                let reason = format!("id {id} is outside the vocabulary of {vocab}");
+                Err(Error::value("sampling_mask", self.position(i), reason))
+            }
         }
     }
 

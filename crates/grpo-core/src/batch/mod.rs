@@ -8,11 +8,13 @@ use std::ops::Range;
 
 mod checks;
 mod factors;
+mod sampling_mask;
 mod step;
 mod values;
 mod weights;
 
 pub use factors::{PolicyValues, TokenFactors};
+pub use sampling_mask::SamplingMask;
 pub use step::{Rows, StepData};
 pub use values::ValueTargets;
 pub use weights::TokenWeights;
@@ -85,6 +87,7 @@ pub struct TokenBatch {
     ref_logp: Option<Vec<f32>>,
     sampler_logp: Option<Vec<f32>>,
     temperatures: Option<Vec<f32>>,
+    sampling_mask: Option<SamplingMask>,
     weights: Option<TokenWeights>,
     factors: Option<TokenFactors>,
     value_targets: Option<ValueTargets>,
@@ -128,6 +131,7 @@ impl TokenBatch {
             ref_logp: None,
             sampler_logp: None,
             temperatures: None,
+            sampling_mask: None,
             weights: None,
             factors: None,
             value_targets: None,
@@ -169,6 +173,7 @@ impl TokenBatch {
         }
         self.sampler_logp.as_ref().map_or(Ok(()), |list| self.check_sampler_logps(list))?;
         self.temperatures.as_ref().map_or(Ok(()), |list| self.check_temperatures(list))?;
+        self.sampling_mask.as_ref().map_or(Ok(()), |mask| self.check_sampling_mask(mask))?;
         self.weights.as_ref().map_or(Ok(()), |weights| self.check_weights(weights))?;
         Ok(self)
     }
@@ -307,6 +312,7 @@ impl TokenBatch {
             ref_logp: self.ref_logp.as_ref().map(cut),
             sampler_logp: self.sampler_logp.as_ref().map(cut),
             temperatures: self.temperatures.as_ref().map(cut),
+            sampling_mask: self.sampling_mask.as_ref().map(|mask| mask.select(rows.clone())),
             weights: self.weights.as_ref().map(|weights| weights.select(rows.clone())),
             factors: self.factors.as_ref().map(|factors| factors.select(rows.clone())),
             value_targets: self.value_targets.as_ref().map(|targets| targets.select(rows.clone())),

@@ -13,6 +13,7 @@
 //! | `old_logp` (optional; without it the ratio is 1), `ref_logp` (if beta is not 0) | F32, F64 (rounded) | `[B, T]` |
 //! | `sampler_logp` (optional, for the sampler correction; NaN if unknown: ratio 1) | F32, F64 (rounded) | `[B, T]` |
 //! | `temperatures` (optional; replaces the configuration's `temperature`) | F32 | `[B]`, `[B, 1]` or `[B, T]` |
+//! | `sampling_mask.ids`, `sampling_mask.offsets` (optional; the ids that the sampler kept at each token, [`SamplingMask`](crate::batch::SamplingMask)) | I64, I32 | `[M]`, `[B T + 1]` |
 //! | `expected.{loss,logp,entropy,grad_hidden,grad_lm_head,grad_bias,grad_logits}` (optional) | F64, F32 | shape of the tensor or result |
 //!
 //! `__metadata__`: `format` = `grpo-batch/1`, `loss` = the loss configuration and the data of the step as JSON

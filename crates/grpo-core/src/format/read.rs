@@ -2,7 +2,7 @@
 
 use super::{BatchFile, BatchLoss, FORMAT, expected_shapes};
 use crate::backend_api::strict::{UniqueKeys, nearest};
-use crate::batch::{Advantages, TokenBatch};
+use crate::batch::{Advantages, SamplingMask, TokenBatch};
 use crate::error::{Error, Result};
 use crate::parity::Values;
 use crate::policy::PolicyOutput;
@@ -62,6 +62,9 @@ impl BatchFile {
                 Some(list) => list.iter().flat_map(|of| std::iter::repeat_n(*of, t)).collect(),
                 None => file.f32s("temperatures", &[b, t])?,
             })?;
+        }
+        if file.has("sampling_mask.ids") || file.has("sampling_mask.offsets") {
+            batch = batch.with_sampling_mask(file.sampling_mask(b * t)?)?;
         }
         let expected = file.expected([b, t], hidden, vocab)?;
         // An expected result of a tensor that the policy lacks would never be compared.
@@ -157,11 +160,26 @@ impl Reader<'_> {
     }
 
     fn targets(&self, b: usize, t: usize) -> Result<Vec<i64>> {
-        let view = self.expect("targets", &[b, t], &[FileDtype::I64, FileDtype::I32])?;
+        self.i64s("targets", &[b, t])
+    }
+
+    fn i64s(&self, name: &str, shape: &[usize]) -> Result<Vec<i64>> {
+        let view = self.expect(name, shape, &[FileDtype::I64, FileDtype::I32])?;
         Ok(match view.dtype() {
             FileDtype::I32 => decode(view.data(), |bytes| i64::from(i32::from_le_bytes(bytes))),
             _ => decode(view.data(), i64::from_le_bytes),
         })
+    }
+
+    fn sampling_mask(&self, tokens: usize) -> Result<SamplingMask> {
+        let (ids, offsets) = ("sampling_mask.ids", "sampling_mask.offsets");
+        let count = self.shape_of(ids)?.iter().product();
+        fn unsigned<T: TryFrom<i64>>(name: &str, values: Vec<i64>) -> Result<Vec<T>> {
+            let wrong = |value| Error::Format(format!("{name}: expected numbers from 0, got {value}"));
+            values.into_iter().map(|value| T::try_from(value).map_err(|_| wrong(value))).collect()
+        }
+        let of_tokens = unsigned(offsets, self.i64s(offsets, &[tokens + 1])?)?;
+        SamplingMask::new(&of_tokens, &unsigned(ids, self.i64s(ids, &[count])?)?)
     }
 
     /// Returns the policy with H (0 for logits) and V.
@@ -234,7 +252,7 @@ impl Reader<'_> {
 
     /// Refuses unknown tensors, so that a misspelt optional tensor is not silently ignored.
     fn refuse_unknown_tensors(&self) -> Result<()> {
-        const KNOWN: [&str; 18] = [
+        const KNOWN: [&str; 20] = [
             "hidden",
             "lm_head",
             "bias",
@@ -246,6 +264,8 @@ impl Reader<'_> {
             "ref_logp",
             "sampler_logp",
             "temperatures",
+            "sampling_mask.ids",
+            "sampling_mask.offsets",
             "expected.loss",
             "expected.logp",
             "expected.entropy",

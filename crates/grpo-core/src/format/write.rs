@@ -51,6 +51,13 @@ impl BatchFile {
                 out.f32s(name, &[b, t], list)?;
             }
         }
+        if let Some(mask) = self.batch.sampling_mask() {
+            let (ids, offsets) = (mask.ids(), mask.offsets());
+            let numbers = ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
+            out.push("sampling_mask.ids", FileDtype::I64, &[ids.len()], numbers)?;
+            let numbers = offsets.iter().flat_map(|offset| (*offset as i64).to_le_bytes()).collect();
+            out.push("sampling_mask.offsets", FileDtype::I64, &[offsets.len()], numbers)?;
+        }
         let e = &self.expected;
         if let Some(loss) = e.loss {
             out.f64s("expected.loss", &[], &[loss])?;

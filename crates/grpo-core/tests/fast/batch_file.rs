@@ -1,5 +1,6 @@
 //! Batch files: round trips, refusals, and no panic on arbitrary bytes.
 
+use grpo_core::batch::SamplingMask;
 use grpo_core::parity::Values;
 use grpo_core::{Advantages, BatchFile, LossConfig, TokenBatch};
 use grpo_core::{PolicyOutput, Tensor};
@@ -16,6 +17,8 @@ fn case() -> BatchFile {
         .with_sampler_logp(vec![f32::NAN, 0.0, -2.0, -3.0])
         .unwrap()
         .with_temperatures(vec![0.7, 0.0, 1.0, 1.5])
+        .unwrap()
+        .with_sampling_mask(SamplingMask::new(&[0, 2, 2, 2, 3], &[2, 1, 0]).unwrap())
         .unwrap();
     BatchFile {
         name: "case".into(),
@@ -53,6 +56,8 @@ fn batch_file_round_trips() {
         assert_eq!(back.batch.advantages(), file.batch.advantages());
         assert_eq!(back.batch.old_logp(), file.batch.old_logp());
         assert_eq!(back.batch.temperatures(), file.batch.temperatures());
+        assert_eq!(back.batch.sampling_mask(), file.batch.sampling_mask());
+        assert_eq!((back.batch.kept(0), back.batch.kept(2)), (Some(&[1, 2][..]), None));
         assert!(back.batch.sampler_logp().unwrap()[0].is_nan());
     }
     let mut file = case();

@@ -120,6 +120,7 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
                 stop_ids: &[],
                 stop: None,
                 sampling,
+                return_sampling_mask: false,
                 turn: None,
             };
             let completions = policy.generate(&request).unwrap();

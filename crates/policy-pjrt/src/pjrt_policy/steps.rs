@@ -138,7 +138,8 @@ fn loss_of(
 /// Copies sequences to the device, after a check that `tokens` are their completion tokens and within the vocabulary.
 pub(super) fn upload(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<UploadedRows> {
     let (config, split) = (on.modules.decoder().config(), on.modules.decoder().split());
-    let rows = Rows::new(config, sequences, split.rules())?;
+    let mut rows = Rows::new(config, sequences, split.rules())?;
+    rows.shape.sampling_mask = tokens.sampling_mask().is_some();
     let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
     if tokens.tokens() != expected {
         let expected = format!("the {expected} completion tokens of the sequences");

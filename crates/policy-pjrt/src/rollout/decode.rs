@@ -18,7 +18,7 @@
 //! Legend: L layers, B slots, S columns of the cache, C columns of it that are read, W most decode steps of a call, K key/value heads, R
 //! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
 
-use super::sampling::{Sampler, SamplerValues};
+use super::sampling::{Sampler, SamplerValues, mask_words};
 use super::state::{CACHE, ROWS, Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, dot, zeros};
 use crate::error::Result;
@@ -76,7 +76,8 @@ pub(super) struct Window {
 
 impl Decode {
     /// Builds the program from weights, state, sampling arguments, stop ids (`[E]`, i32) and the largest numbers of tokens of the
-    /// completions (`[B]`, i32) to the next state. It stops early if all sequences are finished.
+    /// completions (`[B]`, i32) to the next state and, if the sampler returns them, the sampling masks of the tokens of this call. It stops
+    /// early if all sequences are finished.
     pub(crate) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let f = Builder::new();
         let weights = decoder.declare(&f, weights);
@@ -89,36 +90,43 @@ impl Decode {
         let (step, Window { keys, values }) = self.begin(decoder, &weights, &state);
 
         let (zero, turns) = (f.scalar(0, Dtype::I32), f.scalar(self.turns as i64, Dtype::I32));
+        // The sampling masks of the call's tokens, `[B, W, words]`: the token of a row in step t of the call is column t.
+        let masks = self
+            .sampler
+            .sampling_mask
+            .then(|| zeros(&f, Dtype::U32, &[self.shape.slots, self.turns, mask_words(decoder.config().vocab_size)]));
         let rows = state.rows();
-        let carried: Vec<&Value> = [&zero, &keys, &values].into_iter().chain(rows).collect();
+        let end = 3 + rows.len();
+        let carried: Vec<&Value> = [&zero, &keys, &values].into_iter().chain(rows).chain(&masks).collect();
         let mut error = None;
         let results = f.while_loop(
             &carried,
             |carried| {
-                let open = (!&state.with_rows(&carried[3..]).ended).reduce(Reducer::Or, &[0]);
+                let open = (!&state.with_rows(&carried[3..end]).ended).reduce(Reducer::Or, &[0]);
                 carried[0].lt(&turns) & open
             },
             |carried| {
                 let window = Window { keys: carried[1].clone(), values: carried[2].clone() };
-                let state = state.with_rows(&carried[3..]);
-                let next = step.turn(&state, &window, &carried[0], &arguments);
-                let (state, window) = next.unwrap_or_else(|source| {
+                let (state, masks) = (state.with_rows(&carried[3..end]), carried.get(end).cloned());
+                let next = step.turn(&state, &window, masks.as_ref(), &carried[0], &arguments);
+                let (state, window, masks) = next.unwrap_or_else(|source| {
                     error = Some(source);
-                    (state, window)
+                    (state, window, masks)
                 });
                 let turn = &carried[0] + carried[0].like(1);
                 let rows = state.rows().into_iter().cloned();
-                [turn, window.keys, window.values].into_iter().chain(rows).collect()
+                [turn, window.keys, window.values].into_iter().chain(rows).chain(masks).collect()
             },
         );
         let name = "rollout_decode";
         if let Some(source) = error {
             return Err(program_error(name)(source));
         }
-        let mut next = state.with_rows(&results[3..]);
+        let mut next = state.with_rows(&results[3..end]);
         let window = Window { keys: results[1].clone(), values: results[2].clone() };
         [next.keys, next.values] = step.flush(&window).map_err(program_error(name))?;
-        decoder.split().finish(f, name, next.results())
+        let masks = results.get(end).map(|masks| ("sampling_mask", masks));
+        decoder.split().finish(f, name, next.results().chain(masks))
     }
 
     /// Returns the decode step on the cache of `state`, and an empty window.
@@ -151,14 +159,15 @@ impl Decode {
 }
 
 impl DecodeStep<'_> {
-    /// Samples the next token of every unfinished sequence.
+    /// Samples the next token of every unfinished sequence, and writes the kept tokens into `masks`.
     fn turn(
         &self,
         state: &StateValues,
         window: &Window,
+        masks: Option<&Value>,
         turn: &Value,
         arguments: &Arguments,
-    ) -> stablehlo::Result<(StateValues, Window)> {
+    ) -> stablehlo::Result<(StateValues, Window, Option<Value>)> {
         let Decode { shape, sampler, stop_ids, .. } = self.decode;
         let (logits, window) = self.forward(state, window, turn)?;
         let (split, seen) = (self.decoder.split(), state.seen.as_ref());
@@ -187,7 +196,11 @@ impl DecodeStep<'_> {
             seen,
             ..state.clone()
         };
-        Ok((next, window))
+        let masks = masks.zip(chosen.kept).map(|(masks, kept)| {
+            let [slots, words] = [0, 1].map(|d| kept.shape()[d]);
+            masks.dynamic_update_slice(&kept.reshape(&[slots, 1, words]), &[&turn.like(0), turn, &turn.like(0)])
+        });
+        Ok((next, window, masks))
     }
 
     /// Returns the logits `[B, V]` after the last token of every sequence, and the window with its keys and values.

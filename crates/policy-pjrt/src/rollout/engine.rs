@@ -153,7 +153,8 @@ impl DeviceRollout {
     /// completion; [`crate::Error::TimedOut`]; [`crate::Error::Device`].
     pub fn generate(&mut self, weights: &DeviceWeights, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
         self.check(request)?;
-        let (sampler, numbers, top_k) = Sampler::of(&request.sampling, self.decoder.config().vocab_size);
+        let (sampler, numbers, top_k) =
+            Sampler::of(&request.sampling, self.decoder.config().vocab_size, request.return_sampling_mask);
         let sizes = RolloutSizes::of(request);
         let decoding = self.decode_arguments(request, sampler, numbers, top_k)?;
         let needed = sizes.shape(self.options, sampler, self.runtime.split());
@@ -181,9 +182,10 @@ impl DeviceRollout {
                 state = self.admit(state, prefilled, request, &admissions)?;
             }
             let Some(longest) = slots.longest() else { break };
-            state = self.decode(weights, state, &decoding, &slots.limits(), longest)?;
+            let (next, masks) = self.decode(weights, state, &decoding, &slots.limits(), longest)?;
+            state = next;
             // Fails after as many calls as the longest completion needs, so this loop ends.
-            slots.harvest(&self.runtime, &state, self.options.tokens_per_call)?;
+            slots.harvest(&self.runtime, &state, masks.as_ref(), self.options.tokens_per_call)?;
         }
         let (completions, cached) = slots.finish();
         // The sets of tokens of a repetition penalty do not follow what is between two turns.
@@ -372,8 +374,8 @@ impl DeviceRollout {
         Ok(DecodeArguments { sampler, stop_ids: stop_ids.len(), tensors })
     }
 
-    /// Runs one call of the decode program. No sequence is longer than `longest` before it; `limits` has the largest number of completion
-    /// tokens of each slot.
+    /// Runs one call of the decode program, and returns the sampling masks of its tokens, if requested. No sequence is longer than `longest`
+    /// before it; `limits` has the largest number of completion tokens of each slot.
     fn decode(
         &mut self,
         weights: &DeviceWeights,
@@ -381,7 +383,7 @@ impl DeviceRollout {
         arguments: &DecodeArguments,
         limits: &[i32],
         longest: usize,
-    ) -> Result<State> {
+    ) -> Result<(State, Option<DeviceTensor>)> {
         let shape = state.shape;
         let decode = self.decode_program(shape, arguments.sampler, longest, arguments.stop_ids);
         let program = self.program(Key::Decode(decode, weights.dtype()))?;
@@ -389,7 +391,9 @@ impl DeviceRollout {
         all.extend(state.tensors.into_iter().map(Argument::from));
         all.extend(arguments.tensors.iter().map(Argument::from));
         all.push(self.runtime.upload(limits, &[limits.len()])?.into());
-        Ok(State { shape, tensors: program.run(all)? })
+        let mut tensors = program.run(all)?;
+        let masks = if arguments.sampler.sampling_mask { tensors.pop() } else { None };
+        Ok((State { shape, tensors }, masks))
     }
 
     /// Returns the decode program for sequences of up to `longest` tokens.

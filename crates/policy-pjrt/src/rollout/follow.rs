@@ -96,9 +96,10 @@ impl DeviceRollout {
             stop_ids: &[],
             stop: None,
             sampling: Sampling::Greedy,
+            return_sampling_mask: false,
             turn: None,
         };
-        let (sampler, ..) = Sampler::of(&request.sampling, vocab);
+        let (sampler, ..) = Sampler::of(&request.sampling, vocab, false);
         let sizes = RolloutSizes::of(&request);
         let shape = sizes.shape(RolloutOptions { slots: SEQUENCES, ..self.options }, sampler, runtime.split());
         let prefilled = self.prefill(weights, &request, shape, (0..all.len()).collect(), all.len())?;

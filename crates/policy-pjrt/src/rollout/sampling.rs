@@ -16,14 +16,17 @@ pub(crate) struct Sampler {
     pub(crate) top_k: bool,
     pub(crate) top_p: bool,
     pub(crate) min_p: bool,
+    /// `true` if the program returns the tokens that top_k, top_p and min_p have kept.
+    pub(crate) sampling_mask: bool,
 }
 
 /// Number of f32 parameters: temperature, repetition penalty, top_p, min_p.
 pub(crate) const NUMBERS: usize = 4;
 
 impl Sampler {
-    /// Returns the steps of `sampling` for a vocabulary of `vocab`, their f32 parameters, and top_k.
-    pub(crate) fn of(sampling: &Sampling, vocab: usize) -> (Self, [f32; NUMBERS], i32) {
+    /// Returns the steps of `sampling` for a vocabulary of `vocab`, their f32 parameters, and top_k. The program returns sampling masks if
+    /// `return_sampling_mask`, unless every token has the whole vocabulary.
+    pub(crate) fn of(sampling: &Sampling, vocab: usize, return_sampling_mask: bool) -> (Self, [f32; NUMBERS], i32) {
         let (greedy, temperature, processors) = match sampling {
             Sampling::Greedy => (true, 1.0, LogitsProcessors::default()),
             Sampling::Random { temperature, processors, .. } => (false, *temperature, *processors),
@@ -38,6 +41,7 @@ impl Sampler {
             top_k: top_k.is_some(),
             top_p: top_p.is_some(),
             min_p: min_p.is_some(),
+            sampling_mask: return_sampling_mask && (top_k.is_some() || top_p.is_some() || min_p.is_some()),
         };
         let numbers = [temperature, repetition_penalty.unwrap_or(1.0), top_p.unwrap_or(1.0), min_p.unwrap_or(0.0)];
         (parts, numbers.map(|number| number as f32), top_k.map_or(0, |k| k as i32))
@@ -71,6 +75,34 @@ pub(crate) struct Chosen {
     pub(crate) ids: Value,
     /// Log-probabilities `[B]`, f32; not finite where the scores are not finite.
     pub(crate) logps: Value,
+    /// The bits of the kept tokens, u32 `[B, W]`, if the program returns them.
+    pub(crate) kept: Option<Value>,
+}
+
+/// The number of tokens of a word of a sampling mask.
+const BITS: usize = 32;
+
+/// Returns W, the number of words of the sampling mask of a token.
+pub(super) fn mask_words(vocab: usize) -> usize {
+    vocab.div_ceil(BITS)
+}
+
+/// Returns the tokens of the words `[W]` of a sampling mask; none if it has the whole vocabulary of `vocab` tokens.
+pub(super) fn kept_tokens(words: &[u32], vocab: usize) -> Vec<u32> {
+    let bits = words.iter().flat_map(|word| (0..BITS).map(move |bit| word >> bit & 1 == 1));
+    let kept: Vec<u32> = (0..vocab as u32).zip(bits).filter(|(_, is_kept)| *is_kept).map(|(id, _)| id).collect();
+    if kept.len() < vocab { kept } else { Vec::new() }
+}
+
+/// Returns the bits u32 `[B, W]` of the tokens whose scores `[B, V]` are not masked.
+fn kept_bits(scores: &Value) -> Value {
+    let [b, vocab] = [0, 1].map(|d| scores.shape()[d]);
+    let (f, words) = (scores.builder(), mask_words(vocab));
+    let kept = (!&scores.eq(&scores.like(f64::NEG_INFINITY))).convert(Dtype::U32);
+    let padded = kept.pad(&f.scalar(0_i64, Dtype::U32), &[0, 0], &[0, words * BITS - vocab]);
+    let place = f.dense((0..BITS).map(|bit| 1_i64 << bit), TensorType::new(Dtype::U32, [BITS]));
+    let by_word = padded.reshape(&[b, words, BITS]);
+    (&by_word * place.broadcast_in_dim(by_word.shape(), &[2])).reduce(Reducer::Add, &[2])
 }
 
 impl Sampler {
@@ -97,7 +129,7 @@ impl Sampler {
         let chosen = tokens.eq(&ids.along_first(&tokens)).select(&scores, &scores.like(0.0)).reduce(Reducer::Add, &[1]);
         let max = scores.reduce(Reducer::Max, &[1]);
         let sum = (&scores - max.along_first(&scores)).exp().reduce(Reducer::Add, &[1]);
-        Chosen { logps: chosen - max - sum.log(), ids }
+        Chosen { logps: chosen - max - sum.log(), ids, kept: self.sampling_mask.then(|| kept_bits(&scores)) }
     }
 
     /// Computes the scores `[B, V]` of `logits` in f32, as defined by [`LogitsProcessors::scores`].
@@ -227,7 +259,7 @@ mod tests {
         position: u32,
     ) -> (Vec<i64>, Vec<f64>, Vec<f64>) {
         let (rows, vocab) = (logits.len(), logits[0].len());
-        let (sampler, numbers, top_k) = Sampler::of(sampling, vocab);
+        let (sampler, numbers, top_k) = Sampler::of(sampling, vocab, false);
         let f = Builder::new();
         let values = f.argument("logits", TensorType::new(Dtype::F32, [rows, vocab]));
         let arguments = SamplerValues::arguments(&f);
@@ -311,12 +343,19 @@ mod tests {
 
     #[test]
     fn processors_that_are_off_are_not_in_the_program() {
-        let none = Sampler { greedy: false, repetition_penalty: false, top_k: false, top_p: false, min_p: false };
+        let none = Sampler {
+            greedy: false,
+            repetition_penalty: false,
+            top_k: false,
+            top_p: false,
+            min_p: false,
+            sampling_mask: false,
+        };
         let (top_k, top_p) = (Some(0), Some(1.0));
         let processors = LogitsProcessors { repetition_penalty: Some(1.0), top_k, top_p, min_p: Some(0.0) };
-        assert_eq!(Sampler::of(&random(1.0, processors), 10).0, none);
+        assert_eq!(Sampler::of(&random(1.0, processors), 10, true).0, none);
         let all = LogitsProcessors { top_k: Some(10), ..LogitsProcessors::default() };
-        assert_eq!(Sampler::of(&random(1.0, all), 10).0, none);
-        assert!(Sampler::of(&Sampling::Greedy, 10).0.greedy);
+        assert_eq!(Sampler::of(&random(1.0, all), 10, true).0, none);
+        assert!(Sampler::of(&Sampling::Greedy, 10, true).0.greedy);
     }
 }

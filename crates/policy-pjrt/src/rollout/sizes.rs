@@ -81,7 +81,7 @@ impl RolloutSizes {
 
 /// Returns the number of rows and columns of the KV cache for these sizes.
 pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions, split: &Split) -> (usize, usize) {
-    let (sampler, ..) = Sampler::of(&Sampling::Greedy, 0);
+    let (sampler, ..) = Sampler::of(&Sampling::Greedy, 0, false);
     let shape = sizes.shape(options, sampler, split);
     (shape.slots, shape.columns)
 }
@@ -132,7 +132,8 @@ pub struct RolloutPrograms {
 
 impl RolloutPrograms {
     /// Builds the programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes with `decoder`, including its
-    /// adapters. `weights` is the dtype of the model, `stop_ids` the number of stop ids. If the decoder is sharded over a mesh, slots and
+    /// adapters. `weights` is the dtype of the model, `sampling` is that of the requests, and whether they have
+    /// [`RolloutRequest::return_sampling_mask`], `stop_ids` the number of stop ids. If the decoder is sharded over a mesh, slots and
     /// prompts are sharded by rows, and keys and values also by heads.
     ///
     /// # Errors
@@ -142,13 +143,13 @@ impl RolloutPrograms {
         weights: Dtype,
         options: RolloutOptions,
         sizes: RolloutSizes,
-        sampling: &Sampling,
+        (sampling, return_sampling_mask): (&Sampling, bool),
         stop_ids: usize,
     ) -> Result<Self> {
         let config = decoder.config();
         config.validate()?;
         let decoder = decoder.without_value_head().with_split(&decoder.split().of_rollout())?;
-        let (sampler, ..) = Sampler::of(sampling, config.vocab_size);
+        let (sampler, ..) = Sampler::of(sampling, config.vocab_size, return_sampling_mask);
         let shape = sizes.shape(options, sampler, decoder.split());
         let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape, decoder.split());
         let mut columns: Vec<usize> = (1..=sizes.longest()).map(|length| columns_read(length, shape.columns)).collect();
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_cache_has_all_columns_that_calls_write() {
-        let (sampler, ..) = Sampler::of(&Sampling::Greedy, 10);
+        let (sampler, ..) = Sampler::of(&Sampling::Greedy, 10, false);
         for (longest_prompt, max_completion_length, columns) in [(16, 112, 128), (16, 113, 256), (256, 1024, 1280)] {
             let sizes = RolloutSizes {
                 prompts: 2,
@@ -213,7 +214,8 @@ mod tests {
             conversations: false,
         };
         let (decoder, options) = (Decoder::new(&config, Compute::Bf16), RolloutOptions::default());
-        let modules = RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, &Sampling::Greedy, 2).unwrap();
+        let modules =
+            RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, (&Sampling::Greedy, false), 2).unwrap();
         assert_eq!(modules.decode.iter().map(|(columns, _)| *columns).collect::<Vec<_>>(), [256, 512]);
         assert!(modules.prefill.to_string().contains("8x128xi32"));
     }

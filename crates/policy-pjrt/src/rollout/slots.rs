@@ -1,8 +1,11 @@
 //! Assignment of samples to slots.
 
+use super::sampling::{kept_tokens, mask_words};
 use super::state::State;
+use crate::DeviceTensor;
 use crate::error::{Error, Result};
 use crate::runtime::Runtime;
+use grpo_core::batch::SamplingMask;
 use policy::{Completion, RolloutRequest};
 use std::collections::VecDeque;
 
@@ -30,6 +33,8 @@ pub(crate) struct Slots<'a> {
     completions: Vec<Option<Completion>>,
     /// The last finished sample of each slot, and how many of its tokens have keys and values there.
     cached: Vec<Option<(usize, usize)>>,
+    /// The sampling mask of each unfinished sample, if requested.
+    masks: Vec<SamplingMask>,
 }
 
 /// A sample that begins in a slot.
@@ -52,6 +57,7 @@ impl<'a> Slots<'a> {
             waiting: (0..samples).collect(),
             completions: vec![None; samples],
             cached: vec![None; slots],
+            masks: vec![SamplingMask::default(); samples],
         }
     }
 
@@ -109,13 +115,22 @@ impl<'a> Slots<'a> {
     }
 
     /// Takes finished completions out of the state after a call of the decode program, which adds up to `tokens_per_call` tokens to each
-    /// unfinished sequence.
+    /// unfinished sequence. `masks` are the sampling masks of these tokens.
     ///
     /// # Errors
     /// [`Error::NotFinite`] if a token was sampled from logits that are not finite, [`Error::Rollout`] if a sequence is too long or does
     /// not end, [`Error::Policy`] of the stop condition, [`Error::TimedOut`], [`Error::Device`].
-    pub(crate) fn harvest(&mut self, runtime: &Runtime, state: &State, tokens_per_call: usize) -> Result<()> {
+    pub(crate) fn harvest(
+        &mut self,
+        runtime: &Runtime,
+        state: &State,
+        masks: Option<&DeviceTensor>,
+        tokens_per_call: usize,
+    ) -> Result<()> {
         let counts = state.counts(runtime)?;
+        if let Some(masks) = masks {
+            self.record_masks(&counts, &runtime.read(masks, "sampling masks")?, tokens_per_call);
+        }
         let mut done = self.empty_ended(&counts, &state.ended(runtime)?, tokens_per_call)?;
         if done.is_empty() && self.request.stop.is_none() {
             return Ok(());
@@ -138,9 +153,26 @@ impl<'a> Slots<'a> {
             // The last token that the device has sampled has no keys and values.
             let sampled = counts.get(slot).map_or(0, |count| usize::try_from(*count).unwrap_or(0));
             self.cached[slot] = Some((number, prompt + length.min(sampled.saturating_sub(1))));
-            self.completions[number] = Some(Completion::sampled(ids, logps.to_vec(), truncated));
+            let mut completion = Completion::sampled(ids, logps.to_vec(), truncated);
+            if self.request.return_sampling_mask {
+                completion.sampling_mask = std::mem::take(&mut self.masks[number]);
+                completion.sampling_mask.resize(length);
+            }
+            self.completions[number] = Some(completion);
         }
         Ok(())
+    }
+
+    /// Appends the sampling masks of the tokens that a call has added, from its words `[B, tokens_per_call, W]`.
+    fn record_masks(&mut self, counts: &[i32], words: &[u32], tokens_per_call: usize) {
+        let (width, per_prompt) = (mask_words(self.vocab), self.request.num_generations);
+        for (slot, (held, count)) in self.slots.iter().zip(counts).enumerate() {
+            let Some(sample) = held else { continue };
+            let before = sample.length - self.request.prompts[sample.number / per_prompt].len();
+            let added = usize::try_from(*count).unwrap_or(0).saturating_sub(before).min(tokens_per_call);
+            let of_slot = words[slot * tokens_per_call * width..].chunks(width).take(added);
+            of_slot.for_each(|words| self.masks[sample.number].push(&kept_tokens(words, self.vocab)));
+        }
     }
 
     /// Empties the slots of samples that meet the request's stop condition, which the executable does not check. Returns slot, sample index
@@ -224,7 +256,16 @@ mod tests {
 
     fn request(prompts: &[Vec<u32>], num_generations: usize, max_completion_length: usize) -> RolloutRequest<'_> {
         let (stop_ids, sampling) = (&[], Sampling::Greedy);
-        RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop: None, sampling, turn: None }
+        RolloutRequest {
+            prompts,
+            num_generations,
+            max_completion_length,
+            stop_ids,
+            stop: None,
+            sampling,
+            return_sampling_mask: false,
+            turn: None,
+        }
     }
 
     #[test]

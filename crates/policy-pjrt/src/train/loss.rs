@@ -63,7 +63,7 @@ impl Loss {
         rows: &UploadedRows,
         batch: &TokenBatch,
     ) -> Result<Scores> {
-        let spec = on.modules.head(&self.config, rows.shape.tokens)?;
+        let spec = on.modules.spec(&self.config, rows.shape)?;
         let tables = upload_tables(on.runtime, &spec, &TokenTables::new(&spec, batch, None))?;
         let (decoder, shape) = (on.modules.decoder(), rows.shape);
         let key = Key::Score { adapted: decoder.adapters().is_some(), value_head: decoder.has_value_head(), shape };
@@ -101,10 +101,9 @@ impl Loss {
         target: Target<'_>,
         values: &mut Vec<f32>,
     ) -> Result<(LossSums<f64>, Scores)> {
-        let spec = on.modules.head(&self.config, rows.shape.tokens)?;
+        let spec = on.modules.spec(&self.config, rows.shape)?;
         let batch = evaluator.batch();
-        let tables = upload_tables(on.runtime, &spec, &TokenTables::new(&spec, batch, Some(evaluator)))?;
-        let mut tables = Vec::from(tables);
+        let mut tables = upload_tables(on.runtime, &spec, &TokenTables::new(&spec, batch, Some(evaluator)))?;
         if self.of_values.is_some() {
             let table = value_table(&self.config, batch, rows.shape.tokens)?;
             tables.push(on.runtime.upload(&table, &[3, rows.shape.tokens])?);
@@ -194,7 +193,7 @@ pub(crate) struct UploadedRows {
 impl Device<'_> {
     /// Copies the rows of a micro-batch to the device.
     pub(crate) fn upload(&self, rows: &Rows) -> Result<UploadedRows> {
-        let TrainShape { rows: b, length, tokens, shared } = rows.shape;
+        let TrainShape { rows: b, length, tokens, shared, .. } = rows.shape;
         let upload = |ids: &[i32]| self.runtime.upload_sharded(ids, &[b, length], &[Some(Axis::Batch), None]);
         let predicting = self.runtime.upload(&rows.predicting, &[tokens])?;
         let mut tensors = vec![upload(&rows.ids)?, predicting, upload(&rows.predicts)?];
@@ -236,13 +235,17 @@ impl Head for LossHead<'_> {
 }
 
 /// Copies the token tables to the device, in the argument order of programs.
-fn upload_tables(runtime: &Runtime, spec: &Spec, tables: &TokenTables) -> Result<[DeviceTensor; 3]> {
+fn upload_tables(runtime: &Runtime, spec: &Spec, tables: &TokenTables) -> Result<Vec<DeviceTensor>> {
     let shape = |role| spec.type_of(role).shape;
-    Ok([
+    let mut uploaded = vec![
         runtime.upload(&tables.ids, &shape(Role::TokenIds))?,
         runtime.upload(&tables.numbers, &shape(Role::TokenNumbers))?,
         runtime.upload(&[tables.on_policy], &[])?,
-    ])
+    ];
+    if let Some(bits) = &tables.sampling_mask {
+        uploaded.push(runtime.upload(bits, &shape(Role::SamplingMask))?);
+    }
+    Ok(uploaded)
 }
 
 /// Reads log-probabilities and entropies of the tokens of `batch`, without padding.

@@ -28,8 +28,7 @@ impl TrainPrograms {
     /// [`Error::Loss`](crate::Error::Loss) for an invalid loss.
     pub fn step(&self, loss: &LossConfig, of_values: Option<&ValueLossConfig>, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "step";
-        let (spec, table, trained) =
-            (self.head(loss, shape.tokens)?, self.decoder().parameters(), self.decoder().trained());
+        let (spec, table, trained) = (self.spec(loss, shape)?, self.decoder().parameters(), self.decoder().trained());
         self.check_split(shape)?;
         let (f, split) = (Builder::new(), self.decoder().split());
         let frozen = &table[..table.len() - trained.len()];

@@ -263,7 +263,7 @@ fn a_dimension_that_does_not_divide_is_an_error() {
 #[test]
 fn the_memory_of_a_device_is_that_of_its_shards() {
     let config = ModelConfig { vocab_size: 1024, hidden_size: 128, intermediate_size: 256, ..config() };
-    let micro_batch = TrainShape { rows: 8, length: 16, tokens: 64, shared: false };
+    let micro_batch = TrainShape { rows: 8, length: 16, tokens: 64, shared: false, sampling_mask: false };
     let rollout = RolloutSizes {
         prompts: 1,
         longest_prompt: 8,

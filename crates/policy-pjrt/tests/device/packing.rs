@@ -73,7 +73,10 @@ fn packed_adapters_values_and_losses_match_separate_rows() {
     for (name, options) in ["qwen2", "llama3"].into_iter().zip(options()) {
         let checkpoint = Checkpoint::open(name);
         let sequences = sequences(checkpoint.config());
-        assert_eq!(TrainShape::of(&sequences), TrainShape { rows: 4, length: 16, tokens: 48, shared: true });
+        assert_eq!(
+            TrainShape::of(&sequences),
+            TrainShape { rows: 4, length: 16, tokens: 48, shared: true, sampling_mask: false }
+        );
         let one = [batch(&sequences)];
         let alone = parts(&one[0], 1);
         let mut policy = extended(&checkpoint, options);

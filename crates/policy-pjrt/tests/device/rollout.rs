@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::support::{assert_same_completions, device_weights, on_device, on_host, random, request, rollout, runtime};
-use policy::{LogitsProcessors, Policy, RolloutRequest, Sampling};
+use policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sampling};
 use policy_pjrt::decoder::Compute;
 use policy_pjrt::{DeviceRollout, DeviceWeights, Error, PjrtPolicyOptions, RolloutOptions};
 use stablehlo::Dtype;
@@ -109,6 +109,40 @@ fn a_sample_does_not_depend_on_its_slot_or_on_other_samples() {
     for (i, prompt) in prompts.iter().enumerate() {
         let found = generate(std::slice::from_ref(prompt), 4 * i, 64);
         assert_eq!(found, all[4 * i..4 * i + 4], "prompt {i} alone");
+    }
+}
+
+#[test]
+fn sampling_masks_have_the_kept_tokens_of_every_call_and_slot() {
+    let (checkpoint, prompts) = (Checkpoint::open("qwen2"), prompts());
+    let weights = device_weights(&checkpoint, Dtype::F32);
+    let (off, vocab) = (LogitsProcessors::default(), checkpoint.config().vocab_size);
+    for (processors, most) in [
+        (LogitsProcessors { top_k: Some(7), ..off }, 7),
+        (LogitsProcessors { top_p: Some(0.8), min_p: Some(0.05), ..off }, vocab - 1),
+        (LogitsProcessors { top_k: Some(vocab), ..off }, 0),
+    ] {
+        let request = RolloutRequest {
+            stop: Some(&Fives),
+            return_sampling_mask: true,
+            ..request(&prompts, 4, 11, &[5, 6, 7], random(0.8, processors, 0))
+        };
+        let of =
+            |slots, tokens_per_call| rollout(&checkpoint, slots, tokens_per_call).generate(&weights, &request).unwrap();
+        let all = of(64, 16);
+        assert!(all.iter().any(|completion| completion.truncated) && all.iter().any(|c| c.ids.len() < 11));
+        for Completion { ids, sampling_mask: mask, .. } in &all {
+            assert_eq!(mask.tokens(), ids.len());
+            for (token, id) in ids.iter().enumerate() {
+                let kept = mask.kept(token).unwrap_or_default();
+                assert!(kept.len() <= most && (most == 0 || kept.contains(id)), "{processors:?}: {kept:?}, {id}");
+                assert!(processors.top_k != Some(7) || kept.len() == 7, "{kept:?}");
+            }
+        }
+        // Samples that wait for a slot, and calls that end within a completion.
+        for (slots, tokens_per_call) in [(3, 4), (20, 1)] {
+            assert_eq!(of(slots, tokens_per_call), all, "{processors:?}, {slots} slots");
+        }
     }
 }
 

@@ -106,7 +106,7 @@ impl Case {
         let batch = batch.with_weights(of_tokens).unwrap();
         let evaluator = Evaluator::new(&loss, &batch).unwrap();
 
-        let shape = TrainShape { rows: ROWS, length: LENGTH, tokens: TOKENS, shared };
+        let shape = TrainShape { rows: ROWS, length: LENGTH, tokens: TOKENS, shared, sampling_mask: false };
         let spec = modules.head(&loss, TOKENS).unwrap();
         let tables = TokenTables::new(&spec, &batch, Some(&evaluator));
         let trained = decoder.trained();
@@ -393,7 +393,7 @@ fn uneven_shards_are_an_error_that_names_the_dimension() {
     assert_eq!(of(&[("data", 1), ("fsdp", 1), ("tensor", 1)]).unwrap().axis_rules(), None);
     let decoder = of(&[("fsdp", 4)]).unwrap();
     let modules = TrainPrograms::new(decoder.clone(), Save::Carry);
-    let shape = TrainShape { rows: 4, length: 16, tokens: 16, shared: false };
+    let shape = TrainShape { rows: 4, length: 16, tokens: 16, shared: false, sampling_mask: false };
     let loss = LossConfig::default();
     assert!(modules.gradient(&loss, None, shape).is_ok());
     let error = modules.gradient(&loss, None, TrainShape { rows: 6, ..shape }).unwrap_err().to_string();

@@ -171,7 +171,16 @@ pub(crate) fn request<'a>(
     stop_ids: &'a [u32],
     sampling: Sampling,
 ) -> RolloutRequest<'a> {
-    RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop: None, sampling, turn: None }
+    RolloutRequest {
+        prompts,
+        num_generations,
+        max_completion_length,
+        stop_ids,
+        stop: None,
+        sampling,
+        return_sampling_mask: false,
+        turn: None,
+    }
 }
 
 /// Returns random sampling of one step whose first sample index is `first`.

@@ -77,7 +77,7 @@ impl Rollout<'_> {
             if open.is_empty() {
                 break;
             }
-            let base = request(&stops, &[], num_generations, max_completion_length, sampling);
+            let base = request(self.config, &stops, &[], num_generations, max_completion_length, sampling);
             let sampled = self.next_turn(&base, &talks, &open, turn)?;
             for (i, completion) in open.iter().zip(sampled) {
                 talks[*i].take_turn(completion, tokenizer, &mut tools, limits)?;

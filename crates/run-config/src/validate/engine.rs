@@ -89,6 +89,15 @@ mod tests {
     )]
     #[case::mesh("{rollout: {mesh: {data: 1}}, policy: {device: 'pjrt:cpu', mesh: {fsdp: 2}}}", "`rollout.mesh`")]
     #[case::sglang_top_p("{rollout: {engine: sglang, top_p: 0.9}}", "`rollout.top_p`: expected 1: SGLang")]
+    #[case::replay(
+        "{rollout: {top_k: 20, replay_sampling_mask: true}}",
+        "`rollout.replay_sampling_mask`: expected false with rollout.engine vllm"
+    )]
+    #[case::replay_penalty(
+        "{rollout: {engine: policy, server: null, repetition_penalty: 1.1, replay_sampling_mask: true}}",
+        "`rollout.repetition_penalty`: expected 1 with rollout.replay_sampling_mask"
+    )]
+    #[case::replay_policy("{rollout: {engine: policy, server: null, min_p: 0.1, replay_sampling_mask: true}}", "")]
     #[case::sglang_penalty("{rollout: {engine: sglang, repetition_penalty: 1.1, top_k: 0}}", "")]
     fn unsupported_combinations_are_refused_by_key(#[case] layer: &str, #[case] words: &str) {
         let base = "{model: some/model, data: {files: rows.jsonl}, rollout: {engine: vllm, server: {base_urls: ['http://a:1']}}}";

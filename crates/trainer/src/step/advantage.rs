@@ -5,7 +5,7 @@ use super::{PhaseTimes, Sample, StepContext, micro_batches};
 use crate::error::Result;
 use crate::micro_batch::sequence_batches;
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, RewardValues};
-use grpo_core::batch::ValueTargets;
+use grpo_core::batch::{SamplingMask, ValueTargets};
 use grpo_core::objective::explained_variance;
 use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
@@ -37,16 +37,21 @@ impl Generation {
             _ => None,
         };
         let (mut sequences, mut samples) = (Vec::new(), Vec::new());
-        let (mut sampler_logp, mut mask) = (Vec::new(), Vec::new());
+        let (mut sampler_logp, mut mask, mut sampling_mask) = (Vec::new(), Vec::new(), SamplingMask::default());
         for group in groups {
-            for (prompt, completion) in group.prompts.into_iter().zip(group.completions) {
+            for (prompt, mut completion) in group.prompts.into_iter().zip(group.completions) {
+                completion.sampling_mask.resize(completion.ids.len());
+                sampling_mask.extend(&completion.sampling_mask);
                 sequences.push(Sequence { prompt, completion: completion.ids });
                 sampler_logp.extend(completion.logps);
                 mask.extend(completion.mask.iter().map(|sampled| f32::from(*sampled)));
             }
             samples.extend(group.samples);
         }
-        let batch = token_batch(&sequences)?.with_mask(&mask)?;
+        let mut batch = token_batch(&sequences)?.with_mask(&mask)?;
+        if context.config.rollout.replay_sampling_mask {
+            batch = batch.with_sampling_mask(sampling_mask)?;
+        }
         // These are the micro-batches of the updates, so that an unchanged policy gets ratios of exactly 1.
         let parts = sequence_batches(&sequences, &batch, micro_batches(grpo))?;
         let batch = with_logps(context, &parts, batch, sampler_logp, times)?;

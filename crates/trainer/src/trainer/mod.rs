@@ -399,7 +399,7 @@ fn updates(config: &TrainConfig, warm: bool) -> Updates {
 /// Warns if completions are sampled from another distribution than the softmax of the loss.
 fn warn_of_truncated_sampling(config: &TrainConfig) {
     let active = config.rollout.processors().active();
-    if active.is_empty() {
+    if active.is_empty() || config.rollout.replay_sampling_mask {
         return;
     }
     let list = |text: &mut dyn Iterator<Item = String>| text.collect::<Vec<_>>().join(", ");
@@ -407,7 +407,8 @@ fn warn_of_truncated_sampling(config: &TrainConfig) {
     let off = list(&mut active.iter().map(|(name, _, off)| format!("rollout.{name}={off}")));
     tracing::warn!(
         "completions are sampled from a truncated or penalised distribution ({found}), and the loss is over the whole softmax: its \
-         probabilities are not those of the samples, which can make a run collapse; {off} switches this off"
+         probabilities are not those of the samples, which can make a run collapse; rollout.replay_sampling_mask computes the loss of \
+         truncated distributions, and {off} switches this off"
     );
 }
 

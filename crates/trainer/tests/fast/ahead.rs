@@ -150,6 +150,50 @@ fn completions_that_are_too_old_are_dropped_counted_and_sampled_again() {
     assert_eq!(again, [Event::Generated(2), Event::Generated(2)]);
 }
 
+/// An engine whose completions of a batch in the background have different weights: those of the first prompt old ones at the second place,
+/// all others those of the start.
+#[derive(Clone)]
+struct Partly(Recorder);
+
+impl RolloutEngine for Partly {
+    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+        self.0.generate(policy, request)
+    }
+
+    fn update_weights(&mut self, policy: &dyn Policy, version: u64) -> policy::Result<()> {
+        self.0.update_weights(policy, version)
+    }
+
+    fn start(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Pending> {
+        let version = self.0.current;
+        Ok(Pending::new(move |request| {
+            let mut all = completions(request, version)?;
+            all[1].weight_versions[0].version = version.saturating_sub(1);
+            Ok(all)
+        }))
+    }
+}
+
+#[test]
+fn only_the_prompts_of_stale_completions_are_sampled_again() {
+    let recorder = Recorder::new(|version| version);
+    let mut run = run(1, Partly(recorder.clone()));
+    let mut reports = Vec::new();
+    for _ in 0..4 {
+        let report = run.grpo_step().unwrap();
+        let versions: Vec<u64> = report.samples.iter().map(|sample| sample.weight_versions[0].version).collect();
+        reports.push((report.metric("sampling/stale_completions"), versions));
+    }
+    // The batch of step n, from 1 on, was started with the weights of step n - 1. In steps 3 and 4, one completion is two steps old: both
+    // completions of its prompt are sampled again, and the other prompt keeps its own.
+    assert_eq!(reports[0], (0.0, vec![0; 4]));
+    assert_eq!(reports[1], (0.0, vec![0; 4]));
+    assert_eq!(reports[2], (1.0, vec![2, 2, 1, 1]));
+    assert_eq!(reports[3], (1.0, vec![3, 3, 2, 2]));
+    let again = recorder.events().into_iter().filter(|event| matches!(event, Event::Generated(_))).collect::<Vec<_>>();
+    assert_eq!(again, [Event::Generated(1), Event::Generated(1)]);
+}
+
 #[test]
 fn checkpoints_neither_skip_nor_repeat_rows() {
     let rows = |engine: &Recorder| {

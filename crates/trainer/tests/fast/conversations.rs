@@ -1,9 +1,11 @@
 //! Conversations with environments: scripted turns of the assistant with the tokenizer and template of Qwen2.5, and a real policy.
 
+use super::fake::{Fake, Program};
 use super::scored;
 use agents::{Calculator, Environment, Environments, Episode, Failure, Reply, Start};
 use data::{Dataset, Item, Prompt};
-use models::{HfTokenizer, ModelConfig, Tokenizer};
+use engines::{EngineKind, Run, ServerConfig, ServerEngine};
+use models::{ExportOptions, FolderWriter, HfTokenizer, ModelConfig, ModelFolder, TensorSource, Tokenizer};
 use policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest};
 use rewards::{RewardInput, Rewards};
 use serde_json::{Value, json};
@@ -328,37 +330,92 @@ fn special_tokens_of_an_environment_stay_text() {
     assert_eq!(starts, [3, 5, 5]);
 }
 
+/// A game of three turns, whose reward is the number of times that the last message has an `e`.
+fn letters() -> Turns {
+    Turns(
+        |turn, message| {
+            let reward = message["content"].as_str().map(|text| text.matches('e').count() as f32);
+            let next = user(&"again ".repeat(turn + 1));
+            Ok(Reply { reward: reward.filter(|_| turn > 0), done: turn == 3, ..next })
+        },
+        0,
+    )
+}
+
 #[test]
 fn a_policy_learns_from_conversations_and_repeats_them() {
-    let game = || {
-        Turns(
-            |turn, message| {
-                let reward = message["content"].as_str().map(|text| text.matches('e').count() as f32);
-                let next = user(&"again ".repeat(turn + 1));
-                Ok(Reply { reward: reward.filter(|_| turn > 0), done: turn == 3, ..next })
-            },
-            0,
-        )
-    };
-    let run = |batch_size: usize| {
+    let run = |batch_size: usize, steps: u64| {
         let mut config = config(json!({}));
-        (config.grpo.num_generations, config.rollout.batch_size) = (4, batch_size);
+        (config.grpo.num_generations, config.rollout.batch_size, config.grpo.max_steps) = (16, batch_size, 30);
         config.rollout.max_completion_length = Some(100);
+        config.optimizer.learning_rate = 0.02;
         // Random tokens end a turn now and then, and these tokens end it, too.
         config.rollout.stop_token_ids = (0..60).collect();
         let rewards = scored("environment", |input| input.conversation?.reward);
-        let mut run = trainer(config, game(), rewards, Box::new(PolicyEngine)).unwrap();
-        let reports: Vec<StepReport> = (0..2).map(|_| run.grpo_step().unwrap()).collect();
-        reports
+        let mut run = trainer(config, letters(), rewards, Box::new(PolicyEngine)).unwrap();
+        (0..steps).map(|_| run.grpo_step().unwrap()).collect::<Vec<StepReport>>()
     };
-    let first = run(256);
-    assert!(first.iter().all(|report| report.metric("num_turns/max") > 1.0));
-    assert!(first.iter().any(|report| report.metric("grad_norm") > 0.0));
+    let first = run(256, 30);
+    assert!(first[..2].iter().all(|report| report.metric("num_turns/max") > 1.0));
+    let rewards: Vec<f64> = first.iter().map(|report| report.metric("reward")).collect();
+    let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len() as f64;
+    let [before, after] = [&rewards[..5], &rewards[25..]].map(mean);
+    assert!(after > 2.0 * before && before > 0.0, "{rewards:?}");
     // The caches of earlier turns do not change the samples.
     for batch_size in [256, 1] {
-        for (first, again) in first.iter().zip(run(batch_size)) {
+        for (first, again) in first.iter().zip(run(batch_size, 2)) {
             let texts = |report: &StepReport| report.samples.iter().map(|s| s.completion.clone()).collect::<Vec<_>>();
             assert_eq!(texts(first), texts(&again));
         }
+    }
+}
+
+/// Turns of conversations on a server: stop texts end them, the next turn continues their ids, and the tokens between them are not trained on.
+#[test]
+fn conversations_are_sampled_by_a_server() {
+    let mut config = config(json!({}));
+    config.rollout.max_completion_length = Some(60);
+    // Most turns end with one of these.
+    config.rollout.stop = Some(["e", "a", "t"].map(String::from).to_vec());
+    (config.grpo.num_generations, config.grpo.max_steps) = (4, 2);
+    config.loss = grpo_core::LossConfig::from_json(r#"{"vllm_importance_sampling_correction": true}"#).unwrap();
+    let (shape, folder) = (config.model.shape_mut().clone(), tempfile::tempdir().unwrap());
+    let model = folder.path().join("model");
+    let mut writer = FolderWriter::create(&model, &shape, None, ExportOptions::default()).unwrap();
+    let weights = policy::InitialWeights::of_model(&shape, 9).unwrap();
+    for parameter in shape.parameters() {
+        writer.write(&parameter.name, &weights.values(&parameter.name).unwrap()).unwrap();
+    }
+    writer.finish().unwrap();
+    let server = Fake::start(Program::Vllm, &model).with_info(|info| info["max_model_len"] = json!(1024));
+    let settings = ServerConfig {
+        base_urls: vec![server.url.clone()],
+        weights_dir: Some(folder.path().to_owned()),
+        ..ServerConfig::default()
+    };
+    let run = Run::new(ModelFolder::open(&model).unwrap());
+    let engine = Box::new(ServerEngine::open(EngineKind::Vllm, &settings, run).unwrap());
+    let rewards = scored("environment", |input| input.conversation?.reward);
+    let report = trainer(config, letters(), rewards, engine).unwrap().grpo_step().unwrap();
+    assert!(report.metric("num_turns/max") > 1.0 && report.metric("reward") > 0.0);
+    // The ids of the first turn up to its stop text, then what the template and the environment put behind it.
+    let requests = server.requests("/v1/completions");
+    let prompt = |body: &Value| serde_json::from_value::<Vec<u32>>(body["prompt"].clone()).unwrap();
+    let (first, text) = (prompt(&requests[0]), |ids: &[u32]| tokenizer().decode_with_special(ids).unwrap());
+    let later: Vec<Vec<u32>> = requests[1..].iter().map(prompt).collect();
+    assert!(!later.is_empty() && later.iter().all(|ids| ids.len() > first.len() && ids.starts_with(&first)));
+    assert!(later.iter().any(|ids| {
+        let turn = text(&ids[first.len()..]);
+        let end = turn.find("<|im_end|>").unwrap_or(turn.len());
+        turn[..end].ends_with(['e', 'a', 't']) && turn.contains("again again")
+    }));
+    assert!(requests.iter().all(|body| body["stop"] == json!(["e", "a", "t"])));
+    // The server's log-probabilities stand at its tokens, and the loss is over these tokens alone.
+    assert!(report.metric("sampling/sampling_logp_difference/max") < 1e-4);
+    match report.metrics.get("entropy") {
+        Some(grpo_core::Metric::Mean { count, .. }) => {
+            assert_eq!(*count, 4.0 * report.metric("completions/mean_length"));
+        }
+        other => panic!("{other:?}"),
     }
 }

@@ -3,6 +3,10 @@
 mod ahead;
 mod conversations;
 mod documents;
+// The server of the tests of grpo-engines, which use all of it.
+#[allow(dead_code)]
+#[path = "../../../engines/tests/fast/fake.rs"]
+mod fake;
 mod losses;
 mod own_policy;
 mod ppo;

@@ -4,6 +4,7 @@ use super::own_policy::Unigram;
 use grpo_core::LossConfig;
 use models::{CharTokenizer, ModelConfig, Tokenizer};
 use policy::{Completion, Policy, Result, RolloutEngine, RolloutRequest};
+use run_config::RolloutConfig;
 use std::sync::Arc;
 use trainer::{Parts, TrainConfig, Trainer};
 
@@ -86,6 +87,33 @@ fn faulty_rollouts_are_detected() {
         let found = difference(engine);
         assert!(found > 0.1, "{name}: {found}");
     }
+}
+
+/// The engine's log-probabilities are over the kept ids, and the loss's only with their replay.
+#[test]
+fn a_replayed_sampling_mask_makes_loss_and_engine_agree() {
+    for (top_k, top_p, min_p) in [(Some(3), None, None), (None, Some(0.7), None), (None, None, Some(0.3))] {
+        let of = |replay_sampling_mask: bool| {
+            let mut config = config();
+            config.rollout = RolloutConfig { top_k, top_p, min_p, replay_sampling_mask, ..config.rollout };
+            config.loss.beta = 0.1;
+            let report = Trainer::new(config).unwrap().grpo_step().unwrap();
+            // The reference equals the policy, also over the kept ids.
+            assert!(report.metric("grad_norm") > 0.0 && report.metrics.value("kl") == Some(0.0));
+            report.metric("sampling/sampling_logp_difference/max")
+        };
+        let [with, without] = [true, false].map(of);
+        assert!(with < 1e-4 && without > 0.1, "{top_k:?} {top_p:?} {min_p:?}: {with} {without}");
+    }
+}
+
+#[test]
+fn an_engine_without_sampling_masks_cannot_replay_them() {
+    let mut config = config();
+    (config.rollout.top_k, config.rollout.replay_sampling_mask) = (Some(3), true);
+    let parts = Parts { engine: Box::new(Strays), ..Parts::from_config(&config).unwrap() };
+    let error = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap_err().to_string();
+    assert!(error.contains("with the ids that it was sampled from"), "{error}");
 }
 
 /// An engine that returns tokens which no text encodes to: padding and BOS inside a completion.

@@ -15,6 +15,7 @@ use super::frame::{Frame, accumulate, pinned};
 use super::pass::Pass;
 use super::products::Head;
 use super::role::Role;
+use super::sampling_mask::kept;
 use super::softmax::{Columns, Entries, Tile};
 use super::spec::{Spec, dtype};
 use super::tokens::TokenLoss;
@@ -48,7 +49,8 @@ pub(super) fn results(
     let columns: Box<dyn Columns> = match spec.mosaic {
         Some(blocks) => Box::new(Kernels::new(spec, blocks, &logits, &tokens.target)?),
         None => {
-            let entries = Entries::all(&logits, spec.end_of_vocab());
+            let mask = frame.get(Role::SamplingMask).map(|bits| kept(bits, logits.shape()[1]));
+            let entries = Entries::all(&logits, spec.end_of_vocab()).only(mask);
             Box::new(Tile::new(&logits, Transform::new(&spec.loss), &tokens.target, entries, scale))
         }
     };

@@ -26,6 +26,7 @@ use super::frame::{Frame, accumulate, pinned};
 use super::pass::Pass;
 use super::products::Head;
 use super::role::Role;
+use super::sampling_mask::kept;
 use super::softmax::{Columns, Entries, Factors, RowGrad, Statistics, Tile};
 use super::spec::{Spec, dtype};
 use super::tokens::{TokenLoss, Tokens};
@@ -43,6 +44,7 @@ pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass, (hidden, head): (V
         transform: Transform::new(&spec.loss),
         roles: spec.accumulators(Pass::Gradient),
         hidden: spec.in_loops(Role::Hidden, &hidden),
+        mask: frame.get(Role::SamplingMask).cloned(),
         n: spec.padded_tokens(),
         spec,
         head,
@@ -67,6 +69,8 @@ struct Fused<'a> {
     loss: TokenLoss,
     /// The hidden states, `[N, H]`.
     hidden: Value,
+    /// The bits of the sampling mask, `[N, W]`.
+    mask: Option<Value>,
     head: Head,
     /// The gradients that loops carry.
     roles: Vec<Role>,
@@ -99,7 +103,9 @@ impl Fused<'_> {
         let factors = tokens.factors(&self.spec.loss);
         let head = self.head.beside(&rows);
         let logits = pinned(self.spec, head.logits(self.spec, &rows));
-        let entries = Entries::all(&logits, self.spec.end_of_vocab());
+        let bits = |mask: &Value| mask.dynamic_slice(&[&window.start, &window.start.like(0)], &[c, mask.shape()[1]]);
+        let mask = self.mask.as_ref().map(|mask| kept(&bits(mask), logits.shape()[1]));
+        let entries = Entries::all(&logits, self.spec.end_of_vocab()).only(mask);
         let tile = Tile::new(&logits, self.transform, &tokens.target, entries, &factors.logits);
         Chunk { window, tokens, rows, factors, head, tile }
     }
@@ -208,7 +214,8 @@ impl Fused<'_> {
             let window = window(trip, vocab / shards, w);
             let head = panels.head(&self.head, &window.start);
             let logits = pinned(self.spec, head.logits(self.spec, &self.hidden));
-            let entries = panels.entries(&logits, &window, vocab, self.spec.end_of_vocab());
+            let mask = self.mask.as_ref().map(|mask| panels.kept(mask, &window, vocab));
+            let entries = panels.entries(&logits, &window, vocab, self.spec.end_of_vocab()).only(mask);
             let tile = Tile::new(&logits, self.transform, &tokens.target, entries, &factors.logits);
             (tile, head, window.start)
         };

@@ -6,6 +6,7 @@
 
 use super::window::{Window, add_at};
 use crate::program::products::Head;
+use crate::program::sampling_mask::kept_from;
 use crate::program::softmax::Entries;
 use stablehlo::{Dtype, TensorType, Value};
 
@@ -76,6 +77,16 @@ impl Panels {
         };
         let rows = |columns: &Value| columns.broadcast_in_dim(logits.shape(), &[1]);
         Entries { index: rows(&index), counts: counts.as_ref().map(rows) }
+    }
+
+    /// Returns predicates of the kept columns of the panel at `window`, from the bits `[N, W]` of a vocabulary with `vocab` columns.
+    pub(super) fn kept(&self, bits: &Value, window: &Window, vocab: usize) -> Value {
+        let of_shard = |shard: usize| {
+            let first = window.start.like((vocab / self.shards * shard) as i64);
+            kept_from(bits, &(first + &window.start), self.width)
+        };
+        let parts: Vec<Value> = (0..self.shards).map(of_shard).collect();
+        bits.builder().concatenate(&parts.iter().collect::<Vec<_>>(), 1)
     }
 }
 

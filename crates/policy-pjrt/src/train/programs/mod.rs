@@ -27,6 +27,8 @@ pub struct TrainShape {
     pub tokens: usize,
     /// `true` if sequences share rows: the program then takes positions, which separate them.
     pub shared: bool,
+    /// `true` if tokens have a sampling mask: the program then takes it.
+    pub sampling_mask: bool,
 }
 
 /// A builder of training programs for a decoder. Parameters are arguments in the order of [`Decoder::parameters`], with the dtypes of
@@ -40,7 +42,7 @@ pub struct TrainShape {
 /// # fn main() -> policy_pjrt::Result<()> {
 /// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
 /// let modules = TrainPrograms::new(decoder, stablehlo::Save::Carry);
-/// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true };
+/// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true, sampling_mask: false };
 /// let text = modules.gradient(&grpo_core::LossConfig::default(), None, shape)?.to_string();
 /// assert!(text.contains("tensor<2x32xi32>"));
 /// # Ok(())
@@ -59,7 +61,7 @@ pub struct TrainPrograms {
 pub(super) struct Batch {
     /// The arguments listed by [`row_types`].
     rows: Vec<Value>,
-    /// Token tables of the loss, in the order of [`TABLES`].
+    /// Token tables of the loss, in the order of [`TABLES`], and the sampling mask, if there is one.
     tables: Vec<(Role, Value)>,
     /// The value loss and its inputs, f32 `[3, N]`.
     of_values: Option<(ValueLossConfig, Value)>,
@@ -142,6 +144,11 @@ impl TrainPrograms {
         Ok(Variant { request, numerics, mosaic: None, mesh, pass, build }.spec()?)
     }
 
+    /// Returns the specification of the loss head of a program of `shape`.
+    pub(crate) fn spec(&self, loss: &LossConfig, shape: TrainShape) -> Result<Spec> {
+        Ok(Spec { sampling_mask: shape.sampling_mask, ..self.head(loss, shape.tokens)? })
+    }
+
     /// Builds the program of the loss of a micro-batch and the gradients of all trained parameters.
     ///
     /// Arguments:
@@ -151,7 +158,8 @@ impl TrainPrograms {
     /// * for each completion token, the index (among B T) of the position that predicts it, i32 `[N]`;
     /// * for each position, the index (among N) of the completion token that it predicts, or N, i32 `[B, T]`;
     /// * if sequences share rows, the positions of tokens in their sequences, 0 for padding, i32 `[B, T]`;
-    /// * the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`].
+    /// * the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`];
+    /// * if tokens have a sampling mask, [`Role::SamplingMask`].
     ///
     /// Results: the accumulators plus the gradients of the micro-batch, the loss as [`Role::Sums`], log-probabilities and entropies `[N]`.
     ///
@@ -167,7 +175,7 @@ impl TrainPrograms {
         shape: TrainShape,
     ) -> Result<Module> {
         const NAME: &str = "gradient";
-        let (spec, trained) = (self.head(loss, shape.tokens)?, self.decoder.trained());
+        let (spec, trained) = (self.spec(loss, shape)?, self.decoder.trained());
         self.check_split(shape)?;
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
@@ -211,7 +219,7 @@ impl TrainPrograms {
     /// See [`TrainPrograms::gradient`].
     pub fn score(&self, loss: &LossConfig, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "score";
-        let (spec, table) = (self.head(loss, shape.tokens)?, self.decoder.parameters());
+        let (spec, table) = (self.spec(loss, shape)?, self.decoder.parameters());
         self.check_split(shape)?;
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
@@ -261,7 +269,8 @@ impl TrainPrograms {
         shape: TrainShape,
     ) -> Batch {
         let rows = self.declare_rows(f, shape);
-        let tables = TABLES.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).to_vec();
+        let roles = TABLES.into_iter().chain(spec.sampling_mask.then_some(Role::SamplingMask));
+        let tables = roles.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).collect();
         let value_table = || f.argument("value_table", TensorType::new(Dtype::F32, [3, shape.tokens]));
         Batch { rows, tables, of_values: of_values.map(|of| (of.clone(), value_table())) }
     }
