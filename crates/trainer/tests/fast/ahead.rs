@@ -164,7 +164,7 @@ impl RolloutEngine for Partly {
         self.0.update_weights(policy, version)
     }
 
-    fn start(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Pending> {
+    fn start(&mut self, _: &RolloutRequest<'_>) -> policy::Result<Pending> {
         let version = self.0.current;
         Ok(Pending::new(move |request| {
             let mut all = completions(request, version)?;
