@@ -14,7 +14,7 @@ use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Samplin
 use rand::RngExt;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -178,21 +178,26 @@ impl RolloutEngine for ServerEngine {
         let threads = (self.batch_size / request.num_generations.max(1)).clamp(1, jobs.len().max(1));
         let wanted = Wanted(Arc::new(AtomicBool::new(true)));
         let is_wanted = Arc::clone(&wanted.0);
-        let running: JoinHandle<Result<Vec<Vec<Completion>>>> = std::thread::Builder::new()
+        let (sender, results) = mpsc::channel();
+        let running: JoinHandle<Result<()>> = std::thread::Builder::new()
             .name("rollout".into())
-            .spawn(move || shared.sample_all(&jobs, &weights, threads, &is_wanted))
+            .spawn(move || shared.sample_all(&jobs, &weights, threads, &is_wanted, &sender))
             .map_err(policy::Error::other)?;
         Ok(Pending::new(move |request| {
-            let done = running.join().map_err(|_| policy::Error::other("the thread of the rollout has ended early"))?;
-            drop(wanted);
-            let mut completions = Vec::new();
-            for of_prompt in done? {
+            let mut completions = vec![Completion::default(); request.prompts.len() * request.num_generations];
+            // Ends when all threads have ended.
+            for (prompt, of_prompt) in results {
                 let copies = request.num_generations / of_prompt.len().max(1);
-                for completion in of_prompt {
+                let all = of_prompt.into_iter().flat_map(|completion| std::iter::repeat_n(completion, copies));
+                for (index, completion) in (prompt * request.num_generations..).zip(all) {
                     let completion = ended(completion, request)?.map_err(policy::Error::other)?;
-                    completions.extend(std::iter::repeat_n(completion, copies));
+                    request.report(index, &completion);
+                    completions[index] = completion;
                 }
             }
+            let done = running.join().map_err(|_| policy::Error::other("the thread of the rollout has ended early"))?;
+            drop(wanted);
+            done?;
             Ok(completions)
         }))
     }
@@ -256,15 +261,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Samples all jobs on this many threads.
+    /// Samples all jobs on this many threads, and sends the completions of each job with its index.
     fn sample_all(
         &self,
         jobs: &[Job],
         weights: &Arc<Weights>,
         threads: usize,
         wanted: &AtomicBool,
-    ) -> Result<Vec<Vec<Completion>>> {
-        let (next, results) = (AtomicUsize::new(0), Mutex::new(vec![None; jobs.len()]));
+        results: &mpsc::Sender<(usize, Vec<Completion>)>,
+    ) -> Result<()> {
+        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let failed = Mutex::new(None);
         std::thread::scope(|scope| {
             for _ in 0..threads {
@@ -273,7 +279,11 @@ impl Shared {
                         let index = next.fetch_add(1, Ordering::Relaxed);
                         let Some(job) = jobs.get(index) else { break };
                         match self.sample(job, weights, wanted) {
-                            Ok(completions) => lock(&results)[index] = Some(completions),
+                            // Nobody receives completions that are not wanted any more.
+                            Ok(completions) => {
+                                done.fetch_add(1, Ordering::Relaxed);
+                                drop(results.send((index, completions)));
+                            }
                             Err(error) => {
                                 lock(&failed).get_or_insert(error);
                             }
@@ -285,12 +295,11 @@ impl Shared {
         if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(error);
         }
-        let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-        results.into_iter().collect::<Option<_>>().ok_or_else(|| Error::Argument {
-            operation: "rollout",
-            expected: "completions that are still wanted".into(),
-            found: "dropped ones".into(),
-        })
+        if done.into_inner() < jobs.len() {
+            let (expected, found) = ("completions that are still wanted".into(), "dropped ones".into());
+            return Err(Error::Argument { operation: "rollout", expected, found });
+        }
+        Ok(())
     }
 
     /// Samples a job on the server that has least to do, and after a failure on the next one.

@@ -304,7 +304,7 @@ mod tests {
     /// Samples two turns of conversations, with other tokens between them, and returns the second turn.
     fn second_turn(batch_size: usize, keeps: bool) -> Vec<Completion> {
         let (prompts, streams, mut turns) = (prompts(), (0..8).collect::<Vec<u64>>(), None);
-        let turn = Turn { streams: &streams, limits: &[6, 5, 4, 3, 2, 1, 6, 6] };
+        let turn = Turn { streams: &streams, limits: &[6, 5, 4, 3, 2, 1, 6, 6], finished: None };
         let first = RolloutRequest { turn: Some(turn), ..request(&prompts, 2, random(0)) };
         let first = super::generate(model, &first, batch_size, &mut turns).unwrap();
         assert!(first.iter().zip(turn.limits).all(|(completion, limit)| completion.ids.len() <= *limit));
@@ -313,7 +313,7 @@ mod tests {
         let given = |i: &usize| [&prompts[i / 2][..], &first[*i].ids, &vec![11; 1 + i % 3]].concat();
         let longer: Vec<Vec<u32>> = open.iter().map(given).collect();
         let streams: Vec<u64> = open.iter().map(|i| 100 + *i as u64).collect();
-        let second = Turn { streams: &streams, limits: &[6, 6, 2, 6, 6, 6, 1] };
+        let second = Turn { streams: &streams, limits: &[6, 6, 2, 6, 6, 6, 1], finished: None };
         let second = RolloutRequest { turn: Some(second), ..request(&longer, 1, random(0)) };
         if !keeps {
             turns = None;
@@ -340,7 +340,7 @@ mod tests {
     fn a_turn_processes_no_token_of_an_earlier_turn_again() {
         let prompts = prompts();
         let (streams, limits) = ([0, 1, 2, 3], [6; 4]);
-        let turn = Some(Turn { streams: &streams, limits: &limits });
+        let turn = Some(Turn { streams: &streams, limits: &limits, finished: None });
         let mut turns = None;
         let first = RolloutRequest { turn, ..request(&prompts, 1, random(0)) };
         let first = super::generate(model, &first, 1000, &mut turns).unwrap();

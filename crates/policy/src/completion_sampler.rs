@@ -37,6 +37,8 @@ pub struct CompletionSampler<'a> {
     /// The tokens so far, if the repetition penalty is on.
     seen: HashSet<u32>,
     request: &'a RolloutRequest<'a>,
+    /// The index of the completion in the request.
+    index: usize,
     /// The largest number of tokens.
     limit: usize,
     /// The last token of the prompt.
@@ -65,6 +67,7 @@ impl<'a> CompletionSampler<'a> {
             random,
             seen,
             request,
+            index,
             limit: request.limit(index),
             prompt_end: prompt.last().copied(),
             ids: Vec::new(),
@@ -81,7 +84,7 @@ impl<'a> CompletionSampler<'a> {
         self.ids.last().copied().or(self.prompt_end).filter(|_| is_open)
     }
 
-    /// Samples the next token from `logits: [V]`.
+    /// Samples the next token from `logits: [V]`. Reports a completion that it finishes to the listener of the request.
     ///
     /// # Errors
     /// The errors of [`RolloutRequest::ends`].
@@ -117,13 +120,20 @@ impl<'a> CompletionSampler<'a> {
         if self.processors.penalises_repetition() {
             self.seen.insert(id as u32);
         }
+        if self.request.turn.is_some_and(|turn| turn.finished.is_some()) && self.next_input().is_none() {
+            self.request.report(self.index, &self.completion());
+        }
         Ok(())
     }
 
     /// Returns the completion; it is truncated if no stop condition has ended it.
     pub fn finish(self) -> Completion {
-        let sampling_mask = self.sampling_mask;
-        Completion { sampling_mask, ..Completion::sampled(self.ids, self.logps, !self.has_ended) }
+        self.completion()
+    }
+
+    fn completion(&self) -> Completion {
+        let (ids, logps, sampling_mask) = (self.ids.clone(), self.logps.clone(), self.sampling_mask.clone());
+        Completion { sampling_mask, ..Completion::sampled(ids, logps, !self.has_ended) }
     }
 }
 

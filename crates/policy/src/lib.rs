@@ -24,7 +24,7 @@ pub use error::{Error, Result};
 pub use initial::{FUSED_MATRICES, InitialWeights};
 pub use policy::{Policy, Weights, accumulate_and_apply};
 pub use rollout::{
-    Completion, Pending, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition, Turn, WeightVersion,
+    Completion, Finished, Pending, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition, Turn, WeightVersion,
 };
 pub use sampling::{LogitsProcessors, Sampling};
 pub use sequence::{Sequence, SequenceBatch, token_batch};

@@ -38,6 +38,14 @@ pub struct Turn<'a> {
     pub streams: &'a [u64],
     /// `[prompts * num_generations]`: the largest number of tokens of each completion, from 1 to [`RolloutRequest::max_completion_length`].
     pub limits: &'a [usize],
+    /// Learns about completions while others are sampled; `None` if nobody waits for them.
+    pub finished: Option<&'a dyn Finished>,
+}
+
+/// A listener that learns about finished completions before [`RolloutEngine::generate`] returns all of them. Engines may leave it out.
+pub trait Finished: std::fmt::Debug + Sync {
+    /// Is called once for completion `index` of the request, from any thread.
+    fn finished(&self, index: usize, completion: &Completion);
 }
 
 /// A condition that ends a completion, in addition to the tokens of [`RolloutRequest::stop_ids`], such as a text in it.
@@ -74,6 +82,13 @@ impl RolloutRequest<'_> {
         self.prompts.iter().enumerate().map(|(prompt, ids)| ids.len() + longest(prompt)).max().unwrap_or(0)
     }
 
+    /// Tells the listener of the request, if it has one, that completion `index` is finished.
+    pub fn report(&self, index: usize, completion: &Completion) {
+        if let Some(listener) = self.turn.and_then(|turn| turn.finished) {
+            listener.finished(index, completion);
+        }
+    }
+
     /// Checks that the request has prompts, completions and tokens, and a stream and a limit for every completion of a turn.
     ///
     /// # Errors
@@ -86,7 +101,7 @@ impl RolloutRequest<'_> {
             return Err(Error::argument("generate", "at least one prompt, generation and token", found));
         }
         match self.turn {
-            Some(Turn { streams, limits })
+            Some(Turn { streams, limits, .. })
                 if streams.len() != count || limits.len() != count || limits.contains(&0) =>
             {
                 let expected = format!("a stream and a limit of at least one token for each of {count} completions");

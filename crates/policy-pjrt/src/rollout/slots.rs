@@ -158,6 +158,7 @@ impl<'a> Slots<'a> {
                 completion.sampling_mask = std::mem::take(&mut self.masks[number]);
                 completion.sampling_mask.resize(length);
             }
+            self.request.report(number, &completion);
             self.completions[number] = Some(completion);
         }
         Ok(())

@@ -139,7 +139,7 @@ fn two_turns(policy: &mut PjrtPolicy, prompts: &[Vec<u32>]) -> Vec<policy::Compl
     let (mut conversations, mut all) = (prompts.to_vec(), vec![]);
     for number in 0..2 {
         let streams: Vec<u64> = (0..3).map(|index| (number << 32) + index).collect();
-        let turn = Some(Turn { streams: &streams, limits: &[5, 4, 6] });
+        let turn = Some(Turn { streams: &streams, limits: &[5, 4, 6], finished: None });
         let sampling = random(1.0, LogitsProcessors::default(), 0);
         let request = RolloutRequest { turn, ..request(&conversations, 1, 60, &[2], sampling) };
         let (completions, prefills) = rows_of_prefills(|| policy.generate(&request).unwrap());

@@ -328,7 +328,7 @@ fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<
         conversations: false,
     };
     let options = RolloutOptions { slots: SLOTS, tokens_per_call: 4 };
-    let modules = RolloutPrograms::of(decoder, Dtype::F32, options, sizes, sampling, 1).unwrap();
+    let modules = RolloutPrograms::of(decoder, Dtype::F32, options, sizes, (sampling, false), 1).unwrap();
     let lengths: Vec<i32> = (0..SLOTS as i32).map(|row| 2 + row % 5).collect();
     let id = |row: usize, column: usize| ((row * 31 + column * 17 + 5) % decoder.config().vocab_size) as i32;
     let types = |module: &Module| -> Vec<TensorType> {
@@ -408,6 +408,7 @@ fn uneven_shards_are_an_error_that_names_the_dimension() {
         conversations: false,
     };
     // Prompts are padded: one row per device.
-    let of_rollout = RolloutPrograms::of(&decoder, Dtype::F32, RolloutOptions::default(), sizes, &Sampling::Greedy, 1);
+    let of_rollout =
+        RolloutPrograms::of(&decoder, Dtype::F32, RolloutOptions::default(), sizes, (&Sampling::Greedy, false), 1);
     assert!(of_rollout.unwrap().prefill.to_string().contains("tensor<4x16xi32>"), "four rows of prompts");
 }

@@ -44,7 +44,7 @@ fn converse(
         };
         let request = RolloutRequest {
             stop: Some(&Fives),
-            turn: Some(Turn { streams: &streams, limits: &limits }),
+            turn: Some(Turn { streams: &streams, limits: &limits, finished: None }),
             ..request(&prompts, per_prompt, LONGEST, &[5, 6], random(1.0, processors, 0))
         };
         if !keeps {
@@ -100,7 +100,7 @@ fn a_policy_keeps_turns_until_it_does_something_else() {
     let mut turn = |policy: &mut PjrtPolicy, number: u64| {
         let prompts = [prompt.clone()];
         let (streams, limits) = ([number << 32], [6]);
-        let turn = Some(Turn { streams: &streams, limits: &limits });
+        let turn = Some(Turn { streams: &streams, limits: &limits, finished: None });
         let sampling = random(1.0, LogitsProcessors::default(), 0);
         let request = RolloutRequest { turn, ..request(&prompts, 1, 100, &[], sampling) };
         let (completions, rows) = rows_of_prefills(|| policy.generate(&request).unwrap());

@@ -83,6 +83,11 @@ impl<'a> Talk<'a> {
         }
     }
 
+    /// Returns its environment and the worker of it that answers.
+    pub(super) fn worker(&self) -> (Option<usize>, usize) {
+        (self.environment.as_ref().map(|(index, _)| *index), self.worker)
+    }
+
     /// Returns `true` if the policy may write another turn.
     pub(super) fn is_open(&self) -> bool {
         self.is_open
@@ -292,8 +297,7 @@ fn is_tool(tools: Option<&Value>, name: &str) -> bool {
 pub(super) fn for_each_worker<'a>(talks: Vec<&mut Talk<'a>>, work: fn(&mut Talk<'a>)) {
     let mut workers: BTreeMap<(Option<usize>, usize), Vec<&mut Talk<'a>>> = BTreeMap::new();
     for talk in talks {
-        let environment = talk.environment.as_ref().map(|(index, _)| *index);
-        workers.entry((environment, talk.worker)).or_default().push(talk);
+        workers.entry(talk.worker()).or_default().push(talk);
     }
     if workers.len() <= 1 {
         workers.into_values().flatten().for_each(work);

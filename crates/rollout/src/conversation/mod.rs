@@ -3,9 +3,9 @@
 //! ```text
 //! reset every environment; prompt = tokens of the row's messages and the environment's
 //! while conversations are open:
-//!     sample the next turn of each, behind prompt + completion
-//!     append its tokens to the completion, with mask 1
-//!     find tool calls, and ask the environment
+//!     sample the next turn of each, behind prompt + completion; as soon as one is finished:
+//!         append its tokens to the completion, with mask 1
+//!         find tool calls, and ask the environment, while other turns are sampled
 //!     append the tokens that the chat template puts between the turns, with mask 0
 //! ```
 //!
@@ -13,16 +13,19 @@
 
 mod check;
 mod episode;
+mod listener;
 
 use check::Tools;
 pub use check::{check_environments, with_tools};
 
 use crate::stops::Stops;
-use crate::{Completed, Result, Rollout, opens_think, request};
+use crate::{Completed, Error, Result, Rollout, opens_think, request};
 use data::Item;
 use episode::{Answer, Talk, for_each_worker};
-use policy::{Completion, RolloutRequest, Sampling, Turn};
+use listener::{Listener, Turns};
+use policy::{Finished, RolloutRequest, Sampling, Turn};
 use rewards::Conversation;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// The bit of a random stream above which the turns of a conversation are counted.
@@ -58,9 +61,9 @@ impl Rollout<'_> {
         max_completion_length: usize,
         sampling: Sampling,
     ) -> Result<Completed> {
-        let (tokenizer, environments, limits) = (self.tokenizer, self.environments, &self.config.multi_turn);
-        let context = self.policy.context_length();
-        let stops = Stops::new(self.config, tokenizer);
+        let (tokenizer, environments, config) = (self.tokenizer, self.environments, self.config);
+        let (limits, context) = (&config.multi_turn, self.policy.context_length());
+        let stops = Stops::new(config, tokenizer);
         let mut tools = Tools::new(tokenizer, limits.tool_parser);
         let rows = items.iter().flat_map(|item| std::iter::repeat_n(*item, num_generations));
         let mut talks: Vec<Talk<'_>> = rows.enumerate().map(|(i, item)| Talk::new(environments, item, i)).collect();
@@ -77,13 +80,21 @@ impl Rollout<'_> {
             if open.is_empty() {
                 break;
             }
-            let base = request(self.config, &stops, &[], num_generations, max_completion_length, sampling);
-            let sampled = self.next_turn(&base, &talks, &open, turn)?;
-            for (i, completion) in open.iter().zip(sampled) {
-                talks[*i].take_turn(completion, tokenizer, &mut tools, limits)?;
-            }
-            let began = Instant::now();
-            for_each_worker(talks.iter_mut().filter(|talk| talk.is_open()).collect(), Talk::ask);
+            let next = NextTurn::of(&talks, &open, turn, num_generations, max_completion_length);
+            let base = request(config, &stops, &next.prompts, next.num_generations, max_completion_length, sampling);
+            let began = {
+                let talks: Vec<Mutex<&mut Talk<'_>>> = talks.iter_mut().map(Mutex::new).collect();
+                let turns = Turns::new(&talks, &open, tokenizer, &mut tools, limits);
+                std::thread::scope(|scope| {
+                    let listener = Listener::start(&turns, scope);
+                    let turn = Some(Turn { streams: &next.streams, limits: &next.limits, finished: Some(&listener) });
+                    let sampled = self.generate(&RolloutRequest { turn, ..base })?;
+                    // Engines need not report completions.
+                    sampled.iter().enumerate().for_each(|(index, completion)| listener.finished(index, completion));
+                    listener.end()?;
+                    Ok::<_, Error>(Instant::now())
+                })?
+            };
             environment_time += began.elapsed();
             for talk in talks.iter_mut().filter(|talk| talk.is_open()) {
                 if let Answer::Messages(messages) = talk.take_answer(limits) {
@@ -112,29 +123,33 @@ impl Rollout<'_> {
         }
         Ok(completed)
     }
+}
 
-    /// Samples the next turn of the conversations at `open`. The first turns of a row share its prompt, if they are all open and their
-    /// environments began them alike. `base` is the request of the conversations, without prompts.
-    fn next_turn(
-        &mut self,
-        base: &RolloutRequest<'_>,
-        talks: &[Talk<'_>],
-        open: &[usize],
-        turn: u64,
-    ) -> Result<Vec<Completion>> {
-        let num_generations = base.num_generations;
-        let room = |i: &usize| base.max_completion_length - talks[*i].completion.ids.len();
-        let limits: Vec<usize> = open.iter().map(room).collect();
-        let streams: Vec<u64> = open.iter().map(|i| (turn << TURN_BITS) + *i as u64).collect();
+/// The request for the next turn of conversations.
+struct NextTurn {
+    prompts: Vec<Vec<u32>>,
+    num_generations: usize,
+    streams: Vec<u64>,
+    limits: Vec<usize>,
+}
+
+impl NextTurn {
+    /// Returns the request for the conversations at `open`. The first turns of a row share its prompt, if they are all open and their
+    /// environments began them alike.
+    fn of(talks: &[Talk<'_>], open: &[usize], turn: u64, num_generations: usize, max_completion_length: usize) -> Self {
         let is_shared = turn == 0
             && open.len() == talks.len()
             && talks.chunks(num_generations).all(|group| group.iter().all(|talk| talk.prompt == group[0].prompt));
         let prompt = |talk: &Talk<'_>| [&talk.prompt[..], &talk.completion.ids].concat();
-        let (prompts, num_generations): (Vec<Vec<u32>>, usize) = match is_shared {
+        let (prompts, num_generations) = match is_shared {
             true => (talks.iter().step_by(num_generations).map(prompt).collect(), num_generations),
             false => (open.iter().map(|i| prompt(&talks[*i])).collect(), 1),
         };
-        let turn = Some(Turn { streams: &streams, limits: &limits });
-        self.generate(&RolloutRequest { prompts: &prompts, num_generations, turn, ..*base })
+        Self {
+            prompts,
+            num_generations,
+            streams: open.iter().map(|i| (turn << TURN_BITS) + *i as u64).collect(),
+            limits: open.iter().map(|i| max_completion_length - talks[*i].completion.ids.len()).collect(),
+        }
     }
 }

@@ -142,7 +142,7 @@ pub(crate) fn grpo_step(context: &mut StepContext<'_>, step: u64) -> Result<Step
 }
 
 /// Seconds of wall time by phase, by verl's names: `update_weights` (sending them to the engine), `gen` (sampling), `environments` (their
-/// answers), `reward`, `old_log_prob` and `ref` (scoring), `values`, `adv`, `update_actor` (forward, loss, backward and the optimizer). Phases
+/// answers while nothing is sampled), `reward`, `old_log_prob` and `ref` (scoring), `values`, `adv`, `update_actor` (forward, loss, backward and the optimizer). Phases
 /// that a step does not have are missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PhaseTimes(BTreeMap<&'static str, f64>);

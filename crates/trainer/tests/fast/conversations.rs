@@ -9,7 +9,9 @@ use models::{ExportOptions, FolderWriter, HfTokenizer, ModelConfig, ModelFolder,
 use policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest, TensorSource};
 use rewards::{RewardInput, Rewards};
 use serde_json::{Value, json};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use trainer::step::StepReport;
 use trainer::{Error, Parts, Result, TrainConfig, Trainer, agents};
 
@@ -139,6 +141,48 @@ fn step(
     let report = trainer(config(settings), environment, answers(), engine).unwrap().grpo_step();
     let prompts = prompts.lock().unwrap().clone();
     (report, prompts)
+}
+
+/// An engine that finishes the second completion of a request after the environment has answered the first.
+struct Waiting(Script, Receiver<()>);
+
+impl RolloutEngine for Waiting {
+    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+        let completions = self.0.generate(policy, request)?;
+        request.report(0, &completions[0]);
+        if completions.len() > 1 {
+            let answered = self.1.recv_timeout(Duration::from_secs(60));
+            answered.map_err(|_| policy::Error::other("the environment waits for the second completion"))?;
+        }
+        Ok(completions)
+    }
+}
+
+/// An environment that says when it answers.
+struct Answering(Sender<()>);
+
+impl Environment for Answering {
+    fn reset(&self, _: &Item, _: usize) -> std::result::Result<Start, Failure> {
+        Ok(Start { messages: vec![], episode: Box::new(Answering(self.0.clone())) })
+    }
+}
+
+impl Episode for Answering {
+    fn step(&mut self, message: &Value) -> std::result::Result<Reply, Failure> {
+        self.0.send(()).unwrap();
+        Ok(Reply { done: message["content"] != "more", ..user("go on") })
+    }
+}
+
+#[test]
+fn an_environment_answers_while_other_turns_are_sampled() {
+    let (sender, receiver) = mpsc::channel();
+    let turns = vec![vec!["more", "42"], vec!["41"]];
+    let script = Script { tokenizer: tokenizer(), turns, prompts: Arc::default() };
+    let engine = Box::new(Waiting(script, receiver));
+    let mut run = trainer(config(json!({})), Answering(sender), answers(), engine).unwrap();
+    let report = run.grpo_step().unwrap();
+    assert_eq!((report.metric("num_turns/mean"), report.metric("reward")), (1.5, 0.5));
 }
 
 const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}\n</tool_call>";
