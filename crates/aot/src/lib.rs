@@ -212,7 +212,7 @@ impl RunPrograms {
             tokens: micro_batch.tokens,
             micro_batches: config.grpo.gradient_accumulation_steps,
             updates: config.grpo.updates(),
-            scorings: usize::from(config.grpo.updates() > 1) + usize::from(config.needs_ref_policy()),
+            scorings: config.scorings(),
             prompt,
             completion,
             slots: (config.grpo.sequences()).min(config.rollout.batch_size),

@@ -268,8 +268,7 @@ fn candidate(
     let grpo = &config.grpo;
     let sequences = grpo.sequences();
     let rollouts = sequences.div_ceil(sequences.min(config.rollout.batch_size).max(1));
-    let scorings = usize::from(grpo.updates() > 1) + usize::from(config.needs_ref_policy());
-    let scores = scorings * sequences.div_ceil(grpo.micro_batch_sequences().max(1));
+    let scores = config.scorings() * sequences.div_ceil(grpo.micro_batch_sequences().max(1));
     let step = rollout * rollouts + score * scores + update * grpo.updates();
     // Such an update leaves no gradients on the device for the rollout.
     let absent = if is_one_program(config) { model.gradient_bytes() } else { 0 };
