@@ -279,6 +279,11 @@ impl RunPrograms {
         }
     }
 
+    /// Returns the decode program that reads all columns of the cache, the slowest and largest one.
+    pub fn longest_decode(&self) -> Option<ProgramName> {
+        self.rollout.decode.iter().map(|(columns, _)| *columns).max().map(ProgramName::Decode)
+    }
+
     /// Returns the module of a program.
     ///
     /// # Errors

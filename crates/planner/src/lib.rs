@@ -123,14 +123,14 @@ impl Settings {
 impl Plan {
     /// Returns the best candidate of every mesh, in the order of [`Plan::candidates`].
     pub fn by_mesh(&self) -> Vec<&Candidate> {
-        let mut best: Vec<&Candidate> = vec![];
-        for candidate in &self.candidates {
-            if best.iter().all(|other| other.settings.mesh != candidate.settings.mesh) {
-                best.push(candidate);
-            }
-        }
-        best
+        first_of_each_mesh(&self.candidates, |candidate| candidate.settings.mesh)
     }
+}
+
+/// Returns the first item of every mesh, in order.
+pub fn first_of_each_mesh<T>(items: &[T], mesh: impl Fn(&T) -> MeshConfig) -> Vec<&T> {
+    let is_first = |at: &usize| items[..*at].iter().all(|other| mesh(other) != mesh(&items[*at]));
+    (0..items.len()).filter(is_first).map(|at| &items[at]).collect()
 }
 
 /// Ranks all legal meshes of all `devices`, micro-batches and recomputations for a run with prompts of up to `prompt` tokens. Meshes,
