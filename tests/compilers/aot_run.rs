@@ -70,7 +70,10 @@ fn run_is_compiled_for_a_tpu_with_a_report_per_program() {
 fn slices_of_several_hosts_are_compiled_and_the_shards_of_each_process_are_reported() {
     let folder = Runs::new(&[]);
     let config = folder.write("config.yaml", RUN);
-    for (target, devices, processes) in [("v6e:4x4", 16, 4), ("v5p:2x2x2", 8, 2)] {
+    // A slice of 4 x 4 chips stays in the order of ids; the other one has a ring of neighbours.
+    let by_id: Vec<u64> = (0..16).collect();
+    for (target, expected, processes) in [("v6e:4x4", &by_id[..], 4), ("v5p:2x2x2", &[0, 1, 3, 2, 6, 7, 5, 4], 2)] {
+        let devices = expected.len();
         let aot = |mesh: &str, more: &[&str]| {
             let call =
                 grpo(["aot", &config, "--target", target]).plugin(Kind::Tpu).set([format!("policy.mesh={mesh}")]);
@@ -80,20 +83,19 @@ fn slices_of_several_hosts_are_compiled_and_the_shards_of_each_process_are_repor
         assert!(fsdp["programs"]["gradient"]["traffic"].is_object(), "{fsdp}");
         let data = aot("{data: -1}", &["--json", "--variants", "score"]).json();
         let total = fsdp["sizes"]["parameters"].as_u64().expect("weights");
-        let (mut ids, mut positions, mut sum) = (vec![], vec![], 0);
+        let (mut in_mesh, mut sum) = (vec![], 0);
         for (index, process) in fsdp["processes"].as_array().expect("processes").iter().enumerate() {
             assert_eq!(process["process_index"], index);
             let of_process = process["devices"].as_array().expect("devices");
             assert_eq!(of_process.len(), devices / processes, "{process}");
-            ids.extend(of_process.iter().map(|id| id.as_u64().expect("an id")));
+            let ids = of_process.iter().map(|id| id.as_u64().expect("an id"));
             let coordinates = process["coordinates"].as_array().expect("coordinates");
-            positions.extend(coordinates.iter().map(|along| along[1].as_u64().expect("a position along fsdp")));
+            let positions = coordinates.iter().map(|along| along[1].as_u64().expect("a position along fsdp"));
+            in_mesh.extend(positions.zip(ids));
             sum += process["weights"].as_u64().expect("a number of weights");
         }
-        for all in [&mut ids, &mut positions] {
-            all.sort_unstable();
-            assert!(all.iter().copied().eq(0..devices as u64), "{target}: {all:?}");
-        }
+        in_mesh.sort_unstable();
+        assert!(in_mesh.iter().copied().eq((0..).zip(expected.iter().copied())), "{target}: {in_mesh:?}");
         // Norms are not sharded.
         assert!(sum >= total && sum < total + total / 50, "{target}: {sum} of {total} weights");
         let copies = data["processes"].as_array().expect("processes");
@@ -184,13 +186,14 @@ fn qwen_steps_stay_within_memory_and_time_bounds() {
 #[test]
 fn aot_refuses_an_illegal_run_before_compiling() {
     let folder = Runs::new(&[]);
-    let cases: [(&str, &[&str], &[&str]); 9] = [
+    let cases: [(&str, &[&str], &[&str]); 10] = [
         ("nothing: 1\n", &[], &["configs/train/", "configs/bench/", "`nothing`"]),
         ("model: a\nshape: { tokens: 1 }\n", &[], &["`model`", "`shape`"]),
         ("model: /nowhere/qwen\n", &[], &["/nowhere/qwen"]),
         (RUN, &["--target", "v6f"], &["`v6f`", "v6e:2x4", "h200"]),
         (RUN, &["--target", "v6e:2x4", "--set", "policy.mesh={fsdp: 16}"], &["policy.mesh", "at most 8 devices", "16"]),
         (RUN, &["--target", "v6e:2x4", "--set", "policy.mesh={tensor: 8}"], &["policy.mesh.tensor", "key/value heads"]),
+        (RUN, &["--target", "v6e:4x4", "--set", "policy.mesh={fsdp: 8}"], &["policy.mesh", "all 16 devices", "4 processes"]),
         (RUN, &["--variants", "gradients"], &["`gradients`", "gradient, score, apply"]),
         (RUN, &["--set", "lora={r: 4, target_modules: [c_proj]}"], &["LoRA target", "o_proj"]),
         (RUN, &["--assert", "gradiant.temp_bytes <= 1"], &["`gradiant`", "memory and times"]),

@@ -27,7 +27,9 @@ fn best_meshes_are_compiled_and_the_numbers_are_beside_the_predictions() {
     for candidate in &compiled {
         let numbers = &candidate["compiled"];
         assert_eq!(numbers["fits"], true, "{numbers}");
-        assert!(numbers["update_seconds"].as_f64() > Some(0.0), "{numbers}");
+        for program in ["update", "decode"] {
+            assert!(numbers[format!("{program}_seconds")].as_f64() > Some(0.0), "{numbers}");
+        }
         // Weights and two moments, four bytes each, over the devices.
         let parameters = document["parameters"].as_f64().expect("a number");
         assert!(numbers["memory_bytes"].as_f64() > Some(12.0 * parameters / 4.0), "{numbers}");
@@ -35,15 +37,20 @@ fn best_meshes_are_compiled_and_the_numbers_are_beside_the_predictions() {
     assert!(compiled.iter().any(|candidate| candidate["mesh"] == document["best"]["mesh"]), "{document}");
 
     let text = plan(Kind::Tpu, "v6e:2x2", &["--compile", "2"], 0).stdout;
-    assert_has(&text, &["compiled update", "compiled memory", "leave out the links", "The best settings"]);
+    assert_has(&text, &["compiled update", "compiled decode", "compiled memory"]);
+    assert_has(&text, &["leave out the links", "The best settings"]);
     assert!(!text.contains("cost model alone"), "{text}");
 }
 
 #[test]
 fn gpus_report_bytes_without_times() {
-    let document = plan(Kind::Cuda, "h100x2", &["--compile", "1", "--json"], 0).json();
-    let candidates = document["candidates"].as_array().expect("candidates");
-    let compiled = candidates.iter().find(|candidate| !candidate["compiled"].is_null()).expect("one");
-    assert!(compiled["compiled"]["update_seconds"].is_null(), "{compiled}");
-    assert!(compiled["compiled"]["memory_bytes"].as_f64() > Some(0.0), "{compiled}");
+    // One host, and two hosts of eight.
+    for target in ["h100x2", "h100x16"] {
+        let document = plan(Kind::Cuda, target, &["--compile", "1", "--json"], 0).json();
+        let candidates = document["candidates"].as_array().expect("candidates");
+        let compiled = candidates.iter().find(|candidate| !candidate["compiled"].is_null()).expect("one");
+        let numbers = &compiled["compiled"];
+        assert!(numbers["update_seconds"].is_null() && numbers["decode_seconds"].is_null(), "{target}: {compiled}");
+        assert!(numbers["memory_bytes"].as_f64() > Some(0.0), "{target}: {compiled}");
+    }
 }

@@ -25,6 +25,19 @@ pub enum Error {
     /// The run has no decode program for this number of columns of the cache.
     #[error("decode: expected a number of columns that a program of the run reads, got {0}")]
     Columns(usize),
+    /// A mesh without some of the devices of several processes, all of which would run every program.
+    #[error(
+        "policy.mesh: expected a mesh of all {devices} devices, which belong to {processes} processes, found {mesh}: choose a target with as \
+         many devices as the mesh, or a larger mesh"
+    )]
+    PartialMesh {
+        /// The mesh.
+        mesh: String,
+        /// The number of devices of the target.
+        devices: usize,
+        /// The number of processes that have them.
+        processes: usize,
+    },
     /// An invalid configuration.
     #[error(transparent)]
     Config(#[from] run_config::Error),

@@ -212,7 +212,7 @@ impl RunPrograms {
             tokens: micro_batch.tokens,
             micro_batches: config.grpo.gradient_accumulation_steps,
             updates: config.grpo.updates(),
-            scorings: usize::from(config.grpo.updates() > 1) + usize::from(config.needs_ref_policy()),
+            scorings: config.scorings(),
             prompt,
             completion,
             slots: (config.grpo.sequences()).min(config.rollout.batch_size),
@@ -277,6 +277,11 @@ impl RunPrograms {
             true => &[ProgramName::Step],
             false => &[ProgramName::Gradient, ProgramName::Apply],
         }
+    }
+
+    /// Returns the decode program that reads all columns of the cache, the slowest and largest one.
+    pub fn longest_decode(&self) -> Option<ProgramName> {
+        self.rollout.decode.iter().map(|(columns, _)| *columns).max().map(ProgramName::Decode)
     }
 
     /// Returns the module of a program.

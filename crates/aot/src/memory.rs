@@ -48,16 +48,14 @@ impl RunPrograms {
         let mut totals = BTreeMap::new();
         let (mut largest, mut without, mut train) = ((0, String::new()), 0, 0);
         for name in self.names().into_iter().filter(|name| !self.is_part(*name)) {
-            let own = report(name)?.total_bytes + self.beside(name);
-            let again = self.copy_to_roll_back(name);
-            let total = own + reference + again;
+            let (total, again) = (self.bytes_during(name, report(name)?), self.copy_to_roll_back(name));
             totals.insert(name.to_string(), total);
             if total > largest.0 {
                 largest = (total, name.to_string());
             }
             without = without.max(total - again);
             if self.names_of_update().contains(&name) {
-                train = train.max(own);
+                train = train.max(total - reference - again);
             }
         }
         let trained = self.trained_memory();
@@ -80,13 +78,19 @@ impl RunPrograms {
         })
     }
 
-    /// Returns the device memory during an update, from the reports of its programs; `None` if one is missing.
-    pub fn update_bytes<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<u64> {
-        let reference = self.sizes().ref_policy_bytes as u64;
-        let during = |name: &ProgramName| {
-            Some(report(*name)?.total_bytes + self.beside(*name) + reference + self.copy_to_roll_back(*name))
-        };
-        self.names_of_update().iter().map(during).try_fold(0, |largest, bytes| Some(bytes?.max(largest)))
+    /// Returns the largest device memory during these programs, from their reports; `None` if one is missing.
+    pub fn largest_bytes<'a>(
+        &self,
+        names: &[ProgramName],
+        report: impl Fn(ProgramName) -> Option<&'a Report>,
+    ) -> Option<u64> {
+        let during = |name: &ProgramName| Some(self.bytes_during(*name, report(*name)?));
+        names.iter().map(during).try_fold(0, |largest, bytes| Some(bytes?.max(largest)))
+    }
+
+    /// Returns the device memory during a program with this report.
+    fn bytes_during(&self, name: ProgramName, report: &Report) -> u64 {
+        report.total_bytes + self.beside(name) + self.sizes().ref_policy_bytes as u64 + self.copy_to_roll_back(name)
     }
 
     fn trained_memory(&self) -> TrainedMemory {

@@ -1,6 +1,6 @@
 //! The shards that each process of a target owns.
 
-use crate::{Result, RunPrograms};
+use crate::{Error, Result, RunPrograms};
 use backend_tpu::devices::{Layout, MeshProcesses, mesh_order};
 use backend_tpu::plugins::Kind;
 use pjrt::DeviceDescription;
@@ -16,7 +16,8 @@ pub struct ProcessShards {
     pub devices: Vec<i32>,
     /// The position of each device along the axes of the mesh, the first axis first.
     pub coordinates: Vec<Vec<usize>>,
-    /// The number of weights on the devices; copies count once. The process copies them from the files of a pretrained model.
+    /// The number of weights that the process reads from the files of a pretrained model and copies to its devices. A weight that several of
+    /// its devices hold counts once, and a weight that several processes hold counts in each.
     pub weights: usize,
 }
 
@@ -24,31 +25,33 @@ impl RunPrograms {
     /// Returns the shards of each process of a target with these devices, in the order of the processes; nothing for a run on one device.
     ///
     /// # Errors
-    /// [`crate::Error::Policy`] if a parameter does not shard evenly.
+    /// [`Error::PartialMesh`] if the devices belong to several processes and the mesh does not have all of them; [`Error::Policy`] if a
+    /// parameter does not shard evenly.
     pub fn processes(&self, kind: Kind, devices: &[DeviceDescription]) -> Result<Vec<ProcessShards>> {
         let Some(rules) = self.meshes().map(|meshes| &meshes.training) else { return Ok(vec![]) };
         let mesh = rules.mesh();
+        let processes = MeshProcesses::of_devices(devices).processes().len();
+        if processes > 1 && mesh.devices() != devices.len() {
+            return Err(Error::PartialMesh { mesh: mesh.to_string(), devices: devices.len(), processes });
+        }
         let order = mesh_order(kind, devices, mesh.devices());
         let in_mesh: Vec<DeviceDescription> = order.into_iter().map(|at| devices[at].clone()).collect();
         let processes = MeshProcesses::of_devices(&in_mesh);
-        let sizes: Vec<usize> = mesh.axes().iter().map(|(_, size)| *size).collect();
-        // The last axis is the innermost.
-        let along = |position: usize, axis: usize| position / sizes[axis + 1..].iter().product::<usize>() % sizes[axis];
-        let coordinates = |position: usize| (0..sizes.len()).map(|axis| along(position, axis)).collect();
+        let layout = |p: &Parameter| {
+            let sharding = rules.parameter(p).map_err(|source| policy_pjrt::Error::Split { what: p.name().into(), source });
+            Ok(Layout::new(&p.shape, Some(&sharding?)))
+        };
+        let layouts = self.decoder.parameters().iter().map(layout).collect::<policy_pjrt::Result<Vec<_>>>();
+        let layouts = layouts.map_err(policy::Error::from)?;
         let of_process = |process_index: i32| {
             let positions = processes.positions(process_index);
-            let weights = self.decoder.parameters();
-            let layout = |p: &Parameter| Layout::new(&p.shape, rules.sharding(&p.axes).ok().as_ref());
-            let weights = weights.iter().map(|p| processes.elements(process_index, &layout(p)));
+            let weights = layouts.iter().map(|layout| processes.elements(process_index, layout));
+            let weights = weights.sum::<std::result::Result<usize, _>>().map_err(policy_pjrt::Error::from);
             Ok(ProcessShards {
                 process_index,
                 devices: positions.iter().map(|at| in_mesh[*at].id).collect(),
-                coordinates: positions.iter().map(|at| coordinates(*at)).collect(),
-                weights: weights
-                    .collect::<std::result::Result<Vec<_>, _>>()
-                    .map_err(|error| policy::Error::from(policy_pjrt::Error::from(error)))?
-                    .into_iter()
-                    .sum(),
+                coordinates: positions.iter().map(|at| mesh.coordinates(*at)).collect(),
+                weights: weights.map_err(policy::Error::from)?,
             })
         };
         processes.processes().into_iter().map(of_process).collect()

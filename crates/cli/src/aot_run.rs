@@ -224,3 +224,30 @@ fn options_on(devices: &[DeviceDescription], kind: Kind, count: usize) -> Compil
     let ids = mesh_order(kind, devices, count).into_iter().map(|at| devices[at].id.into()).collect();
     CompileOptions { device_assignment: Some(vec![ids]), ..options }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pjrt::NamedValue;
+
+    #[test]
+    fn options_assign_partitions_to_chips_in_the_order_of_the_mesh() {
+        // libtpu places the chips of v6e:2x4 two along x and four along y.
+        let chip = |id: i32| DeviceDescription {
+            id,
+            process_index: id / 4,
+            kind: "TPU v6 lite".into(),
+            debug_string: String::new(),
+            attributes: [("coords", NamedValue::Ints(vec![i64::from(id) % 2, i64::from(id) / 2, 0]))]
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
+        };
+        let mut devices: Vec<DeviceDescription> = (0..8).map(chip).collect();
+        devices.rotate_left(3);
+        let assigned = |kind, count| options_on(&devices, kind, count).device_assignment;
+        assert_eq!(assigned(Kind::Tpu, 8), Some(vec![vec![0, 2, 4, 6, 7, 5, 3, 1]]));
+        assert_eq!(assigned(Kind::Tpu, 4), Some(vec![vec![0, 1, 3, 2]]));
+        assert_eq!((assigned(Kind::Tpu, 1), assigned(Kind::Cuda, 8)), (None, None));
+        assert_eq!(options_on(&devices, Kind::Tpu, 8).num_partitions, 8);
+    }
+}

@@ -63,15 +63,17 @@ pub(crate) struct Row {
     #[serde(flatten)]
     pub(crate) candidate: Candidate,
     /// The compiler's numbers; `None` for a candidate that was not compiled.
-    pub(crate) compiled: Option<CompiledUpdate>,
+    pub(crate) compiled: Option<CompiledPrograms>,
 }
 
-/// The compiler's numbers of an update.
+/// The compiler's numbers of an update and of decoding.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct CompiledUpdate {
-    /// The estimated time on each device, without the links; `None` if the compiler has no estimate.
+pub(crate) struct CompiledPrograms {
+    /// The estimated time of an update on each device, without the links; `None` if the compiler has no estimate.
     pub(crate) update_seconds: Option<f64>,
-    /// The memory of each device during the update; `None` if the compiler refused because it does not fit.
+    /// The same for a decode step that reads all columns of the cache, and adds a token to every sequence.
+    pub(crate) decode_seconds: Option<f64>,
+    /// The memory of each device during the larger of the two; `None` if the compiler refused because one does not fit.
     pub(crate) memory_bytes: Option<u64>,
     /// `true` if the memory fits.
     pub(crate) fits: bool,
@@ -172,7 +174,7 @@ fn compilations(args: &Args, target: &Target) -> anyhow::Result<(usize, Option<S
     }
 }
 
-/// Compiles an update with these settings.
+/// Compiles an update with these settings, and the longest decode program.
 fn compile(
     args: &Args,
     target: &Target,
@@ -180,12 +182,17 @@ fn compile(
     settings: &Settings,
     devices: &Devices,
     compiling: &Compiling,
-) -> anyhow::Result<CompiledUpdate> {
+) -> anyhow::Result<CompiledPrograms> {
     let programs = RunPrograms::of_target(&settings.applied_to(config), target)?;
-    let names: Vec<String> = programs.names_of_update().iter().map(ToString::to_string).collect();
+    let names: Vec<String> = compiled_names(&programs).iter().map(ToString::to_string).collect();
     tracing::info!("compiling {} for {}", names.join(" and "), settings.mesh);
     let reports = compile_all(&of_worker(args, config, settings), &names, compiling)?;
-    compiled_update(&programs, &reports, devices)
+    compiled_programs(&programs, &reports, devices)
+}
+
+/// Returns the programs that are compiled for a candidate.
+fn compiled_names(programs: &RunPrograms) -> Vec<ProgramName> {
+    programs.names_of_update().iter().copied().chain(programs.longest_decode()).collect()
 }
 
 /// Returns the arguments of `grpo aot` for the run with these settings.
@@ -204,12 +211,12 @@ fn of_worker(args: &Args, config: &TrainConfig, settings: &Settings) -> aot::Arg
     aot::Args { bench, variants: vec![], json: true, recompile, emit: None, assert: vec![], worker: false }
 }
 
-/// Returns the numbers of an update from the reports of its programs.
-fn compiled_update(
+/// Returns the numbers of a candidate from the reports of its programs.
+fn compiled_programs(
     programs: &RunPrograms,
     reports: &BTreeMap<String, Compiled>,
     devices: &Devices,
-) -> anyhow::Result<CompiledUpdate> {
+) -> anyhow::Result<CompiledPrograms> {
     let report = |name: ProgramName| reports.get(&name.to_string())?.report();
     let is_exhausted = |compiled: &Compiled| match compiled {
         Compiled::Failed { error } => is_out_of_memory(error),
@@ -218,9 +225,11 @@ fn compiled_update(
     if !reports.values().any(is_exhausted) {
         expect_reports("program", reports)?;
     }
-    let memory_bytes = programs.update_bytes(report);
-    Ok(CompiledUpdate {
+    let memory_bytes = programs.largest_bytes(&compiled_names(programs), report);
+    let decode = programs.longest_decode().and_then(|name| report(name)?.estimate_seconds);
+    Ok(CompiledPrograms {
         update_seconds: programs.update_seconds(report),
+        decode_seconds: decode.map(|seconds| seconds / programs.sizes().tokens_per_call.max(1) as f64),
         memory_bytes,
         fits: memory_bytes.is_some_and(|bytes| bytes <= devices.memory),
     })
@@ -285,8 +294,9 @@ mod tests {
             memory_bytes: 1,
             fits: true,
         };
-        let compiled = compiled.map(|(seconds, fits)| CompiledUpdate {
+        let compiled = compiled.map(|(seconds, fits)| CompiledPrograms {
             update_seconds: Some(seconds),
+            decode_seconds: None,
             memory_bytes: fits.then_some(1),
             fits,
         });

@@ -1,17 +1,17 @@
 //! Formats the plan of a run as tables.
 
 use crate::aot_text::bytes;
-use crate::plan_run::{CompiledUpdate, Document, Row};
+use crate::plan_run::{CompiledPrograms, Document, Row};
 use crate::table::Sheet;
 use grpo_files::counted;
-use planner::Settings;
+use planner::{Settings, first_of_each_mesh};
 use run_config::RecomputeGranularity;
 use std::fmt::Write;
 
 /// The default number of rows.
 const TOP: usize = 10;
 
-const HEADER: [&str; 11] = [
+const HEADER: [&str; 12] = [
     "mesh",
     "rollout",
     "micro-batch",
@@ -22,6 +22,7 @@ const HEADER: [&str; 11] = [
     "rollout time",
     "memory",
     "compiled update",
+    "compiled decode",
     "compiled memory",
 ];
 
@@ -40,12 +41,7 @@ pub(crate) fn text(document: &Document, top: Option<usize>) -> String {
         tokens[0],
         tokens[1],
     );
-    let mut meshes: Vec<&Row> = vec![];
-    for row in &document.candidates {
-        if meshes.iter().all(|other| other.candidate.settings.mesh != row.candidate.settings.mesh) {
-            meshes.push(row);
-        }
-    }
+    let meshes = first_of_each_mesh(&document.candidates, |row| row.candidate.settings.mesh);
     let _ = write!(text, "Every mesh with its best settings:\n\n{}\n\n", table(&meshes, top));
     if let Some(best) = &document.best {
         let of_best = document.candidates.iter().filter(|row| row.candidate.settings.mesh == best.settings.mesh);
@@ -67,7 +63,9 @@ pub(crate) fn text(document: &Document, top: Option<usize>) -> String {
         Some(reason) => {
             let _ = writeln!(text, "Nothing was compiled, the numbers are those of the cost model alone: {reason}.");
         }
-        None => text.push_str("The compiler's estimates leave out the links.\n"),
+        None => text.push_str(
+            "The compiler's estimates leave out the links; compiled decode: a token of every sequence, with all columns of the cache.\n",
+        ),
     }
     if let Some(best) = &document.best {
         let _ = write!(text, "\nThe best settings, {}:\n\n{}", best.settings.mesh, best.yaml);
@@ -77,7 +75,7 @@ pub(crate) fn text(document: &Document, top: Option<usize>) -> String {
 
 fn table(rows: &[&Row], top: usize) -> String {
     let has_compiled = rows.iter().any(|row| row.compiled.is_some());
-    let columns = if has_compiled { HEADER.len() } else { HEADER.len() - 2 };
+    let columns = if has_compiled { HEADER.len() } else { HEADER.len() - 3 };
     let header = HEADER.into_iter().take(columns).chain([""]);
     let mut table = Sheet::new(header, 4..columns).named();
     for row in rows.iter().take(top) {
@@ -90,7 +88,7 @@ fn table(rows: &[&Row], top: usize) -> String {
     format!("{}{more}", table.text())
 }
 
-fn cells(row: &Row) -> [String; 11] {
+fn cells(row: &Row) -> [String; 12] {
     let candidate = &row.candidate;
     let settings = &candidate.settings;
     let compiled = row.compiled.as_ref();
@@ -105,6 +103,7 @@ fn cells(row: &Row) -> [String; 11] {
         seconds(candidate.rollout.seconds()),
         bytes(candidate.memory_bytes),
         compiled.map_or_else(String::new, |c| c.update_seconds.map_or("-".into(), seconds)),
+        compiled.map_or_else(String::new, |c| c.decode_seconds.map_or("-".into(), seconds)),
         compiled.map_or_else(String::new, |c| c.memory_bytes.map_or("-".into(), bytes)),
     ]
 }
@@ -112,7 +111,7 @@ fn cells(row: &Row) -> [String; 11] {
 fn fits(row: &Row) -> String {
     match &row.compiled {
         _ if row.fits() => String::new(),
-        Some(CompiledUpdate { .. }) => "does not fit, by the compiler".into(),
+        Some(CompiledPrograms { .. }) => "does not fit, by the compiler".into(),
         None => "does not fit".into(),
     }
 }

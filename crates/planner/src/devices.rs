@@ -40,10 +40,39 @@ impl Devices {
         Self { count, links: if count == self.count { self.links } else { 1 }, ..self }
     }
 
-    /// Returns the bytes per second that each device of an axis of this size receives from the others. An axis of all devices uses every
-    /// link; a smaller axis is a line of neighbours, which data crosses through one link.
-    pub(crate) fn received_per_second(&self, axis: usize) -> f64 {
+    /// Returns the bytes per second that each device of an axis of this size receives from the others, which are `stride` devices apart. An axis
+    /// of all devices uses every link; a smaller axis is a line of neighbours, which data crosses through one link. Between hosts of GPUs, data
+    /// crosses through the network adapters of those devices of the axis that a host has.
+    pub(crate) fn received_per_second(&self, axis: usize, stride: usize) -> f64 {
         let links = if axis == self.count { self.links } else { 1 };
-        links.max(1) as f64 * self.chip.link_bandwidth
+        let through_links = links.max(1) as f64 * self.chip.link_bandwidth;
+        match self.chip.host {
+            Some(host) if axis * stride > host.devices => {
+                let adapters = (host.devices / stride).max(1);
+                through_links.min(adapters as f64 * host.network_bandwidth)
+            }
+            _ => through_links,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_across_gpu_hosts_use_the_network() {
+        let gigabytes = |target: &str, axis, stride| {
+            let devices = Devices::of(&Target::parse(target).unwrap());
+            devices.received_per_second(axis, stride) / 1e9
+        };
+        assert_eq!(gigabytes("h100x8", 8, 1), 450.0);
+        assert_eq!(gigabytes("h100x16", 8, 1), 450.0);
+        // All eight adapters of a host, two of them, and one.
+        assert_eq!(gigabytes("h100x16", 16, 1), 400.0);
+        assert_eq!(gigabytes("h100x16", 4, 4), 100.0);
+        assert_eq!(gigabytes("h100x16", 2, 8), 50.0);
+        // The links of TPUs connect hosts.
+        assert_eq!(gigabytes("v6e:4x4", 16, 1), 200.0);
     }
 }

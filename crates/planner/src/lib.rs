@@ -123,14 +123,14 @@ impl Settings {
 impl Plan {
     /// Returns the best candidate of every mesh, in the order of [`Plan::candidates`].
     pub fn by_mesh(&self) -> Vec<&Candidate> {
-        let mut best: Vec<&Candidate> = vec![];
-        for candidate in &self.candidates {
-            if best.iter().all(|other| other.settings.mesh != candidate.settings.mesh) {
-                best.push(candidate);
-            }
-        }
-        best
+        first_of_each_mesh(&self.candidates, |candidate| candidate.settings.mesh)
     }
+}
+
+/// Returns the first item of every mesh, in order.
+pub fn first_of_each_mesh<T>(items: &[T], mesh: impl Fn(&T) -> MeshConfig) -> Vec<&T> {
+    let is_first = |at: &usize| items[..*at].iter().all(|other| mesh(other) != mesh(&items[*at]));
+    (0..items.len()).filter(is_first).map(|at| &items[at]).collect()
 }
 
 /// Ranks all legal meshes of all `devices`, micro-batches and recomputations for a run with prompts of up to `prompt` tokens. Meshes,
@@ -268,8 +268,7 @@ fn candidate(
     let grpo = &config.grpo;
     let sequences = grpo.sequences();
     let rollouts = sequences.div_ceil(sequences.min(config.rollout.batch_size).max(1));
-    let scorings = usize::from(grpo.updates() > 1) + usize::from(config.needs_ref_policy());
-    let scores = scorings * sequences.div_ceil(grpo.micro_batch_sequences().max(1));
+    let scores = config.scorings() * sequences.div_ceil(grpo.micro_batch_sequences().max(1));
     let step = rollout * rollouts + score * scores + update * grpo.updates();
     // Such an update leaves no gradients on the device for the rollout.
     let absent = if is_one_program(config) { model.gradient_bytes() } else { 0 };

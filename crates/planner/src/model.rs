@@ -76,7 +76,7 @@ impl<'a> Meter<'a> {
     fn gathers(&mut self, axis: MeshAxis, bytes: f64) {
         let size = size(self.rules, axis);
         let received = bytes * (size as f64 - 1.0) / size as f64;
-        self.cost.link_seconds += received / self.devices.received_per_second(size);
+        self.cost.link_seconds += received / self.devices.received_per_second(size, stride(self.rules, axis));
         self.moves(if axis == MeshAxis::Tensor { ACTIVATIONS } else { WEIGHTS } * received);
         self.cost.receive(axis, received);
     }
@@ -90,6 +90,12 @@ impl<'a> Meter<'a> {
 /// Returns the number of devices along an axis.
 fn size(rules: &AxisRules, axis: MeshAxis) -> usize {
     rules.mesh().size(axis.name()).unwrap_or(1)
+}
+
+/// Returns the distance of neighbouring devices along an axis: the last axis is the innermost.
+fn stride(rules: &AxisRules, axis: MeshAxis) -> usize {
+    let inside = rules.mesh().axes().iter().rev().take_while(|(name, _)| name != axis.name());
+    inside.map(|(_, size)| size).product()
 }
 
 /// How often a micro-batch runs the layers.

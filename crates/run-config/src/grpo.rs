@@ -103,6 +103,12 @@ impl GrpoConfig {
         self.num_iterations * self.steps_per_generation
     }
 
+    /// Returns `true` if a step scores its completions with the policy before training. With a single update, the policy is its own old policy and
+    /// every ratio is 1.
+    pub fn scores_old_policy(&self) -> bool {
+        self.updates() > 1 || self.use_kl_in_reward
+    }
+
     /// Returns `true` if a step can fail after one of its updates was applied. A failing update itself changes nothing.
     pub fn fails_after_an_update(&self) -> bool {
         self.updates() > 1 || self.sync_ref_model || self.use_adaptive_entropy

@@ -338,6 +338,11 @@ impl TrainConfig {
         self.loss.needs_ref_logp() || self.grpo.use_kl_in_reward
     }
 
+    /// Returns the number of forward passes that score every completion before training: for the old policy and for the reference policy.
+    pub fn scorings(&self) -> usize {
+        usize::from(self.grpo.scores_old_policy()) + usize::from(self.needs_ref_policy())
+    }
+
     /// Returns `true` if the policy saves weights and moments before a step for a rollback: with `policy.can_roll_back`, if steps can fail
     /// after an update. A step that ends with its only update needs no rollback and no memory for it.
     pub fn keeps_state_to_roll_back(&self) -> bool {

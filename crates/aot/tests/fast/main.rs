@@ -2,9 +2,10 @@
 
 use backend_tpu::aot::Report;
 use backend_tpu::plugins::Kind;
-use grpo_aot::{ProgramName, RunPrograms};
+use grpo_aot::{Error, ProgramName, RunPrograms};
 use models::LoraConfig;
-use run_config::{PolicyDtype, TrainConfig};
+use pjrt::DeviceDescription;
+use run_config::{MeshChoice, MeshConfig, PolicyDtype, TrainConfig};
 
 #[test]
 fn programs_include_adapters_and_value_heads() {
@@ -114,4 +115,49 @@ fn a_rollback_copy_exists_only_if_a_step_can_be_rolled_back() {
     assert_eq!(again, 12 * sizes.trained as u64);
     config.policy.can_roll_back = false;
     assert_eq!(memory(&config).0, 0);
+}
+
+#[test]
+fn a_run_without_clipping_keeps_gradients_during_sampling() {
+    let mut config = TrainConfig::built_in();
+    config.grpo.gradient_accumulation_steps = 1;
+    let during = |config: &TrainConfig| {
+        let programs = RunPrograms::new(config, Kind::Tpu, 1).unwrap();
+        let report = report(1 << 20);
+        (programs.memory(|_| Some(&report)).unwrap().totals, programs)
+    };
+    let (clipped, programs) = during(&config);
+    config.optimizer.adamw.max_grad_norm = 0.0;
+    let (unclipped, _) = during(&config);
+    let decode = programs.decode_calls().keys().next().unwrap().to_string();
+    for name in [&decode, "prefill", "admit"] {
+        assert_eq!(unclipped[name] - clipped[name], 4 * programs.sizes().trained as u64, "{name}");
+    }
+}
+
+#[test]
+fn shards_of_processes_need_a_mesh_of_all_their_devices() {
+    let device = |id: i32| DeviceDescription {
+        id,
+        process_index: id / 4,
+        kind: "a chip".into(),
+        debug_string: String::new(),
+        attributes: Default::default(),
+    };
+    let devices: Vec<DeviceDescription> = (0..8).map(device).collect();
+    let on = |fsdp: i64| {
+        let mut config = TrainConfig::built_in();
+        config.policy.mesh = Some(MeshChoice::Axes(MeshConfig { data: 2, fsdp, tensor: 1 }));
+        RunPrograms::new(&config, Kind::Tpu, 8).unwrap()
+    };
+    let all = on(4);
+    let shards = all.processes(Kind::Tpu, &devices).unwrap();
+    assert_eq!(shards.iter().map(|of| &of.devices[..]).collect::<Vec<_>>(), [[0, 1, 2, 3], [4, 5, 6, 7]]);
+    assert_eq!(shards[1].coordinates, [[1, 0, 0], [1, 1, 0], [1, 2, 0], [1, 3, 0]]);
+    // `data` copies all weights to both processes.
+    assert!(shards.iter().all(|of| of.weights == all.sizes().parameters));
+
+    let error = on(2).processes(Kind::Tpu, &devices).unwrap_err();
+    assert!(matches!(error, Error::PartialMesh { devices: 8, processes: 2, .. }), "{error}");
+    assert!(on(2).processes(Kind::Tpu, &devices[..4]).is_ok(), "the devices of one process");
 }

@@ -17,9 +17,20 @@ pub struct Chip {
     pub usable_memory: u64,
     /// The bandwidth in bytes/s of a link to another device, in one direction.
     pub link_bandwidth: f64,
+    /// The host of a GPU; `None` for TPUs, whose links connect hosts, too.
+    pub host: Option<Host>,
     /// The clock in cycles/s, for compilers that estimate cycles. For v6e it is inferred from the peak of four 256 x
     /// 256 arrays.
     pub clock: Option<f64>,
+}
+
+/// A host of several GPUs, whose links reach all GPUs of the host and no other.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Host {
+    /// The largest number of GPUs.
+    pub devices: usize,
+    /// The bandwidth in bytes/s of the network adapter of each GPU, in one direction.
+    pub network_bandwidth: f64,
 }
 
 const TERA: f64 = 1e12;
@@ -33,7 +44,10 @@ impl Chip {
     /// Links: the same pages have the bandwidth of all links of a chip in both directions (v5e 400, v5p 1200, v6e 800,
     /// tpu7x 1200 GB/s), of four links in a plane or six in a torus of three dimensions, so that a link of v6e moves 100
     /// GB/s one way; v4 has six links of 50 GB/s (arXiv 2304.01433). Two devices of a chip share its links. A
-    /// GPU's NVLink (600, 900, 900, 1800 GB/s both ways) reaches all others through a switch.
+    /// GPU's NVLink (600, 900, 900, 1800 GB/s both ways) reaches all others of its host through a switch.
+    ///
+    /// Hosts: NVIDIA's data sheets of DGX A100, H100, H200 and B200, with eight GPUs and an InfiniBand adapter for each (200, 400, 400, 400
+    /// Gbit/s).
     ///
     /// Usable memory: the available bytes in the error of libtpu 0.0.51 about a program that does not fit. XLA's GPU
     /// compiler states no limit.
@@ -46,10 +60,10 @@ impl Chip {
             ..Self::new("v6e", 918.0, 1638.0, 32 * GIB, 100.0).with_usable(31.24)
         },
         Self::new("tpu7x", 2307.0 / 2.0, 7380.0 / 2.0, 96 * GIB, 50.0).with_usable(94.74),
-        Self::new("a100", 312.0, 2039.0, 85_100_068_864, 300.0),
-        Self::new("h100", 989.0, 3352.0, 84_942_979_072, 450.0),
-        Self::new("h200", 989.0, 4800.0, 151_397_597_184, 450.0),
-        Self::new("b200", 2250.0, 7672.0, 191_514_411_008, 900.0),
+        Self::new("a100", 312.0, 2039.0, 85_100_068_864, 300.0).with_network(25.0),
+        Self::new("h100", 989.0, 3352.0, 84_942_979_072, 450.0).with_network(50.0),
+        Self::new("h200", 989.0, 4800.0, 151_397_597_184, 450.0).with_network(50.0),
+        Self::new("b200", 2250.0, 7672.0, 191_514_411_008, 900.0).with_network(50.0),
     ];
 
     const fn new(name: &'static str, teraflops: f64, gigabytes: f64, memory: u64, link: f64) -> Self {
@@ -60,12 +74,18 @@ impl Chip {
             memory,
             usable_memory: memory,
             link_bandwidth: link * GIGA,
+            host: None,
             clock: None,
         }
     }
 
     const fn with_usable(mut self, gibibytes: f64) -> Self {
         self.usable_memory = (gibibytes * GIB as f64) as u64;
+        self
+    }
+
+    const fn with_network(mut self, gigabytes: f64) -> Self {
+        self.host = Some(Host { devices: 8, network_bandwidth: gigabytes * GIGA });
         self
     }
 

@@ -41,7 +41,7 @@ mod traffic;
 mod variant;
 
 pub use analysis::{Analysis, user_cache};
-pub use chip::Chip;
+pub use chip::{Chip, Host};
 pub use compile::Compiler;
 pub use cost::Cost;
 pub use fit::Fit;

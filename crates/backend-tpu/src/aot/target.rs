@@ -7,7 +7,8 @@ use grpo_core::error::{Error, Result};
 use pjrt::Topology;
 use std::path::Path;
 
-/// Devices to compile for: a TPU slice such as `v6e:2x4`, or NVIDIA GPUs of one host such as `h200` or `h100x8`.
+/// Devices to compile for: a TPU slice such as `v6e:2x4`, or NVIDIA GPUs of one host such as `h200` or `h100x8`, or of several hosts such as
+/// `h100x16`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     name: String,
@@ -51,8 +52,10 @@ impl Target {
                 None => (name, 1),
             };
             let (_, description) = GPUS.iter().find(|(name, _)| *name == family)?;
+            let (count, of_host) = (usize::from(count), Chip::from_name(family)?.host?.devices);
+            let fills_hosts = count <= of_host || count.is_multiple_of(of_host);
             // Every GPU has one link, to the switch.
-            Some((family, Devices::Gpu(description), usize::from(count), 1))
+            fills_hosts.then_some((family, Devices::Gpu(description), count, 1))
         };
         let found = of_tpu().or_else(of_gpu);
         found
@@ -66,7 +69,8 @@ impl Target {
                     format!("; {family} has the shapes {}", slices.known())
                 });
                 let known = format!(
-                    "expected a TPU slice ({tpus} with a shape, as v6e:2x4{shapes}) or GPUs ({gpus}, with a number as h100x8)"
+                    "expected a TPU slice ({tpus} with a shape, as v6e:2x4{shapes}) or GPUs ({gpus}, with a number as h100x8, \
+                     above 8 a multiple of 8 as h100x16)"
                 );
                 Error::value("target", format!("`{name}`"), known)
             })
@@ -119,7 +123,8 @@ impl Target {
             Devices::Tpu(name) => plugins::topology(Kind::Tpu, path, name, &[]),
             Devices::Gpu(description) => {
                 // Slices, hosts per slice, devices per host.
-                let topology = format!("1x1x{}", self.count);
+                let of_host = self.chip.host.map_or(self.count, |host| host.devices.min(self.count));
+                let topology = format!("1x{}x{of_host}", self.count / of_host);
                 let options = [("target_config", (*description).into()), ("topology", topology.as_str().into())];
                 plugins::topology(Kind::Cuda, path, "", &options)
             }
@@ -137,10 +142,10 @@ mod tests {
         assert_eq!((v6e.kind(), v6e.chip().name, v6e.name()), (Kind::Tpu, "v6e", "v6e:2x4"));
         assert_eq!(Target::parse("v5p").expect("a slice").devices, Devices::Tpu("v5p:2x2x1".into()));
         assert_eq!(Target::parse("h200").expect("a GPU").kind(), Kind::Cuda);
-        let devices = ["v6e", "v6e:2x4", "v5p", "v5p:2x2x2", "tpu7x:2x2x1", "h200", "h100x8"]
+        let devices = ["v6e", "v6e:2x4", "v5p", "v5p:2x2x2", "tpu7x:2x2x1", "h200", "h100x8", "h100x16"]
             .map(|name| Target::parse(name).expect(name).devices());
-        assert_eq!(devices, [1, 8, 4, 8, 8, 1, 8]);
-        for name in ["", "v6e:", "v6e:2x", "v6e:0x4", "v6e:two", "h200:2x4", "h100x0", "h100x", "h2000", "V6E"] {
+        assert_eq!(devices, [1, 8, 4, 8, 8, 1, 8, 16]);
+        for name in ["", "v6e:", "v6e:2x", "v6e:0x4", "v6e:two", "h200:2x4", "h100x12", "h100x0", "h100x", "h2000", "V6E"] {
             let text = Target::parse(name).expect_err(name).to_string();
             assert!(text.contains(&format!("`{name}`")) && text.contains("v6e") && text.contains("h200"), "{text}");
         }

@@ -203,6 +203,16 @@ impl DeviceTensor {
         &self.layout
     }
 
+    /// Replaces the layout by an equal one, as of [`Layout::is`], for example on another mesh of the same devices. A layout that is not equal
+    /// changes nothing.
+    #[must_use]
+    pub fn with_layout(self, layout: Layout) -> Self {
+        match self.layout.is(&layout, self.devices.of_mesh) {
+            true => Self { layout: layout.into(), ..self },
+            false => self,
+        }
+    }
+
     pub(super) fn into_shards(self) -> Vec<Buffer> {
         self.shards
     }

@@ -200,34 +200,19 @@ impl Decoder {
         if layer.get(Role::QkvProj).is_some() {
             return self.fused_queries_keys_values(layer, x);
         }
-        // In a decode step, weights may be transposed: concatenating them would cost more than the product.
+        // Only in a decode step, weights may be transposed. Concatenating them would cost more than the product.
         if t == 1 {
             return of.map(|(matrix, bias)| {
                 let part = self.linear(layer, x, matrix, layer.get(bias));
                 part.reshape(&[b, part.shape()[2], 1])
             });
         }
-        let summed = layer.summed(Role::QProj);
-        let parts = match self.axis_rules() {
-            // If weights are sharded by heads, concatenating them would move shards between devices, and the gradients of all three would
-            // be rounded before devices sum them.
-            Some(_) => of.map(|(matrix, _)| self.columns(x, &layer[matrix.role()], summed, self.compute.dtype())),
-            // One product instead of three: less to compile, here and in the derivative. With many tokens, the cost of concatenating the
-            // weights is small.
-            None => {
-                let weights = of.map(|(matrix, _)| layer[matrix.role()].clone());
-                let all = x.builder().concatenate(&weights.each_ref(), 1 - summed);
-                let all = self.columns(x, &all, summed, self.compute.dtype());
-                // The barrier keeps the result in the compute dtype, which halves the time of the slices and copies.
-                let all = x.builder().optimization_barrier(&[&all]).swap_remove(0);
-                let mut from = 0;
-                weights.map(|weight| {
-                    let (mut start, mut limit) = ([0; 3], [b, 0, t]);
-                    (start[1], limit[1]) = (from, from + weight.shape()[1 - summed]);
-                    from = limit[1];
-                    all.slice(&start, &limit)
-                })
-            }
+        // One product instead of three: less to compile, here and in the derivative, which has one sum of three products instead of three
+        // sums. With many tokens, the cost of concatenating the weights is small.
+        let weights = of.map(|(matrix, _)| layer[matrix.role()].clone());
+        let parts = match self.split.parts(Axis::Kv) {
+            1 => self.product_of_matrices(x, &weights),
+            _ => self.product_of_heads(x, &weights),
         };
         std::array::from_fn(|i| {
             let ((matrix, bias), part) = (of[i], parts[i].convert(Dtype::F32));
@@ -246,6 +231,42 @@ impl Decoder {
                 }
                 None => part,
             }
+        })
+    }
+
+    /// Returns the products of `x` `[B, T, H]` with matrices `[O, H]`: `[B, O, T]` for each.
+    fn product_of_matrices(&self, x: &Value, weights: &[Value; 3]) -> [Value; 3] {
+        let (b, t) = (x.shape()[0], x.shape()[1]);
+        let all = x.builder().concatenate(&weights.each_ref(), 0);
+        let all = self.columns(x, &all, 1, self.compute.dtype());
+        // The barrier keeps the result in the compute dtype, which halves the time of the slices and copies.
+        let all = x.builder().optimization_barrier(&[&all]).swap_remove(0);
+        let mut from = 0;
+        weights.each_ref().map(|weight| {
+            let (mut start, mut limit) = ([0; 3], [b, 0, t]);
+            (start[1], limit[1]) = (from, from + weight.shape()[0]);
+            from = limit[1];
+            all.slice(&start, &limit)
+        })
+    }
+
+    /// Returns the same as [`Decoder::product_of_matrices`] for heads on several devices. The query heads of each key/value head are
+    /// concatenated with that head, `[K, R + 2, D, H]`: if whole matrices were concatenated, shards would move between devices.
+    fn product_of_heads(&self, x: &Value, weights: &[Value; 3]) -> [Value; 3] {
+        let (b, t, h) = (x.shape()[0], x.shape()[1], x.shape()[2]);
+        let (kv, d) = (self.config.num_key_value_heads, self.config.head_dim());
+        let of_each = [self.config.num_attention_heads / kv, 1, 1];
+        let grouped: [Value; 3] = std::array::from_fn(|i| weights[i].reshape(&[kv, of_each[i], d, h]));
+        let all = x.builder().concatenate(&grouped.each_ref(), 1).convert(self.compute.dtype());
+        let x = x.convert(self.compute.dtype());
+        let all = all.dot_general(&x, DotDimensions::contract(3, 2), self.compute.dtype(), self.compute.precision());
+        // [B, K, R + 2, D, T]
+        let all = x.builder().optimization_barrier(&[&all.transpose(&[3, 0, 1, 2, 4])]).swap_remove(0);
+        let mut from = 0;
+        of_each.map(|heads| {
+            let part = all.slice(&[0, 0, from, 0, 0], &[b, kv, from + heads, d, t]);
+            from += heads;
+            part.reshape(&[b, kv * heads * d, t])
         })
     }
 

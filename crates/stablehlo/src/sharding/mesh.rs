@@ -134,8 +134,8 @@ impl Mesh {
         self.0.axes.get(index).map_or(1, |(_, size)| *size)
     }
 
-    /// Returns the coordinates of a device along every axis.
-    pub(crate) fn coordinates(&self, device: usize) -> Vec<usize> {
+    /// Returns the position of a device along every axis. The last axis is the innermost.
+    pub fn coordinates(&self, device: usize) -> Vec<usize> {
         let (mut coordinates, mut rest) = (vec![0; self.0.axes.len()], device);
         for (coordinate, (_, size)) in coordinates.iter_mut().zip(&self.0.axes).rev() {
             *coordinate = rest % size;

@@ -94,8 +94,7 @@ fn with_logps(
     if context.loss.asks_for_sampler_logp() {
         batch = batch.with_sampler_logp(sampler_logp)?;
     }
-    // With a single update, the policy is its own old policy and every ratio is 1.
-    if grpo.updates() > 1 || grpo.use_kl_in_reward {
+    if grpo.scores_old_policy() {
         let scores = times.time("old_log_prob", || policy.score(Weights::Policy, parts))?;
         batch = batch.with_old_logp(scores.logp)?;
     }

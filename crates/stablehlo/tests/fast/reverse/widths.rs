@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::interpret::cases::windows::rows;
-use stablehlo::{DotDimensions, Interpreter, Precision, Rounding, Save};
+use stablehlo::{DotDimensions, Interpreter, Mesh, Precision, Rounding, Save, Sharding};
 
 fn narrow(shape: &[usize]) -> TensorType {
     TensorType::new(Dtype::Bf16, shape)
@@ -64,14 +64,25 @@ fn rows_read_often_are_summed_wide() {
 }
 
 /// Gradients of the weights of two layers of products, as a scan slices them; f32 weights are rounded to bf16 within
-/// it. A layer's weights have these columns, and are concatenated to one operand. Returns the sums with accumulators,
-/// the sums where only the first weight has an accumulator, the rounded gradients, and the accumulators.
-fn sums_of_layers(columns: &[usize], stored: Dtype, save: Save, unrounded: bool) -> [Vec<Array>; 4] {
+/// it. A layer's weights have these columns, have the sharding, if any, and are concatenated to one operand. Returns
+/// the sums with accumulators, the sums where only the first weight has an accumulator, the rounded gradients, and the
+/// accumulators.
+fn sums_of_layers(
+    columns: &[usize],
+    sharding: Option<&Sharding>,
+    stored: Dtype,
+    save: Save,
+    unrounded: bool,
+) -> [Vec<Array>; 4] {
     let n = columns.len();
     let slices = columns.iter().map(|columns| TensorType::new(stored, [3, *columns]));
     let slices: Vec<TensorType> = std::iter::once(narrow(&[4, 3])).chain(slices).collect();
     let body = built(trace(&slices, |f, a| {
-        let weights: Vec<Value> = a[1..].iter().map(|weight| weight.convert(Dtype::Bf16)).collect();
+        let weight = |weight: &Value| {
+            let sharded = sharding.map_or(weight.clone(), |sharding| weight.constrain(sharding));
+            sharded.convert(Dtype::Bf16)
+        };
+        let weights: Vec<Value> = a[1..].iter().map(weight).collect();
         let weight = match &weights[..] {
             [weight] => weight.clone(),
             weights => f.concatenate(&weights.iter().collect::<Vec<_>>(), 1),
@@ -114,9 +125,12 @@ fn sums_of_layers(columns: &[usize], stored: Dtype, save: Save, unrounded: bool)
 
 #[test]
 fn gradients_of_narrow_weights_accumulate_in_f32() {
-    for columns in [&[3][..], &[2, 1]] {
+    let mesh = Mesh::new("mesh", [("data", 2), ("fsdp", 3)]).expect("a mesh");
+    let rows = mesh.sharding(&[&["fsdp"], &[]]).expect("a sharding");
+    for (columns, sharding) in [(&[3][..], None), (&[2, 1], None), (&[3], Some(&rows)), (&[2, 1], Some(&rows))] {
         for save in [Save::Carry, Save::Products, Save::Everything] {
-            let sums = |stored: Dtype, unrounded: bool| sums_of_layers(columns, stored, save.clone(), unrounded);
+            let sums =
+                |stored: Dtype, unrounded: bool| sums_of_layers(columns, sharding, stored, save.clone(), unrounded);
             let [wide, narrow] = [Dtype::F32, Dtype::Bf16].map(|stored| sums(stored, true));
             assert_eq!(narrow[0], wide[0], "{save:?}");
             assert_eq!(narrow[1], wide[1], "{save:?}");
