@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-pub(crate) const ALL: [&str; 19] = [
+pub(crate) const ALL: [&str; 24] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
@@ -26,10 +26,15 @@ pub(crate) const ALL: [&str; 19] = [
     "llama_linear",
     "gemma3",
     "llama_dynamic",
+    "gemma3_vision",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "mistral3",
+    "ministral3_vision",
 ];
 
 /// The checkpoints with an adapter in PEFT's layout.
-pub(crate) const ADAPTED: [&str; 3] = ["llama3", "phi3", "gemma3"];
+pub(crate) const ADAPTED: [&str; 5] = ["llama3", "phi3", "gemma3", "gemma3_vision", "qwen3_vl"];
 
 pub(crate) struct Checkpoint {
     pub(crate) folder: ModelFolder,
@@ -113,6 +118,11 @@ impl Tensors {
                 Dtype::I64 => words(8).map(|word| i64::from_le_bytes(word.try_into().unwrap()) as f32).collect(),
                 Dtype::U8 => view.data().iter().map(|word| f32::from(*word)).collect(),
                 other => panic!("{name}: {other:?}"),
+            };
+            // Models of images and text have other names for the gradients of their decoders.
+            let name = match name.strip_prefix("expected.grad.") {
+                Some(parameter) => format!("expected.grad.{}", models::text_tensor(parameter)),
+                None => name,
             };
             (name.clone(), NamedTensor { name, shape: view.shape().to_vec(), data })
         });

@@ -79,6 +79,44 @@ CHECKPOINTS = {
                                       "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
                "float32", 5, [24, 4], None),
 }
+# Models of images and text: the configuration of the decoder, the rest of config.json, the layout of config.json, and of the names.
+# Names are those of transformers' modules, or those that it writes to files. The towers are as small as the classes allow.
+IMAGES = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}
+SIGLIP = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+          "vision_use_head": False, "model_type": "siglip_vision_model"}
+PIXTRAL = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+           "head_dim": 4, "model_type": "pixtral"}
+QWEN_TOWER = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+WRAPPERS = {
+    # Sizes of the class's defaults are missing in the file, as in that of 4B.
+    "gemma3_vision": ("gemma3", SMALL | {
+        "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 12, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+        {"vision_config": SIGLIP, "mm_tokens_per_image": 4, "image_token_index": 60, "boi_token_index": 61, "eoi_token_index": 62},
+        "defaults", "files", [24, 4]),
+    # The fields of the decoder are those of the outermost object, as in files of transformers 4.49.
+    "qwen2_5_vl": ("qwen2_5_vl", SMALL | {"pad_token_id": None, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [1, 1, 2]}},
+        IMAGES | {"vision_config": QWEN_TOWER | {"fullatt_block_indexes": [0]}}, "flat", "files", [20, 7]),
+    "qwen3_vl": ("qwen3_vl", SMALL | {"head_dim": 8, "pad_token_id": None, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}},
+        IMAGES | {"vision_config": QWEN_TOWER | {"num_position_embeddings": 4, "deepstack_visual_indexes": [0]},
+                  "tie_word_embeddings": True}, 5, "files", [20, 7]),
+    # A head that is not tied, although no field says so, as in Mistral Small 3.1.
+    "mistral3": ("mistral3", SMALL | {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
+                 {"vision_config": PIXTRAL, "tie_word_embeddings": False}, "untied", "files", [24, 6]),
+    "ministral3_vision": ("mistral3", SMALL | {"model_type": "ministral3", "head_dim": 8, "rope_parameters": YARN | {
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}},
+        {"vision_config": PIXTRAL, "tie_word_embeddings": True}, 5, "modules", [40, 12]),
+}
+WRAPPER_CLASSES = {
+    "gemma3": (transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration),
+    "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
+    "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
+    "mistral3": (transformers.Mistral3Config, transformers.Mistral3ForConditionalGeneration),
+}
 CLASSES = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
@@ -92,8 +130,10 @@ CLASSES = {
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
 }
-# The base checkpoints of the adapters, and their targets.
+# The base checkpoints of the adapters, and their targets. The towers of models of images and text have modules of these names, too.
 LORA = {
+    "gemma3_vision": r"model\.language_model\..*\.(q_proj|v_proj|down_proj)",
+    "qwen3_vl": r"model\.language_model\..*\.(k_proj|o_proj|gate_proj)",
     "llama3": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "lm_head"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "gemma3": ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"],
@@ -104,11 +144,14 @@ def random_model(family, config, seed):
     """Returns a model whose matrices, biases and norms all differ from their initial values."""
     torch.manual_seed(seed)
     config_class, model_class = CLASSES[family]
-    model = model_class(config_class(**(SHAPE | config), bos_token_id=1, eos_token_id=2, attn_implementation="eager"))
+    return randomised(model_class(config_class(**(SHAPE | config), bos_token_id=1, eos_token_id=2, attn_implementation="eager")), family)
+
+
+def randomised(model, family):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
-            if name.endswith("norm.weight"):
+            if name.endswith("norm.weight") and "vision" not in name:
                 parameter.copy_((0.0 if family == "gemma3" else 1.0) + 0.2 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
@@ -221,13 +264,93 @@ def make(out, name, seed):
     print(f"{name:16} loss {loss.item():.4f}  largest logit {logits.abs().max():.2f}  {size / 1e3:.0f} kB")
 
 
+def random_wrapper(name, seed):
+    """Returns a model of images and text with random weights."""
+    family, text, config, *_ = WRAPPERS[name]
+    torch.manual_seed(seed)
+    config_class, model_class = WRAPPER_CLASSES[family]
+    text = SHAPE | {"bos_token_id": 1, "eos_token_id": 2} | text
+    return randomised(model_class(config_class(text_config=text, **config, attn_implementation="eager")), family)
+
+
+def wrapper_json(config, layout):
+    """Returns config.json as folders on the Hub have it."""
+    config = json.loads(json.dumps(config))
+    text = config["text_config"]
+    if layout == "flat":
+        del config["text_config"]
+        rope = text.pop("rope_parameters")
+        text |= {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}}
+        for key in ["layer_types", "model_type"]:
+            text.pop(key, None)
+        config = text | config
+    elif layout == "defaults":
+        rope = text.pop("rope_parameters")["full_attention"]
+        text["rope_scaling"] = {key: rope[key] for key in ["rope_type", "factor"]}
+        for key in ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]:
+            text.pop(key, None)
+        del config["tie_word_embeddings"]
+    elif layout == "untied":
+        del config["tie_word_embeddings"], text["tie_word_embeddings"]
+    config["torch_dtype" if layout != 5 else "dtype"] = config.pop("dtype")
+    return config
+
+
+def load_wrapper(folder):
+    """Returns the model of images and text in a folder."""
+    loaded = transformers.AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    model, report = loaded
+    assert not any(report[key] for key in ["missing_keys", "unexpected_keys", "mismatched_keys"]), report
+    return model.eval()
+
+
+def of_text(tensors):
+    """Returns the tensors of the text decoder by the names of a decoder without a wrapper."""
+    named = {name.replace("model.language_model.", "model."): tensor for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in named.items() if name.startswith(("model.embed", "model.layers", "model.norm", "lm_head"))}
+
+
+def make_wrapper(out, name, seed):
+    family, config, _, layout, names, lengths = WRAPPERS[name]
+    folder = out / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model = random_wrapper(name, seed)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    path = folder / "config.json"
+    path.write_text(json.dumps(wrapper_json(json.loads(path.read_text()), layout), indent=2, sort_keys=True) + "\n")
+    # A file of the image processor, which exports copy.
+    (folder / "preprocessor_config.json").write_text('{\n  "do_resize": true,   "patch_size": 14\n}\n')
+    if names == "modules":
+        stored = {n: p.detach().contiguous() for n, p in model.named_parameters()}
+        save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    model = load_wrapper(folder)
+    assert all(torch.equal(parameter, before[n]) for n, parameter in model.named_parameters())
+
+    ids, mask = tokens(lengths, config["vocab_size"] - 4, seed)
+    logits, loss = evaluate(model, ids, mask)
+    loss.backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    assert set(of_text(gradients)) == set(of_text(before)) and len(of_text(gradients)) == len(gradients)
+    assert all(gradient.abs().max() > 1e-6 for gradient in gradients.values()), "a gradient of zero tells nothing"
+    metadata = {"format": "grpo-model/1", "source": source()}
+    save_file(document(ids, mask, logits, loss, gradients), folder / "expected.safetensors", metadata)
+    stepped = of_text(optimizer_step(model))
+    save_file(stepped, folder / "adamw.safetensors", {key: str(value) for key, value in ADAMW.items()})
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{name:16} loss {loss.item():.4f}  largest logit {logits.abs().max():.2f}  {size / 1e3:.0f} kB")
+
+
 def make_adapter(out, name):
     """Writes an adapter in PEFT's layout with random A and B, and the results of the adapted model; the frozen base has no gradient."""
     config = {"r": 4, "lora_alpha": 6, "target_modules": LORA[name]}
     folder = out / f"{name}_lora"
     shutil.rmtree(folder, ignore_errors=True)
     torch.manual_seed(99)
-    base = transformers.AutoModelForCausalLM.from_pretrained(out / name, dtype=torch.float32, attn_implementation="eager")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    base = load_wrapper(out / name) if name in WRAPPERS else load(out / name, dtype=torch.float32, attn_implementation="eager")
     model = get_peft_model(base, LoraConfig(**config, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"))
     with torch.no_grad():
         for parameter in (p for p in model.parameters() if p.requires_grad):
@@ -239,7 +362,8 @@ def make_adapter(out, name):
     # peft writes a set, whose order changes from run to run.
     path = folder / "adapter_config.json"
     written = json.loads(path.read_text())
-    written["target_modules"].sort()
+    if not isinstance(written["target_modules"], str):
+        written["target_modules"].sort()
     path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     saved = load_file(folder / "adapter_model.safetensors")
 
@@ -252,6 +376,7 @@ def make_adapter(out, name):
     metadata = {"format": "grpo-model/1", "source": f"{source()}, peft {peft.__version__}"}
     save_file(document(ids, mask, logits, loss, gradients), folder / "expected.safetensors", metadata)
     merged = {n: p.detach().contiguous() for n, p in model.merge_and_unload().named_parameters()}
+    merged = of_text(merged) if name in WRAPPERS else merged
     save_file(merged, folder / "merged.safetensors", {"format": "pt"})
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{name + '_lora':16} loss {loss.item():.4f}  largest logit {logits.abs().max():.2f}  {size / 1e3:.0f} kB")
@@ -260,12 +385,19 @@ def make_adapter(out, name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, default=HERE)
-    out = parser.parse_args().out
+    parser.add_argument("--only", nargs="*", default=[*CHECKPOINTS, *WRAPPERS], help="names of checkpoints (default: all)")
+    arguments = parser.parse_args()
+    out, wanted = arguments.out, arguments.only
     torch.set_num_threads(1)
     for seed, name in enumerate(CHECKPOINTS, 1):
-        make(out, name, seed)
+        if name in wanted:
+            make(out, name, seed)
+    for seed, name in enumerate(WRAPPERS, 101):
+        if name in wanted:
+            make_wrapper(out, name, seed)
     for name in LORA:
-        make_adapter(out, name)
+        if name in wanted:
+            make_adapter(out, name)
 
 
 if __name__ == "__main__":

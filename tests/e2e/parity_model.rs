@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
-const ALL: [&str; 15] = [
+const ALL: [&str; 24] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
@@ -22,6 +22,15 @@ const ALL: [&str; 15] = [
     "granite",
     "phi3",
     "gemma3",
+    "qwen2_window",
+    "qwen2_yarn",
+    "llama_linear",
+    "llama_dynamic",
+    "gemma3_vision",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "mistral3",
+    "ministral3_vision",
 ];
 const ROWS: [&str; 4] = ["logits ", "logits, cached", "loss ", "grad.model.layers.0.self_attn.o_proj.weight"];
 

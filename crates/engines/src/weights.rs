@@ -75,8 +75,9 @@ impl WeightFolders {
         match &self.lora {
             Some(lora) => {
                 let base_model = Some(self.model.path().to_string_lossy().into_owned());
-                let options = AdapterOptions { base_model, ..AdapterOptions::default() };
-                let mut writer = AdapterWriter::create(&folder, lora, self.model.config(), None, options)?;
+                let options = AdapterOptions { base_model, copies_tokenizer: false, ..AdapterOptions::default() };
+                let model = &self.model;
+                let mut writer = AdapterWriter::create(&folder, lora, model.config(), Some(model), options)?;
                 policy.export_adapter(&mut |tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?))?;
                 writer.finish()?;
             }

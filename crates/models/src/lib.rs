@@ -34,7 +34,10 @@ pub use chat_template::{ChatTemplate, map_on_template_threads};
 pub use config::{ModelConfig, QueryScaling, RopeScaling, RopeType};
 pub use error::{Error, Result};
 pub use flops::TokenCounts;
-pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder, from_python_json};
+pub use folder::{
+    ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder, Wrapper, from_python_json,
+    text_tensor,
+};
 pub use hub::{Hub, HubAccess, TokenSource, locate, locate_weights};
 pub use layer::{Activation, LayerRope, LayerSpec, NormPlacement};
 pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};

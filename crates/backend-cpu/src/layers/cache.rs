@@ -95,7 +95,7 @@ impl KvCache {
         block
     }
 
-    /// Takes the last `count` positions of each of `samples` back.
+    /// Takes the last `count` positions of each of `samples` back, or all of its positions if it has fewer; positions of the prompt stay.
     pub fn take_back(&mut self, samples: &[usize], count: usize) {
         samples.iter().for_each(|sample| self.filled[*sample] = self.filled[*sample].saturating_sub(count));
     }

@@ -460,3 +460,47 @@ fn layer_results_do_not_depend_on_threads() {
     assert!(one.iter().all(|values| values.iter().any(|x| *x != 0.0)));
     assert!([2, 3, 5].into_iter().all(|threads| run(threads) == one));
 }
+
+/// Both samples of a prompt, with completions of other lengths, become prompts of another cache.
+#[test]
+fn a_continued_cache_attends_like_its_source() {
+    let row = HEADS.row();
+    let rows = |count: usize, seed: u64| noise(count * row, seed);
+    let step = |cache: &mut KvCache, samples: &[usize], seed: u64| -> Vec<f32> {
+        let found = all_layers().next().unwrap().attention_cached(
+            &rows(samples.len(), seed),
+            cache,
+            0,
+            Scores::default(),
+            samples,
+        );
+        cache.advance(samples);
+        found.unwrap()
+    };
+    let mut source = KvCache::new(1, HEADS, &[3], 2, 6);
+    source.fill_prompts(0, &rows(3, 1), &spans(&[(0..3, 0..0)])).unwrap();
+    step(&mut source, &[0, 1], 2);
+    step(&mut source, &[1], 3);
+    let mut continued = KvCache::continued(&[(&source, 1), (&source, 0)], 2).unwrap();
+    assert_eq!([continued.position(0), continued.position(1), continued.samples()], [5, 4, 2]);
+    let of_source = [step(&mut source, &[1], 4), step(&mut source, &[0], 5)].concat();
+    let of_continued = [step(&mut continued, &[0], 4), step(&mut continued, &[1], 5)].concat();
+    assert_eq!(of_continued, of_source);
+
+    // A position that is taken back is written again, and others are not changed.
+    continued.take_back(&[0], 1);
+    assert_eq!([continued.position(0), continued.position(1), continued.free(0)], [5, 5, 2]);
+    let other = step(&mut continued, &[0], 6);
+    assert_ne!(other, of_source[..other.len()]);
+    continued.take_back(&[0], 1);
+    assert_eq!(step(&mut continued, &[0], 4), of_source[..other.len()]);
+    // The prompt stays.
+    continued.take_back(&[1], 9);
+    assert_eq!(continued.position(1), 4);
+
+    let wrong = KvCache::continued(&[(&source, 2)], 1).unwrap_err().to_string();
+    assert!(wrong.contains("samples below 2"), "{wrong}");
+    let other = KvCache::new(2, HEADS, &[3], 1, 1);
+    assert!(KvCache::continued(&[(&source, 0), (&other, 0)], 1).is_err());
+    assert!(KvCache::continued(&[], 1).is_err());
+}

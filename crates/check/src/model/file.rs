@@ -28,7 +28,8 @@ const HEAD: &str = "lm_head.weight";
 /// * `mask` `[B, T]`: 1 for tokens, 0 for padding on the right, which is ignored; optional, all 1 if missing,
 /// * `expected.logits` `[B, T, V]`,
 /// * `expected.loss`: the mean cross-entropy, in nats, of all tokens except the first of each sequence,
-/// * `expected.grad.NAME`: the gradient of that loss with respect to the parameter that `transformers` calls NAME.
+/// * `expected.grad.NAME`: the gradient of that loss with respect to the parameter that `transformers` calls NAME, also in a model of images
+///   and text around the decoder.
 ///
 /// At least one expected tensor is required. Expected tensors are f64, f32, bf16 or f16, and stay on disk: they are read during the
 /// comparison.
@@ -46,7 +47,8 @@ pub struct ModelFile {
     sequences: Vec<Vec<u32>>,
     loss: Option<f64>,
     logits: Option<Expected>,
-    gradients: Vec<Expected>,
+    /// The gradients by the decoder's names of parameters.
+    gradients: Vec<(String, Expected)>,
 }
 
 /// An expected tensor of the file.
@@ -123,7 +125,7 @@ impl ModelFile {
 
     /// Iterates over the expected gradients by the names of their parameters.
     pub(crate) fn gradients(&self) -> impl Iterator<Item = (&str, &Expected)> {
-        self.gradients.iter().map(|expected| (&expected.name[GRADIENT.len()..], expected))
+        self.gradients.iter().map(|(parameter, expected)| (parameter.as_str(), expected))
     }
 
     /// Returns the names under which the file may contain the parameter `name`.
@@ -269,11 +271,12 @@ impl ModelFile {
             if !is_float(tensor.dtype) {
                 return self.refuse(format!("expected `{name}` of F64, F32, BF16 or F16, got {}", tensor.dtype));
             }
-            let shape = match name.strip_prefix(GRADIENT) {
+            let of_gradient = name.strip_prefix(GRADIENT).map(models::text_tensor);
+            let shape = match of_gradient.as_deref() {
                 None if name == LOSS && tensor.len() == 1 => tensor.shape.clone(),
                 None if name == LOSS => vec![],
                 None if name == LOGITS => vec![self.sequences.len(), self.length, self.vocab],
-                of_gradient => match parameters.iter().find(|p| Some(p.name.as_str()) == of_gradient) {
+                parameter => match parameters.iter().find(|p| Some(p.name.as_str()) == parameter) {
                     Some(parameter) => parameter.shape.clone(),
                     None => return self.unknown(name, &parameters),
                 },
@@ -292,7 +295,7 @@ impl ModelFile {
                     self.loss = loss;
                 }
                 LOGITS => self.logits = Some(tensor),
-                _ => self.gradients.push(tensor),
+                _ => self.gradients.push((of_gradient.unwrap_or_default().into_owned(), tensor)),
             }
         }
         if self.loss.is_none() && self.logits.is_none() && self.gradients.is_empty() {

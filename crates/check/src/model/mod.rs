@@ -116,8 +116,8 @@ pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelT
     let mut see = |tensor: NamedTensor| {
         // A tied head is the embedding under another name.
         let names = file.aliases(&tensor.name);
-        for expected in names.iter().filter_map(|name| gradients.get(name)) {
-            let mut running = Running::new(expected.name.trim_start_matches("expected.").to_owned());
+        for (name, expected) in names.iter().filter_map(|name| Some((name, gradients.get(name)?))) {
+            let mut running = Running::new(format!("grad.{name}"));
             if tensor.shape != expected.shape {
                 let wanted = format!("the gradient of {} {:?}", tensor.name, expected.shape);
                 return Err(Error::argument("parity", wanted, format!("{:?}", tensor.shape)));

@@ -54,7 +54,8 @@ pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome>
 }
 
 fn text(folder: &ModelFolder, reports: &[ModelReport], notes: &[String], passed: bool) -> String {
-    let mut out = format!("{} ({})\n\n", folder.path().display(), folder.family());
+    let wrapper = folder.wrapper().map_or_else(String::new, |wrapper| format!(", the text decoder of {wrapper}"));
+    let mut out = format!("{} ({}{wrapper})\n\n", folder.path().display(), folder.family());
     for report in reports {
         out.push_str(&format!("{}\n{}\n\n", report.file, parity::table_of("policy", &report.rows)));
     }

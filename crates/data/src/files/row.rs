@@ -70,6 +70,7 @@ impl RowReader {
     /// Returns the row for training, and the hash of its prompt without additions, which selects the split.
     pub(super) fn item(&self, fields: Map<String, Value>, source: &Arc<str>) -> RowResult<(u64, Item)> {
         let (column, value, is_conversation) = self.prompt_column(&fields)?;
+        refuse_media_columns(&fields)?;
         let (prompt, reference) = match value {
             Value::String(text) if !is_conversation => (Prompt::Text(text.clone()), None),
             Value::Array(messages) => {
@@ -267,6 +268,12 @@ fn conversation(column: &str, messages: &[Value], is_whole: bool) -> RowResult<(
                 shown(message)
             ));
         }
+        if let Some(kind) = media(message) {
+            return Err(format!(
+                "column `{column}`, message {}: expected text, got a part of type `{kind}`: {TEXT_ONLY}",
+                index + 1
+            ));
+        }
     }
     let (messages, reference) = match messages.split_last() {
         Some((last, before)) if is_whole && role(last) == Some("assistant") => (before, content(last)),
@@ -276,6 +283,27 @@ fn conversation(column: &str, messages: &[Value], is_whole: bool) -> RowResult<(
         return Err(format!("column `{column}`: expected at least one message to answer"));
     }
     Ok((messages.to_vec(), reference.map(str::to_owned)))
+}
+
+const TEXT_ONLY: &str = "only text is supported, also for models of images and text";
+
+/// Refuses columns with images, videos or sounds as data sets of the Hub have them: objects, or lists with an entry. Texts and numbers may
+/// mean anything else.
+fn refuse_media_columns(fields: &Map<String, Value>) -> RowResult<()> {
+    let has_media = |value: &Value| value.is_object() || value.as_array().is_some_and(|list| !list.is_empty());
+    let columns = ["image", "images", "video", "videos", "audio", "audios"];
+    match columns.into_iter().find(|column| fields.get(*column).is_some_and(has_media)) {
+        Some(column) => {
+            Err(format!("column `{column}`: expected a row of text, got {}: {TEXT_ONLY}", shown(&fields[column])))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns the type of a message's first part that is not text.
+fn media(message: &Value) -> Option<&str> {
+    let parts = message.get("content")?.as_array()?;
+    parts.iter().filter_map(|part| part.get("type")?.as_str()).find(|kind| *kind != "text")
 }
 
 /// Returns the list in a column; `None` if the column is missing or null.

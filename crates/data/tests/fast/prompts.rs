@@ -213,3 +213,21 @@ fn long_integers_keep_their_digits() {
     assert_eq!((n[1].as_u64(), n[2].as_i64(), n[3].as_f64()), (Some(u64::MAX), Some(i64::MIN), Some(1.5e300)));
     assert_eq!(n[4].as_f64(), Some(0.123_456_789_012_345_68));
 }
+
+#[test]
+fn rows_with_images_are_refused() {
+    let part = |part: Value| json!({"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]});
+    let image = json!({"bytes": "", "path": "a.png"});
+    for (of_row, parts) in [
+        (part(json!({"type": "image"})), ["column `prompt`, message 1", "`image`"]),
+        (part(json!({"type": "image_url", "image_url": {"url": "x"}})), ["column `prompt`, message 1", "`image_url`"]),
+        (json!({"prompt": "a", "images": [image]}), ["column `images`", "a.png"]),
+        (json!({"prompt": "a", "image": image}), ["column `image`", "a.png"]),
+    ] {
+        let error = row(of_row, true, |_| {}).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)) && error.contains("only text is supported"), "{error}");
+    }
+    for of_row in [part(json!({"type": "text", "text": "b"})), json!({"prompt": "a", "image": "name", "images": []})] {
+        row(of_row, true, |_| {}).unwrap();
+    }
+}

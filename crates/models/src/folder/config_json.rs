@@ -3,9 +3,10 @@
 //! Version 4 has `rope_theta`, `rope_scaling` and `torch_dtype`; version 5 has `rope_parameters` and `dtype`. Missing fields have the
 //! defaults of the classes in `transformers`.
 
-use super::family::{Defaults, Family};
+use super::family::{Defaults, Family, FamilyTable};
 use super::fields::{Fields, Neutral};
 use super::rope_json;
+use super::wrapper::{self, Wrapper};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::weights::Dtype;
@@ -14,33 +15,62 @@ use serde_json::Value;
 /// The contents of a `config.json`.
 pub(crate) struct ConfigJson {
     pub(crate) family: Family,
+    /// The model of images and text that the decoder belongs to.
+    pub(crate) wrapper: Option<Wrapper>,
     pub(crate) config: ModelConfig,
     /// The dtype of the weights according to the file.
     pub(crate) dtype: Option<Dtype>,
 }
 
 impl ConfigJson {
-    /// Reads and checks every field that changes the computation.
-    pub(crate) fn read(fields: &Fields) -> Result<Self> {
-        let family = family(fields)?;
-        let mut config = config(fields, family)?;
-        refuse_other_mathematics(fields, family)?;
-        (family.table().read)(fields, &mut config)?;
-        config.validate().map_err(|error| match error {
-            Error::Config { key, expected, .. } => {
-                let key = key.strip_prefix("model.").unwrap_or(key);
-                let is_new_name = key == "rope_scaling" && fields.get(key).is_none();
-                fields.unsupported(if is_new_name { "rope_parameters" } else { key }, expected)
-            }
-            other => other,
-        })?;
-        Ok(Self { family, config, dtype: dtype(fields)? })
+    /// Reads and checks every field that changes the computation. `is_tied` answers for a wrapper whose fields do not say whether the head is
+    /// tied.
+    pub(crate) fn read(fields: &Fields, is_tied: impl FnOnce() -> Option<bool>) -> Result<Self> {
+        let Some(wrapper) = wrapper::find(fields)? else {
+            let family = family(fields)?;
+            let config = decoder(fields, family.table())?;
+            return Ok(Self { family, wrapper: None, config, dtype: dtype(fields)? });
+        };
+        let nested = wrapper::text_fields(fields, wrapper)?;
+        if nested.is_some() {
+            refuse_other_mathematics(fields, &[])?;
+        }
+        let (text, table) = (nested.as_ref().unwrap_or(fields), wrapper.table());
+        let (family, of_text) = table.text(text)?;
+        let mut config = decoder(text, of_text)?;
+        let tie = table.tie(fields, text)?.or_else(is_tied);
+        config.tie_word_embeddings = tie.unwrap_or(of_text.defaults.tie_word_embeddings);
+        let dtype = if let Some(dtype) = dtype(fields)? { Some(dtype) } else { dtype(text)? };
+        Ok(Self { family, wrapper: Some(wrapper), config, dtype })
     }
 }
 
+/// Reads the configuration of a decoder.
+fn decoder(fields: &Fields, table: &FamilyTable) -> Result<ModelConfig> {
+    let mut config = config(fields, table)?;
+    refuse_other_mathematics(fields, table.reads)?;
+    refuse_other_activations(fields, table.reads)?;
+    (table.read)(fields, &mut config)?;
+    config.validate().map_err(|error| match error {
+        Error::Config { key, expected, .. } => {
+            let key = key.strip_prefix("model.").unwrap_or(key);
+            let is_new_name = key == "rope_scaling" && fields.get(key).is_none();
+            fields.unsupported(if is_new_name { "rope_parameters" } else { key }, expected)
+        }
+        other => other,
+    })?;
+    Ok(config)
+}
+
 fn family(fields: &Fields) -> Result<Family> {
-    let known = |name: fn(Family) -> &'static str| Family::ALL.map(name).join(", ");
-    let expected = || fields.unsupported("architectures", format!("one of {}", known(Family::architecture)));
+    let known = |of_family: fn(Family) -> &'static str, of_wrapper: fn(Wrapper) -> &'static str| {
+        [&Family::ALL.map(of_family)[..], &Wrapper::ALL.map(of_wrapper)].concat().join(", ")
+    };
+    let types = || known(Family::model_type, Wrapper::model_type);
+    let expected = || {
+        let known = known(Family::architecture, Wrapper::architecture);
+        fields.unsupported("architectures", format!("one of {known}"))
+    };
     let architectures = fields.typed("architectures", "a list with one name", Value::as_array)?;
     let architecture = architectures.filter(|list| !list.is_empty()).map(|list| {
         let family = Family::ALL.into_iter().find(|family| **list == [family.architecture()]);
@@ -48,24 +78,27 @@ fn family(fields: &Fields) -> Result<Family> {
     });
     let kind = fields.text("model_type")?.map(|name| {
         let family = Family::ALL.into_iter().find(|family| family.model_type() == name);
-        family.ok_or_else(|| fields.unsupported("model_type", known(Family::model_type)))
+        family.ok_or_else(|| fields.unsupported("model_type", types()))
     });
     match (kind.transpose()?, architecture.transpose()?) {
         (Some(kind), Some(architecture)) if kind != architecture => {
             Err(fields.unsupported("architectures", format!("{} for model_type {kind}", kind.architecture())))
         }
         (Some(family), _) | (None, Some(family)) => Ok(family),
-        (None, None) => Err(fields.unsupported("model_type", known(Family::model_type))),
+        (None, None) => Err(fields.unsupported("model_type", types())),
     }
 }
 
 /// Reads the fields that all families have.
-fn config(fields: &Fields, family: Family) -> Result<ModelConfig> {
-    let (defaults, reads) = (&family.table().defaults, family.table().reads);
+fn config(fields: &Fields, table: &FamilyTable) -> Result<ModelConfig> {
+    let (defaults, reads) = (&table.defaults, table.reads);
     let Defaults { max_position_embeddings, rms_norm_eps, rope_theta, tie_word_embeddings, pad_token_id, .. } =
         *defaults;
     let is_missing = |key: &str| !fields.keys().any(|known| known == key);
-    let size = |key| fields.required(key, fields.count(key)?, "a whole number above 0");
+    let size = |key| {
+        let default = defaults.sizes.iter().find(|(name, _)| *name == key).map(|(_, size)| *size);
+        fields.required(key, fields.count(key)?.or(default), "a whole number above 0")
+    };
     let num_attention_heads = size("num_attention_heads")?;
     let mut config = ModelConfig {
         vocab_size: size("vocab_size")?,
@@ -141,9 +174,11 @@ const OTHER_MATHEMATICS: &[(&str, Neutral, &str)] = &[
     ("is_causal", Neutral::On, "true: causal attention"),
 ];
 
-fn refuse_other_mathematics(fields: &Fields, family: Family) -> Result<()> {
-    let reads = family.table().reads;
-    fields.refuse(OTHER_MATHEMATICS.iter().filter(|(key, ..)| !reads.contains(key)))?;
+fn refuse_other_mathematics(fields: &Fields, reads: &[&str]) -> Result<()> {
+    fields.refuse(OTHER_MATHEMATICS.iter().filter(|(key, ..)| !reads.contains(key)))
+}
+
+fn refuse_other_activations(fields: &Fields, reads: &[&str]) -> Result<()> {
     for key in ["hidden_act", "hidden_activation"].into_iter().filter(|key| !reads.contains(key)) {
         // `swish` is another name for the same function.
         if fields.text(key)?.is_some_and(|name| !["silu", "swish"].contains(&name)) {

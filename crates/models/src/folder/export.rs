@@ -3,13 +3,13 @@
 use super::config_json::ConfigJson;
 use super::family::Family;
 use super::fields::Fields;
-use super::json_text::with_field;
+use super::json_text::{with_field, with_field_of};
+use super::wrapper::TextNames;
 use super::{GenerationDefaults, ModelCard, ModelFolder, exists};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result, nearest};
-use crate::parameters::Parameter;
 use crate::weights::files::{INDEX, SINGLE, shard_name};
-use crate::weights::{Dtype, SafetensorsWriter};
+use crate::weights::{Dtype, FileTensor, SafetensorsWriter, Weights};
 use grpo_files::NewFolder;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -27,6 +27,10 @@ pub(crate) const CARRIED: &[&str] = &[
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "tekken.json",
     "LICENSE",
     "LICENSE.txt",
     "LICENSE.md",
@@ -87,14 +91,16 @@ impl Default for ExportOptions {
 pub struct FolderWriter {
     pub(crate) folder: NewFolder,
     pub(crate) shards: Vec<SafetensorsWriter>,
+    /// The names of the tensors in the files, if they differ.
+    pub(crate) names: Option<TextNames>,
 }
 
 impl FolderWriter {
     /// Creates the folder `target` for a model of `config`: all files, where weight files have their size but no content.
     ///
-    /// `source` is the folder that the model was loaded from. Its `config.json` is copied with only the dtype changed (and
-    /// `tie_word_embeddings`, if the head was untied); tokenizer, chat template, generation and licence files are copied byte for
-    /// byte. Without `source`, `config.json` is that of the family with the features of `config`, in the layout of transformers 4, which 5
+    /// `source` is the folder that the model was loaded from. Its `config.json` is copied with only the dtype changed, if it differs (and
+    /// `tie_word_embeddings`, if the head was untied); the files of tokenizer, chat template, image processor, generation and licence, and
+    /// tensors of a [`super::Wrapper`] that are not the text decoder's, are copied byte for byte. Without `source`, `config.json` is that of the family with the features of `config`, in the layout of transformers 4, which 5
     /// can read, too.
     ///
     /// # Errors
@@ -123,19 +129,34 @@ impl FolderWriter {
         if let Some(card) = card {
             put("README.md", &card.render())?;
         }
-        let parts = split(config.parameters(), dtype, max_shard_size);
+        // The files of a wrapper have more tensors, and the decoder's under other names.
+        let wrapped = source.filter(|source| source.wrapper().is_some()).map(ModelFolder::weights).transpose()?;
+        let names = wrapped.as_ref().and_then(Weights::text_names);
+        let mut tensors: Vec<FileTensor> =
+            config.parameters().into_iter().map(|parameter| FileTensor::of(parameter, dtype)).collect();
+        if let Some(names) = names {
+            tensors.iter_mut().for_each(|tensor| tensor.name = names.stored(&tensor.name));
+        }
+        tensors.extend(wrapped.iter().flat_map(Weights::carried).map(|carried| carried.file));
+        let parts = split(tensors, max_shard_size);
         let name = |number: usize| match parts.len() {
             1 => SINGLE.to_owned(),
             total => shard_name(number + 1, total),
         };
         if parts.len() > 1 {
-            put(INDEX, &pretty(&index(&parts, dtype, name)))?;
+            put(INDEX, &pretty(&index(&parts, name)))?;
         }
-        let shards = parts.iter().enumerate().map(|(number, parameters)| {
-            SafetensorsWriter::create(&folder.path().join(name(number)), dtype, parameters)
-        });
-        let shards = shards.collect::<Result<_>>()?;
-        Ok(Self { folder, shards })
+        let shards = parts
+            .iter()
+            .enumerate()
+            .map(|(number, tensors)| SafetensorsWriter::create(&folder.path().join(name(number)), dtype, tensors));
+        let mut shards = shards.collect::<Result<Vec<_>>>()?;
+        for carried in wrapped.iter().flat_map(Weights::carried) {
+            for shard in &mut shards {
+                shard.copy(&carried.file.name, carried.bytes)?;
+            }
+        }
+        Ok(Self { folder, shards, names })
     }
 
     /// Writes the tensor `name`, row-major. Tensors may be written in any order, each once.
@@ -145,8 +166,9 @@ impl FolderWriter {
     /// written; [`Error::NotFinite`] for a value that is NaN, infinite or too large for the dtype; [`Error::File`], such as for a full
     /// disk.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        let stored = self.names.map(|names| names.stored(name));
         for shard in &mut self.shards {
-            if shard.write(name, values)? {
+            if shard.write(stored.as_deref().unwrap_or(name), values)? {
                 return Ok(());
             }
         }
@@ -179,29 +201,30 @@ pub(crate) fn put(folder: &NewFolder, name: &str, content: &str) -> Result<()> {
 }
 
 /// Splits tensors into files: a new one starts if a tensor would exceed `limit`, as in `huggingface_hub`.
-fn split(parameters: Vec<Parameter>, dtype: Dtype, limit: u64) -> Vec<Vec<Parameter>> {
-    let mut parts: Vec<Vec<Parameter>> = vec![Vec::new()];
+fn split(tensors: Vec<FileTensor>, limit: u64) -> Vec<Vec<FileTensor>> {
+    let mut parts: Vec<Vec<FileTensor>> = vec![Vec::new()];
     let mut size = 0;
-    for parameter in parameters {
-        let bytes = (parameter.len() * dtype.size()) as u64;
-        if size > 0 && size + bytes > limit {
+    for tensor in tensors {
+        if size > 0 && size + tensor.bytes > limit {
             parts.push(Vec::new());
             size = 0;
         }
-        size += bytes;
-        parts.last_mut().expect("there is one from the beginning").push(parameter);
+        size += tensor.bytes;
+        parts.last_mut().expect("there is one from the beginning").push(tensor);
     }
     parts
 }
 
-fn index(parts: &[Vec<Parameter>], dtype: Dtype, name: impl Fn(usize) -> String) -> Value {
-    let count: usize = parts.iter().flatten().map(Parameter::len).sum();
-    let entries = parts.iter().enumerate().flat_map(|(number, parameters)| {
+fn index(parts: &[Vec<FileTensor>], name: impl Fn(usize) -> String) -> Value {
+    let tensors = || parts.iter().flatten();
+    let count: usize = tensors().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
+    let size: u64 = tensors().map(|tensor| tensor.bytes).sum();
+    let entries = parts.iter().enumerate().flat_map(|(number, tensors)| {
         let file = name(number);
-        parameters.iter().map(move |parameter| (parameter.name.clone(), Value::from(file.as_str())))
+        tensors.iter().map(move |tensor| (tensor.name.clone(), Value::from(file.as_str())))
     });
     let map = Map::from_iter(entries.collect::<Vec<_>>());
-    json!({"metadata": {"total_parameters": count, "total_size": count * dtype.size()}, "weight_map": map})
+    json!({"metadata": {"total_parameters": count, "total_size": size}, "weight_map": map})
 }
 
 /// Returns the source's `config.json` with the dtype of the new files.
@@ -209,17 +232,31 @@ fn config_of_source(source: &ModelFolder, config: &ModelConfig, dtype: Dtype) ->
     let path = source.path().join("config.json");
     let (mut text, fields) = Fields::read_with_text(&path)?;
     let name = Value::from(dtype.torch_name());
-    let keys: Vec<&str> = ["dtype", "torch_dtype"].into_iter().filter(|key| fields.get(key).is_some()).collect();
-    // transformers 5 reads the older name, too.
-    for key in if keys.is_empty() { vec!["torch_dtype"] } else { keys } {
-        if fields.get(key) != Some(&name) {
+    let nested = if source.wrapper().is_some() { fields.object("text_config")? } else { None };
+    let mut is_missing = true;
+    for key in ["dtype", "torch_dtype"] {
+        let [outer, inner] = [fields.get(key), nested.as_ref().and_then(|text| text.get(key))];
+        is_missing &= outer.is_none() && inner.is_none();
+        if outer.is_some_and(|found| *found != name) {
             text = with_field(&text, key, &name);
         }
+        if inner.is_some_and(|found| *found != name) {
+            text = with_field_of(&text, "text_config", key, &name);
+        }
+    }
+    if is_missing {
+        // transformers 5 reads the older name, too.
+        text = with_field(&text, "torch_dtype", &name);
     }
     if source.config().tie_word_embeddings != config.tie_word_embeddings {
-        text = with_field(&text, "tie_word_embeddings", &config.tie_word_embeddings.into());
+        let (key, tie) = ("tie_word_embeddings", config.tie_word_embeddings.into());
+        text = with_field(&text, key, &tie);
+        if nested.is_some_and(|text| text.get(key).is_some()) {
+            text = with_field_of(&text, "text_config", key, &tie);
+        }
     }
-    let written = ConfigJson::read(&Fields::parse(&path, text.as_bytes())?)?.config;
+    let is_tied = || Some(config.tie_word_embeddings);
+    let written = ConfigJson::read(&Fields::parse(&path, text.as_bytes())?, is_tied)?.config;
     // The range of initial weights does not matter for a trained model.
     let expected = ModelConfig { initializer_range: written.initializer_range, ..config.clone() };
     if written != expected {

@@ -30,10 +30,10 @@ pub struct GenerationDefaults {
 }
 
 impl GenerationDefaults {
-    /// Reads the defaults from `generation_config.json`, if it exists, and `config.json`.
-    pub(crate) fn read(generation: Option<&Fields>, config: &Fields, vocab_size: usize) -> Result<Self> {
+    /// Reads the defaults from `generation_config.json`, if it exists, and from the objects `configs` of `config.json`.
+    pub(crate) fn read(generation: Option<&Fields>, configs: &[&Fields], vocab_size: usize) -> Result<Self> {
         let mut defaults = Self::default();
-        for fields in generation.into_iter().chain([config]) {
+        for fields in generation.into_iter().chain(configs.iter().copied()) {
             fields.refuse(OTHER_SAMPLING)?;
             for id in tokens(fields, "eos_token_id", vocab_size)? {
                 if !defaults.eos_token_id.contains(&id) {

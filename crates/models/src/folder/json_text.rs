@@ -16,6 +16,12 @@ pub(super) fn with_field(text: &str, key: &str, value: &Value) -> String {
     }
 }
 
+/// Returns `text` with `value` in the field `key` of the object in its field `outer`, like [`with_field`]; unchanged without this object.
+pub(super) fn with_field_of(text: &str, outer: &str, key: &str, value: &Value) -> String {
+    let Some(Range { start, end }) = span(text, outer) else { return text.to_owned() };
+    format!("{}{}{}", &text[..start], with_field(&text[start..end], key, value), &text[end..])
+}
+
 /// Returns the range of a field's value of the outermost object in `text`, which is valid JSON.
 fn span(text: &str, key: &str) -> Option<Range<usize>> {
     let (mut depth, mut in_text, mut escaped) = (0, false, false);
@@ -69,6 +75,9 @@ mod tests {
         assert_eq!(with_field(text, "b", &json!(null)), text.replace("{\"dtype\": [1, \"}\"]}", "null"));
         assert_eq!(with_field("{\"a\": 1}", "a", &json!(true)), "{\"a\": true}");
         assert_eq!(with_field("{\"a\": 1}", "d", &json!("x")), "{\n  \"d\": \"x\",\"a\": 1}");
+        let nested = with_field_of(text, "b", "dtype", &json!(1));
+        assert_eq!(nested, text.replace("[1, \"}\"]", "1"));
+        assert_eq!(with_field_of(text, "c", "dtype", &json!(1)), text);
         assert_eq!(with_field("{ }", "d", &json!(1)), "{\n  \"d\": 1 }");
     }
 }

@@ -9,15 +9,18 @@ mod generation;
 mod json_text;
 mod python_json;
 mod rope_json;
+pub(crate) mod wrapper;
 
 pub use card::ModelCard;
 pub use export::{ExportOptions, FolderWriter};
 pub use family::Family;
 pub use generation::GenerationDefaults;
 pub use python_json::from_python_json;
+pub use wrapper::{Wrapper, text_tensor};
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
+use crate::parameters::HEAD;
 use crate::weights::{Dtype, Weights};
 use config_json::ConfigJson;
 pub(crate) use fields::Fields;
@@ -36,6 +39,7 @@ use std::path::{Path, PathBuf};
 pub struct ModelFolder {
     path: PathBuf,
     family: Family,
+    wrapper: Option<Wrapper>,
     config: ModelConfig,
     generation: GenerationDefaults,
     dtype: Option<Dtype>,
@@ -51,11 +55,15 @@ impl ModelFolder {
     /// ignored.
     pub fn open(path: &Path) -> Result<Self> {
         let fields = Fields::read(&path.join("config.json"))?;
-        let ConfigJson { family, config, dtype } = ConfigJson::read(&fields)?;
+        // transformers does not tie a head that files have beside the embedding.
+        let is_tied = || Some(!Weights::open(path).ok()?.of_text().ok()?.contains(HEAD));
+        let ConfigJson { family, wrapper, config, dtype } = ConfigJson::read(&fields, is_tied)?;
         let generation = path.join("generation_config.json");
         let generation = if exists(&generation)? { Some(Fields::read(&generation)?) } else { None };
-        let generation = GenerationDefaults::read(generation.as_ref(), &fields, config.vocab_size)?;
-        Ok(Self { path: path.to_owned(), family, config, generation, dtype })
+        let text = fields.object("text_config")?;
+        let configs: Vec<&Fields> = std::iter::once(&fields).chain(&text).collect();
+        let generation = GenerationDefaults::read(generation.as_ref(), &configs, config.vocab_size)?;
+        Ok(Self { path: path.to_owned(), family, wrapper, config, generation, dtype })
     }
 
     /// Returns the path of the folder.
@@ -63,7 +71,12 @@ impl ModelFolder {
         &self.path
     }
 
-    /// Returns the family of the model.
+    /// Returns the model of images and text that the decoder belongs to, if any. Its other tensors are never loaded; an export copies them.
+    pub fn wrapper(&self) -> Option<Wrapper> {
+        self.wrapper
+    }
+
+    /// Returns the family of the model, or of its text decoder.
     pub fn family(&self) -> Family {
         self.family
     }
@@ -83,12 +96,14 @@ impl ModelFolder {
         self.dtype
     }
 
-    /// Maps the weights into memory. [`Weights::check`] checks that they match [`ModelFolder::config`].
+    /// Maps the weights of the decoder into memory, by the names of a decoder without a wrapper. [`Weights::check`] checks that they match
+    /// [`ModelFolder::config`].
     ///
     /// # Errors
     /// The errors of [`Weights::open`].
     pub fn weights(&self) -> Result<Weights> {
-        Weights::open(&self.path)
+        let weights = Weights::open(&self.path)?;
+        if self.wrapper.is_some() { weights.of_text() } else { Ok(weights) }
     }
 }
 

@@ -8,6 +8,10 @@ use serde_json::{Value, json};
 /// The entry of [`super::family::FamilyTable::reads`] of a family with `rope_parameters` by layer type.
 pub(super) const BY_LAYER_TYPE: &str = "rope_parameters.full_attention";
 
+/// The entry of [`super::family::FamilyTable::reads`] of a family with three positions per token (M-RoPE, arXiv 2409.12191), which are equal
+/// in text, so that every pair of columns is turned by the same position.
+pub(super) const MROPE: &str = "rope_parameters.mrope_section";
+
 /// Returns `rope_scaling` or else `rope_parameters`; `transformers` has the same precedence.
 pub(super) fn object(fields: &Fields) -> Result<Option<Fields>> {
     Ok(match scaling(fields)? {
@@ -43,8 +47,14 @@ pub(super) fn read(fields: &Fields, config: &mut ModelConfig, reads: &[&str]) ->
     } else if share.is_some_and(|share| share != 1.0) {
         return Err(rope.unsupported("partial_rotary_factor", "1: every column of a head is turned by its position"));
     }
-    if rope.get("mrope_section").is_some() {
+    let is_mrope = reads.contains(&MROPE);
+    if rope.get("mrope_section").is_some() && !is_mrope {
         return Err(rope.unsupported("mrope_section", "null: every column of a head is turned by its position"));
+    }
+    // The name of the unscaled embedding in files of version 4.
+    if is_mrope && [rope.text("rope_type")?, rope.text("type")?].contains(&Some("mrope")) {
+        config.rope_theta = rope.number("rope_theta")?.unwrap_or(config.rope_theta);
+        return Ok(());
     }
     read_scaling(fields, &rope, config)
 }

@@ -2,6 +2,7 @@
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result, check, nearest};
+use crate::folder::wrapper::wrapped;
 use crate::parameters::Parameter;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// PEFT's prefix of module names.
-const PREFIX: &str = "base_model.model.";
+pub(crate) const PREFIX: &str = "base_model.model.";
 /// PEFT's name for all matrices except the head.
 const ALL_LINEAR: &str = "all-linear";
 /// The module name of the head.
@@ -51,7 +52,8 @@ pub enum TargetModules {
     /// `all-linear` for every matrix except the head, or a regular expression that matches a whole module name, such as
     /// `model\.layers\.[01]\..*_proj`.
     Pattern(String),
-    /// Module names, or their suffixes after a dot, such as `q_proj` or `lm_head`.
+    /// Module names, or their suffixes after a dot, such as `q_proj` or `lm_head`. A name in a model of images and text, such as
+    /// `model.language_model.layers.0.self_attn.q_proj`, is that of the matrix in the text decoder, also in a regular expression.
     Names(Vec<String>),
 }
 
@@ -135,8 +137,9 @@ impl LoraConfig {
                         e.to_string().lines().next_back().unwrap_or_default().trim_start_matches("error: ")
                     ),
                 })?;
-                expect_matrices(pattern, &others, |name| whole.is_match(name))?;
-                matrices.retain(|matrix| whole.is_match(&matrix.name));
+                let selects = |name: &str| whole.is_match(name) || whole.is_match(&wrapped(name));
+                expect_matrices(pattern, &others, selects)?;
+                matrices.retain(|matrix| selects(&matrix.name));
                 if matrices.is_empty() {
                     return Err(no_match(
                         pattern,
@@ -214,7 +217,9 @@ impl LoraConfig {
 
 /// Returns `true` if `target` is the module's name or its suffix after a dot.
 fn is_at_end(name: &str, target: &str) -> bool {
-    name.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    let is_end =
+        |name: &str| name.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'));
+    is_end(name) || is_end(&wrapped(name))
 }
 
 fn expect_matrices(target: &str, others: &[String], matches: impl Fn(&str) -> bool) -> Result<()> {

@@ -3,5 +3,6 @@
 mod config;
 mod peft;
 
+pub(crate) use config::PREFIX;
 pub use config::{AdaptedMatrix, LoraConfig, TargetModules};
 pub use peft::{Adapter, AdapterOptions, AdapterWriter};

@@ -5,9 +5,10 @@ use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::folder::export::{carry, pretty, put};
 use crate::folder::fields::{Fields, Neutral};
+use crate::folder::wrapper::{text_tensor, wrapped};
 use crate::folder::{FolderWriter, ModelCard, ModelFolder, exists};
 use crate::parameters::{EMBEDDING, HEAD};
-use crate::weights::{Dtype, SafetensorsWriter, WeightTensor, Weights, first_difference};
+use crate::weights::{Dtype, FileTensor, SafetensorsWriter, WeightTensor, Weights, first_difference};
 use grpo_files::NewFolder;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -76,7 +77,7 @@ impl Adapter {
             );
             return Err(Error::weights(folder, reason));
         }
-        let weights = Weights::open_file(&file)?;
+        let weights = Weights::open_file(&file)?.renamed(|name| text_tensor(name).into_owned());
         // PEFT stores the original head with an adapter of the head.
         let base_layer = matrices.iter().find(|matrix| matrix.name == HEAD_MODULE).map(AdaptedMatrix::base_layer);
         weights.check_parameters(&config.parameters(model)?, |name| base_layer.as_deref() == Some(name))?;
@@ -198,22 +199,28 @@ pub struct AdapterOptions {
     pub replace: bool,
     /// The `README.md`, which also names the base model; `None` writes none.
     pub card: Option<ModelCard>,
+    /// `true` if the files of tokenizer and chat template are copied.
+    pub copies_tokenizer: bool,
 }
 
 impl Default for AdapterOptions {
-    /// Returns f32, without replacing anything.
+    /// Returns f32 and a copy of the tokenizer, without replacing anything.
     fn default() -> Self {
-        Self { dtype: Dtype::F32, base_model: None, replace: false, card: None }
+        Self { dtype: Dtype::F32, base_model: None, replace: false, card: None, copies_tokenizer: true }
     }
 }
 
 /// An adapter folder that is being written. The folder appears when [`AdapterWriter::finish`] returns.
 #[derive(Debug)]
-pub struct AdapterWriter(FolderWriter);
+pub struct AdapterWriter {
+    files: FolderWriter,
+    /// `true` if the model is the text decoder of a model of images and text.
+    is_wrapped: bool,
+}
 
 impl AdapterWriter {
     /// Creates the folder `target` for the adapters of `lora` to a model with `config`. Tokenizer and template files are copied from the base
-    /// model's folder `source`, so that the adapter folder suffices for chats.
+    /// model's folder `source`, so that the adapter folder suffices for chats. If `source` is a [`crate::Wrapper`], modules have its names.
     ///
     /// # Errors
     /// [`Error::File`], also if `target` exists; the errors of [`LoraConfig::resolve`].
@@ -224,18 +231,28 @@ impl AdapterWriter {
         source: Option<&ModelFolder>,
         options: AdapterOptions,
     ) -> Result<Self> {
-        let AdapterOptions { dtype, base_model, replace, card } = options;
-        let parameters = lora.parameters(config)?;
+        let AdapterOptions { dtype, base_model, replace, card, copies_tokenizer } = options;
+        let is_wrapped = source.is_some_and(|source| source.wrapper().is_some());
+        let mut tensors: Vec<FileTensor> =
+            lora.parameters(config)?.into_iter().map(|parameter| FileTensor::of(parameter, dtype)).collect();
+        let targets = match is_wrapped {
+            // The last components of names would also select modules of the vision tower.
+            true => lora.resolve(config)?.iter().map(|matrix| wrapped(&matrix.name)).collect(),
+            false => lora.target_names(config)?,
+        };
+        if is_wrapped {
+            tensors.iter_mut().for_each(|tensor| tensor.name = wrapped(&tensor.name));
+        }
         let folder = NewFolder::create(target, replace)?;
-        put(&folder, CONFIG, &pretty(&config_json(lora, &lora.target_names(config)?, base_model.as_deref())))?;
+        put(&folder, CONFIG, &pretty(&config_json(lora, &targets, base_model.as_deref())))?;
         if let Some(card) = card {
             put(&folder, "README.md", &card.render_for("peft"))?;
         }
-        if let Some(source) = source {
+        if let Some(source) = source.filter(|_| copies_tokenizer) {
             carry(source.path(), folder.path())?;
         }
-        let shards = vec![SafetensorsWriter::create(&folder.path().join(WEIGHTS), dtype, &parameters)?];
-        Ok(Self(FolderWriter { folder, shards }))
+        let shards = vec![SafetensorsWriter::create(&folder.path().join(WEIGHTS), dtype, &tensors)?];
+        Ok(Self { files: FolderWriter { folder, shards, names: None }, is_wrapped })
     }
 
     /// Writes the tensor `name` ([`AdaptedMatrix::lora_a`], [`AdaptedMatrix::lora_b`]), row-major. Tensors may be written in any order, each once.
@@ -243,7 +260,10 @@ impl AdapterWriter {
     /// # Errors
     /// The errors of [`crate::FolderWriter::write`].
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
-        self.0.write(name, values)
+        match self.is_wrapped {
+            true => self.files.write(&wrapped(name), values),
+            false => self.files.write(name, values),
+        }
     }
 
     /// Syncs the folder to disk and renames it to its final name.
@@ -251,7 +271,7 @@ impl AdapterWriter {
     /// # Errors
     /// [`Error::MissingTensors`] for tensors that were not written; [`Error::File`].
     pub fn finish(self) -> Result<()> {
-        self.0.finish()
+        self.files.finish()
     }
 }
 

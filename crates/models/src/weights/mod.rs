@@ -8,9 +8,10 @@ mod write;
 
 pub(crate) use check::first_difference;
 pub use dtype::Dtype;
-pub(crate) use write::SafetensorsWriter;
+pub(crate) use write::{FileTensor, SafetensorsWriter};
 
 use crate::error::{Error, Result, nearest};
+use crate::folder::wrapper::TextNames;
 use bytes::Bytes;
 use files::{INDEX, WeightFiles};
 use shard::Shard;
@@ -32,8 +33,26 @@ use std::path::{Path, PathBuf};
 pub struct Weights {
     path: PathBuf,
     shards: Vec<Shard>,
-    /// The index of the shard of each tensor.
-    tensors: BTreeMap<String, usize>,
+    tensors: BTreeMap<String, Place>,
+    /// The tensors of a wrapper that are not the text decoder's.
+    carried: BTreeMap<String, Place>,
+    /// The names of the text decoder's tensors in the files of a wrapper.
+    names: Option<TextNames>,
+}
+
+/// The place of a tensor in the files.
+#[derive(Debug)]
+struct Place {
+    /// The index of the shard.
+    shard: usize,
+    /// The name in the file.
+    stored: String,
+}
+
+/// A tensor that is copied as it is.
+pub(crate) struct CarriedTensor<'a> {
+    pub(crate) file: FileTensor,
+    pub(crate) bytes: &'a [u8],
 }
 
 impl Weights {
@@ -46,7 +65,7 @@ impl Weights {
     pub fn open(folder: &Path) -> Result<Self> {
         let files = WeightFiles::find(folder)?;
         let shards = files.names.iter().map(|name| Shard::open(&folder.join(name))).collect::<Result<Vec<_>>>()?;
-        let weights = Self { path: folder.to_owned(), tensors: places(folder, &shards)?, shards };
+        let weights = Self::of_shards(folder, shards)?;
         if let Some(index) = files.index {
             weights.compare_with_index(&index)?;
         }
@@ -58,8 +77,53 @@ impl Weights {
     /// # Errors
     /// [`Error::File`]; [`Error::Weights`] for a damaged file.
     pub fn open_file(file: &Path) -> Result<Self> {
-        let shards = vec![Shard::open(file)?];
-        Ok(Self { path: file.to_owned(), tensors: places(file, &shards)?, shards })
+        Self::of_shards(file, vec![Shard::open(file)?])
+    }
+
+    fn of_shards(path: &Path, shards: Vec<Shard>) -> Result<Self> {
+        let tensors = places(path, &shards)?;
+        Ok(Self { path: path.to_owned(), tensors, carried: BTreeMap::new(), names: None, shards })
+    }
+
+    /// Returns the weights of the text decoder of a model of images and text, by the decoder's own names. The other tensors are only
+    /// carried along.
+    pub(crate) fn of_text(mut self) -> Result<Self> {
+        let Some(names) = TextNames::find(|name| self.contains(name)) else {
+            let expected = TextNames::embeddings();
+            let reason = format!("expected the embedding of the text decoder as one of {expected}, found none");
+            return Err(Error::weights(&self.path, reason));
+        };
+        for (stored, place) in std::mem::take(&mut self.tensors) {
+            match names.own(&stored) {
+                Some(own) => self.tensors.insert(own, place),
+                None => self.carried.insert(stored, place),
+            };
+        }
+        self.names = Some(names);
+        Ok(self)
+    }
+
+    /// Returns the weights with other names.
+    pub(crate) fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
+        self.tensors = self.tensors.into_iter().map(|(stored, place)| (name(&stored), place)).collect();
+        self
+    }
+
+    /// Returns the names of the text decoder's tensors in the files of a wrapper.
+    pub(crate) fn text_names(&self) -> Option<TextNames> {
+        self.names
+    }
+
+    /// Returns the tensors that are not the text decoder's, sorted by name.
+    pub(crate) fn carried(&self) -> impl Iterator<Item = CarriedTensor<'_>> {
+        self.carried.iter().filter_map(|(name, place)| {
+            let shard = &self.shards[place.shard];
+            let info = shard.header.info(&place.stored)?;
+            let bytes = shard.bytes(info.data_offsets);
+            let dtype = info.dtype.to_string();
+            let file = FileTensor { name: name.clone(), shape: info.shape.clone(), dtype, bytes: bytes.len() as u64 };
+            Some(CarriedTensor { file, bytes })
+        })
     }
 
     /// Returns the folder or the file.
@@ -88,9 +152,9 @@ impl Weights {
             name: name.to_owned(),
             nearest: nearest(name, self.names()),
         };
-        let (name, &place) = self.tensors.get_key_value(name).ok_or_else(unknown)?;
-        let shard = &self.shards[place];
-        let info = shard.header.info(name).ok_or_else(unknown)?;
+        let (name, place) = self.tensors.get_key_value(name).ok_or_else(unknown)?;
+        let shard = &self.shards[place.shard];
+        let info = shard.header.info(&place.stored).ok_or_else(unknown)?;
         let dtype = Dtype::of_safetensors(info.dtype).ok_or_else(|| Error::TensorDtype {
             path: shard.path.clone(),
             name: name.clone(),
@@ -116,7 +180,7 @@ impl Weights {
     fn compare_with_index(&self, index: &BTreeMap<String, String>) -> Result<()> {
         let path = self.path.join(INDEX);
         for (name, file) in index {
-            let found = self.tensors.get(name).map(|&place| self.shards[place].path.as_path());
+            let found = self.tensors.get(name).map(|place| self.shards[place.shard].path.as_path());
             if found != Some(self.path.join(file).as_path()) {
                 let other = found.and_then(Path::file_name).map(|file| format!("; it is in {}", file.display()));
                 let other = other.unwrap_or_default();
@@ -127,22 +191,22 @@ impl Weights {
         match self.names().find(|name| !index.contains_key(*name)) {
             None => Ok(()),
             Some(name) => {
-                let file = self.shards[self.tensors[name]].path.file_name().unwrap_or_default().display();
+                let file = self.shards[self.tensors[name].shard].path.file_name().unwrap_or_default().display();
                 Err(Error::weights(&path, format!("{file} holds `{name}`, which the index does not name")))
             }
         }
     }
 }
 
-/// Returns the index of the shard of each tensor.
-fn places(path: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>> {
-    let mut tensors = BTreeMap::new();
-    for (place, shard) in shards.iter().enumerate() {
-        for name in shard.header.tensors().into_keys() {
-            if let Some(first) = tensors.insert(name.clone(), place) {
+/// Returns the place of each tensor.
+fn places(path: &Path, shards: &[Shard]) -> Result<BTreeMap<String, Place>> {
+    let mut tensors = BTreeMap::<String, Place>::new();
+    for (shard, file) in shards.iter().enumerate() {
+        for stored in file.header.tensors().into_keys() {
+            if let Some(first) = tensors.insert(stored.clone(), Place { shard, stored: stored.clone() }) {
                 let [first, second] =
-                    [first, place].map(|place| shards[place].path.file_name().unwrap_or_default().display());
-                let reason = format!("the tensor `{name}` is in two shards, {first} and {second}");
+                    [first.shard, shard].map(|place| shards[place].path.file_name().unwrap_or_default().display());
+                let reason = format!("the tensor `{stored}` is in two shards, {first} and {second}");
                 return Err(Error::weights(path, reason));
             }
         }

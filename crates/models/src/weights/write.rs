@@ -15,6 +15,25 @@ const BLOCK: usize = 1 << 16;
 /// The alignment of the header's length in bytes, so that tensors are aligned.
 const ALIGNMENT: usize = 8;
 
+/// A tensor of a file that is written.
+#[derive(Clone, Debug)]
+pub(crate) struct FileTensor {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    /// The dtype by safetensors' name.
+    pub(crate) dtype: String,
+    /// The number of bytes.
+    pub(crate) bytes: u64,
+}
+
+impl FileTensor {
+    /// Returns the parameter stored in a dtype.
+    pub(crate) fn of(Parameter { name, shape }: Parameter, dtype: Dtype) -> Self {
+        let bytes = (shape.iter().product::<usize>() * dtype.size()) as u64;
+        Self { name, shape, dtype: dtype.safetensors_name(), bytes }
+    }
+}
+
 /// A safetensors file whose tensors are known beforehand and may be written in any order. The file has its final length, and every tensor
 /// its offset, from the start.
 #[derive(Debug)]
@@ -24,31 +43,29 @@ pub(crate) struct SafetensorsWriter {
     /// The offset of the first tensor in the file.
     data: u64,
     dtype: Dtype,
-    /// For each tensor: its offset behind the header, its number of values, and whether it was written.
     places: BTreeMap<String, TensorSlot>,
 }
 
 #[derive(Debug)]
 struct TensorSlot {
+    /// The offset behind the header.
     offset: u64,
-    length: usize,
+    /// The number of bytes.
+    bytes: u64,
     written: bool,
 }
 
 impl SafetensorsWriter {
-    /// Creates the file with its header: the tensors in the order of `parameters`, and the metadata that `transformers` and PEFT require
-    /// (`format: pt`).
-    pub(crate) fn create(path: &Path, dtype: Dtype, parameters: &[Parameter]) -> Result<Self> {
+    /// Creates the file with its header: the tensors in this order, and the metadata that `transformers` and PEFT require (`format: pt`).
+    /// Values are converted to `dtype`.
+    pub(crate) fn create(path: &Path, dtype: Dtype, tensors: &[FileTensor]) -> Result<Self> {
         let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
         let (mut end, mut places) = (0, BTreeMap::new());
-        for parameter in parameters {
-            let (offset, length) = (end, parameter.len());
-            end += (length * dtype.size()) as u64;
-            let entry = json!({
-                "dtype": dtype.safetensors_name(), "shape": parameter.shape, "data_offsets": [offset, end]
-            });
-            header.insert(parameter.name.clone(), entry);
-            places.insert(parameter.name.clone(), TensorSlot { offset, length, written: false });
+        for FileTensor { name, shape, dtype, bytes } in tensors {
+            let (offset, bytes) = (end, *bytes);
+            end += bytes;
+            header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}));
+            places.insert(name.clone(), TensorSlot { offset, bytes, written: false });
         }
         let mut text = Value::Object(header).to_string();
         text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(ALIGNMENT) - text.len()));
@@ -64,15 +81,39 @@ impl SafetensorsWriter {
         Ok(Self { path: path.to_owned(), file, data, dtype, places })
     }
 
+    /// Writes the bytes of a tensor; returns `false` if the file has none of this name.
+    pub(crate) fn copy(&mut self, name: &str, bytes: &[u8]) -> Result<bool> {
+        if !self.start(name, bytes.len(), 1)? {
+            return Ok(false);
+        }
+        self.file.write_all(bytes).map_err(|e| Error::io("write", &self.path, e))?;
+        self.finish(name);
+        Ok(true)
+    }
+
+    fn finish(&mut self, name: &str) {
+        self.places.entry(name.to_owned()).and_modify(|place| place.written = true);
+    }
+
+    /// Seeks to a tensor of `count` values of `size` bytes; returns `false` if the file has none of this name.
+    fn start(&mut self, name: &str, count: usize, size: usize) -> Result<bool> {
+        let Some(place) = self.places.get(name) else { return Ok(false) };
+        if place.written || place.bytes != (count * size) as u64 {
+            let values = place.bytes / size as u64;
+            let expected = if place.written { "it once".to_owned() } else { format!("{values} values") };
+            return Err(Error::Length { name: name.to_owned(), expected, found: count });
+        }
+        let at = SeekFrom::Start(self.data + place.offset);
+        self.file.seek(at).map_err(|e| Error::io("write", &self.path, e))?;
+        Ok(true)
+    }
+
     /// Writes a tensor; returns `false` if the file has none of this name.
     pub(crate) fn write(&mut self, name: &str, values: &[f32]) -> Result<bool> {
-        let Some(place) = self.places.get_mut(name) else { return Ok(false) };
-        let expected = if place.written { "it once".to_owned() } else { format!("{} values", place.length) };
-        if place.written || values.len() != place.length {
-            return Err(Error::Length { name: name.to_owned(), expected, found: values.len() });
+        if !self.start(name, values.len(), self.dtype.size())? {
+            return Ok(false);
         }
         let io = |e| Error::io("write", &self.path, e);
-        self.file.seek(SeekFrom::Start(self.data + place.offset)).map_err(io)?;
         let mut bytes = Vec::with_capacity(BLOCK.min(values.len()) * self.dtype.size());
         for (number, block) in values.chunks(BLOCK).enumerate() {
             bytes.clear();
@@ -86,7 +127,7 @@ impl SafetensorsWriter {
             }
             self.file.write_all(&bytes).map_err(io)?;
         }
-        place.written = true;
+        self.finish(name);
         Ok(true)
     }
 

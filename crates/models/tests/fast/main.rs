@@ -18,3 +18,4 @@ mod tokenizer;
 mod tokenizer_limits;
 mod turns;
 mod weights;
+mod wrapper;

@@ -8,6 +8,7 @@ missing or unexpected tensors.
 """
 
 import argparse
+import json
 import pathlib
 import warnings
 
@@ -15,16 +16,21 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Gemma3Config,
     Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
+    Mistral3Config,
     MistralConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
+    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3VLConfig,
     SmolLM3Config,
 )
 from transformers.utils import logging
@@ -68,6 +74,53 @@ FAMILIES = {
     "phi3": Phi3Config(**SHAPE, eos_token_id=2, pad_token_id=0, original_max_position_embeddings=1024, rope_parameters=LONGROPE),
     "gemma3": Gemma3TextConfig(**SHAPE, eos_token_id=2, head_dim=8, sliding_window=8, sliding_window_pattern=2),
 }
+# Models of images and text, with small towers.
+SIGLIP = dict(
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=28,
+    patch_size=14,
+    vision_use_head=False,
+)
+PIXTRAL = dict(
+    model_type="pixtral",
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=28,
+    patch_size=14,
+    head_dim=4,
+)
+QWEN_TOWER = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32)
+IMAGES = dict(image_token_id=60, video_token_id=61, vision_start_token_id=62, vision_end_token_id=63)
+TEXT = SHAPE | dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+MROPE = dict(rope_type="default", rope_theta=1e6, mrope_section=[2, 1, 1])
+WRAPPERS = {
+    "gemma3-vision": Gemma3Config(
+        text_config=TEXT | dict(head_dim=8, sliding_window=8, query_pre_attn_scalar=12),
+        vision_config=SIGLIP,
+        mm_tokens_per_image=4,
+        image_token_index=60,
+    ),
+    "qwen2-vl": Qwen2_5_VLConfig(
+        text_config=TEXT | dict(rope_parameters=MROPE),
+        vision_config=QWEN_TOWER | dict(fullatt_block_indexes=[0]),
+        **IMAGES,
+    ),
+    "qwen3-vl": Qwen3VLConfig(
+        text_config=TEXT | dict(head_dim=8, rope_parameters=MROPE | dict(mrope_interleaved=True)),
+        vision_config=QWEN_TOWER | dict(num_position_embeddings=4, deepstack_visual_indexes=[0]),
+        tie_word_embeddings=True,
+        **IMAGES,
+    ),
+    "mistral3": Mistral3Config(
+        text_config=TEXT | dict(model_type="mistral", head_dim=8), vision_config=PIXTRAL, tie_word_embeddings=False
+    ),
+    "ministral3-vision": Mistral3Config(text_config=TEXT | dict(model_type="ministral3", head_dim=8), vision_config=PIXTRAL),
+}
 # The classes of the models that main.rs makes without a source folder.
 NEW = {
     "qwen2": "Qwen2",
@@ -90,17 +143,22 @@ ADAPTERS = [
     ("llama", dict(target_modules="all-linear", init_lora_weights="gaussian")),
     ("phi3", dict(target_modules=["qkv_proj", "down_proj"])),
     ("gemma3", dict(target_modules="all-linear")),
+    ("gemma3-vision", dict(target_modules=r"model\.language_model\..*_proj")),
+    ("qwen2-vl", dict(target_modules=r"model\.language_model\..*(q|down)_proj|lm_head")),
 ]
 
 
 def load(folder, dtype):
-    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    is_wrapper = "vision_config" in json.loads((folder / "config.json").read_text())
+    auto = AutoModelForImageTextToText if is_wrapper else AutoModelForCausalLM
+    model, report = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"], report
     return model.eval()
 
 
 def logits(model):
-    ids = torch.arange(48).reshape(2, 24) * 5 % model.config.vocab_size
+    # Tokens of images are the last ones.
+    ids = torch.arange(48).reshape(2, 24) * 5 % (model.config.get_text_config().vocab_size - 4)
     with torch.no_grad():
         return model(ids).logits
 
@@ -115,12 +173,13 @@ def same(name, ours, theirs):
 
 
 def make(place):
-    for name, config in FAMILIES.items():
+    for name, config in (FAMILIES | WRAPPERS).items():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
+        auto = AutoModelForImageTextToText if name in WRAPPERS else AutoModelForCausalLM
+        model = auto.from_config(config)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
-        model.generation_config.eos_token_id = config.eos_token_id
+        model.generation_config.eos_token_id = config.get_text_config().eos_token_id
         model.save_pretrained(place / name)
     for number, (name, settings) in enumerate(ADAPTERS):
         torch.manual_seed(number)
@@ -133,7 +192,7 @@ def make(place):
 
 
 def compare(place):
-    for name, config in FAMILIES.items():
+    for name, config in (FAMILIES | WRAPPERS).items():
         for dtype in ["float32", "bfloat16", "float16"]:
             for limit in [5_000_000_000, 20_000]:
                 target = place / f"{name}-{dtype}-{limit}"
@@ -141,7 +200,7 @@ def compare(place):
                 assert (files > 1) == (limit < 10**9), files
                 ours = load(target, "auto")
                 assert str(ours.dtype) == f"torch.{dtype}", ours.dtype
-                assert ours.generation_config.eos_token_id == config.eos_token_id
+                assert ours.generation_config.eos_token_id == config.get_text_config().eos_token_id
                 same(f"{name} {dtype} in {files} file(s)", ours, load(place / name, getattr(torch, dtype)))
     for family, kind in NEW.items():
         model = load(place / f"new-{family}", "auto")

@@ -7,7 +7,7 @@ use models::{
 use std::path::Path;
 
 /// The checkpoints that libraries.py makes.
-const CHECKPOINTS: [&str; 12] = [
+const CHECKPOINTS: [&str; 17] = [
     "qwen2",
     "qwen2-untied",
     "qwen3",
@@ -20,9 +20,15 @@ const CHECKPOINTS: [&str; 12] = [
     "granite",
     "phi3",
     "gemma3",
+    "gemma3-vision",
+    "qwen2-vl",
+    "qwen3-vl",
+    "mistral3",
+    "ministral3-vision",
 ];
 /// The checkpoints of the adapters that libraries.py makes.
-const ADAPTED: [&str; 7] = ["qwen2", "qwen2", "qwen2-untied", "qwen3", "llama", "phi3", "gemma3"];
+const ADAPTED: [&str; 9] =
+    ["qwen2", "qwen2", "qwen2-untied", "qwen3", "llama", "phi3", "gemma3", "gemma3-vision", "qwen2-vl"];
 
 #[test]
 fn transformers_and_peft_load_exported_folders_and_adapters() {

@@ -30,3 +30,28 @@ impl Fixture for Cpu {
 }
 
 policy::contract_tests!(Cpu);
+
+/// The caches of turns hold keys and values of the weights before an update.
+#[test]
+fn an_update_drops_the_caches_of_turns() {
+    let setup = Setup::default();
+    let loss = PolicyLoss::cross_entropy();
+    let mut policy = CpuPolicy::new(&setup.config, 1, loss).unwrap();
+    let sequences = policy::contract::sequences();
+    let tokens = policy::token_batch(&sequences).unwrap();
+    let batch = SequenceBatch { sequences: &sequences, tokens };
+    policy.accumulate(&[batch], StepLoss::CrossEntropy { tokens: 5 }).unwrap();
+    let request = RolloutRequest {
+        prompts: &[vec![1, 5, 6]],
+        num_generations: 1,
+        max_completion_length: 2,
+        stop_ids: &[],
+        stop: None,
+        sampling: policy::Sampling::Greedy,
+        turn: Some(policy::Turn { streams: &[0], limits: &[2] }),
+    };
+    policy.generate(&request).unwrap();
+    assert!(policy.turns.is_some());
+    assert!(policy.apply(0.1).unwrap().applied);
+    assert!(policy.turns.is_none());
+}

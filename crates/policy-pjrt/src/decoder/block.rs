@@ -2,7 +2,7 @@
 
 use super::split::RESIDUAL;
 use super::{Axis, Decoder, Heads, Matrix, ParameterValues, Role, Rotary};
-use models::{Activation, NormPlacement};
+use models::Activation;
 use stablehlo::{Dtype, Unary, Value};
 
 /// 2 sqrt(2/pi), of the tanh approximation of GELU.
@@ -29,15 +29,9 @@ impl Decoder {
         self.add(layer, &x, self.mlp(layer, &normed), after_mlp)
     }
 
-    /// Returns the norms before and after attention, and before and after the MLP, in the order of [`NormPlacement::names`].
+    /// Returns the norms before and after attention, and before and after the MLP, in the order of [`models::NormPlacement::names`].
     fn norm_roles(&self) -> [Option<Role>; 4] {
-        let (input, attention) = (Some(Role::InputLayernorm), Some(Role::PostAttentionLayernorm));
-        let (before_mlp, mlp) = (Some(Role::PreFeedforwardLayernorm), Some(Role::PostFeedforwardLayernorm));
-        match self.config.norm_placement {
-            NormPlacement::Before => [input, None, attention, None],
-            NormPlacement::After => [None, attention, None, mlp],
-            NormPlacement::Both => [input, attention, before_mlp, mlp],
-        }
+        self.config.norm_placement.names().map(|name| name.and_then(Role::of_norm))
     }
 
     /// Returns the normalised `x` in the compute dtype.

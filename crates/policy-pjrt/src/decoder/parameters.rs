@@ -43,6 +43,19 @@ pub enum Role {
 }
 
 impl Role {
+    /// The norms of a layer's inputs and outputs, by the names of their modules.
+    const NORMS: [(Self, &'static str); 4] = [
+        (Self::InputLayernorm, "input_layernorm"),
+        (Self::PostAttentionLayernorm, "post_attention_layernorm"),
+        (Self::PreFeedforwardLayernorm, "pre_feedforward_layernorm"),
+        (Self::PostFeedforwardLayernorm, "post_feedforward_layernorm"),
+    ];
+
+    /// Returns the norm of a layer with this module name.
+    pub(super) fn of_norm(module: &str) -> Option<Self> {
+        Self::NORMS.into_iter().find(|(_, name)| *name == module).map(|(role, _)| role)
+    }
+
     /// Returns `true` if every layer has such a parameter.
     pub fn is_of_layers(self) -> bool {
         let head = Matrix::LmHead;
@@ -176,10 +189,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         Role::QProj | Role::KProj | Role::VProj | Role::GateProj | Role::UpProj => !config.fused_projections,
         Role::QkvProj | Role::GateUpProj => config.fused_projections,
         Role::QNorm | Role::KNorm => config.qk_norm,
-        Role::InputLayernorm
-        | Role::PostAttentionLayernorm
-        | Role::PreFeedforwardLayernorm
-        | Role::PostFeedforwardLayernorm => norms.contains(&path.strip_suffix(".weight")),
+        norm if Role::NORMS.iter().any(|(role, _)| *role == norm) => norms.contains(&path.strip_suffix(".weight")),
         Role::LmHead => !config.tie_word_embeddings,
         _ => true,
     };

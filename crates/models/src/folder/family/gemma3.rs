@@ -1,4 +1,4 @@
-//! Gemma 3 without vision: 270M and 1B.
+//! Gemma 3, whose larger models are wrapped in a model of images and text.
 
 use super::super::fields::Fields;
 use super::super::rope_json;
@@ -9,10 +9,18 @@ use crate::error::Result;
 use crate::layer::{Activation, NormPlacement};
 use serde_json::Value;
 
-pub(super) const TABLE: FamilyTable = FamilyTable {
+pub(in crate::folder) const TABLE: FamilyTable = FamilyTable {
     model_type: "gemma3_text",
     architecture: "Gemma3ForCausalLM",
     defaults: Defaults {
+        // The files of 4B name two of them.
+        sizes: &[
+            ("vocab_size", 262_208),
+            ("hidden_size", 2304),
+            ("intermediate_size", 9216),
+            ("num_hidden_layers", 26),
+            ("num_attention_heads", 8),
+        ],
         max_position_embeddings: 131_072,
         num_key_value_heads: Some(4),
         head_dim: Some(256),

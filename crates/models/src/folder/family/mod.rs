@@ -1,13 +1,13 @@
 //! The families of decoders: each is a table from `config.json` to [`ModelConfig`], in a file of its own.
 
-mod gemma3;
+pub(super) mod gemma3;
 mod granite;
 mod layer_types;
 mod llama;
-mod mistral;
+pub(super) mod mistral;
 mod olmo;
 mod phi3;
-mod qwen;
+pub(super) mod qwen;
 mod smollm3;
 
 use super::config_json::ConfigJson;
@@ -61,6 +61,8 @@ pub(super) struct FamilyTable {
 
 /// The values of missing fields, as in the family's class of `transformers`.
 pub(super) struct Defaults {
+    /// The sizes that files may leave to the class, by field.
+    pub(super) sizes: &'static [(&'static str, usize)],
     pub(super) max_position_embeddings: usize,
     /// `None` is `num_attention_heads`.
     pub(super) num_key_value_heads: Option<usize>,
@@ -75,6 +77,7 @@ pub(super) struct Defaults {
 impl Defaults {
     /// The values of most classes.
     pub(super) const USUAL: Self = Self {
+        sizes: &[],
         max_position_embeddings: 2048,
         num_key_value_heads: None,
         head_dim: None,
@@ -137,7 +140,7 @@ impl Family {
     /// Returns `true` if the family's `config.json` for `config` reads as `config`.
     fn describes(self, config: &ModelConfig) -> bool {
         let Value::Object(json) = self.config_json(config, Dtype::F32) else { return false };
-        ConfigJson::read(&Fields::of(json)).is_ok_and(|read| read.config.explicit() == config.explicit())
+        ConfigJson::read(&Fields::of(json), || None).is_ok_and(|read| read.config.explicit() == config.explicit())
     }
 
     /// Returns the `config.json` of a model of this family, in the layout of transformers 4.

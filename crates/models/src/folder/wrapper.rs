@@ -1,0 +1,216 @@
+//! Models of images and text, whose text decoder is read and trained alone.
+//!
+//! `config.json` has the decoder's fields in `text_config`, and the files have other tensors, such as a vision tower's, beside the decoder's.
+
+use super::family::{Family, FamilyTable, gemma3, mistral, qwen};
+use super::fields::Fields;
+use crate::error::Result;
+use crate::lora::PREFIX as PEFT;
+use crate::parameters::HEAD;
+use serde_json::Value;
+use std::borrow::Cow;
+use std::fmt;
+
+/// A supported model of images and text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wrapper {
+    /// Gemma 3 from 4B on.
+    Gemma3,
+    /// Qwen2.5-VL.
+    Qwen2_5Vl,
+    /// Qwen3-VL.
+    Qwen3Vl,
+    /// Mistral Small 3.1 and Ministral 3.
+    Mistral3,
+}
+
+/// The reading of a wrapper's `config.json`.
+pub(super) struct WrapperTable {
+    model_type: &'static str,
+    architecture: &'static str,
+    /// The text decoders by `model_type` of `text_config`; the first is that of a missing field.
+    texts: &'static [(Family, &'static FamilyTable)],
+    /// `true` if the fields of the text decoder may be those of the outermost object, as in files of older versions.
+    pub(super) may_be_flat: bool,
+    /// `true` if `tie_word_embeddings: true` of `text_config` holds beside `false` of the outermost object.
+    inner_tie_holds: bool,
+}
+
+impl Wrapper {
+    /// Every wrapper.
+    pub const ALL: [Self; 4] = [Self::Gemma3, Self::Qwen2_5Vl, Self::Qwen3Vl, Self::Mistral3];
+
+    /// Returns `model_type` of `config.json`.
+    pub fn model_type(self) -> &'static str {
+        self.table().model_type
+    }
+
+    /// Returns the only entry of `architectures` in `config.json`.
+    pub fn architecture(self) -> &'static str {
+        self.table().architecture
+    }
+
+    pub(super) fn table(self) -> &'static WrapperTable {
+        const fn table(
+            model_type: &'static str,
+            architecture: &'static str,
+            texts: &'static [(Family, &'static FamilyTable)],
+        ) -> WrapperTable {
+            WrapperTable { model_type, architecture, texts, may_be_flat: false, inner_tie_holds: false }
+        }
+        const GEMMA3: WrapperTable =
+            table("gemma3", "Gemma3ForConditionalGeneration", &[(Family::Gemma3, &gemma3::TABLE)]);
+        const QWEN2_5_VL: WrapperTable = WrapperTable {
+            may_be_flat: true,
+            inner_tie_holds: true,
+            ..table("qwen2_5_vl", qwen::QWEN2_5_VL.architecture, &[(Family::Qwen2, &qwen::QWEN2_5_VL)])
+        };
+        const QWEN3_VL: WrapperTable =
+            table("qwen3_vl", qwen::QWEN3_VL.architecture, &[(Family::Qwen3, &qwen::QWEN3_VL)]);
+        const MISTRAL3: WrapperTable = table(
+            "mistral3",
+            "Mistral3ForConditionalGeneration",
+            &[(Family::Mistral, &mistral::MISTRAL), (Family::Ministral3, &mistral::MINISTRAL3)],
+        );
+        match self {
+            Self::Gemma3 => &GEMMA3,
+            Self::Qwen2_5Vl => &QWEN2_5_VL,
+            Self::Qwen3Vl => &QWEN3_VL,
+            Self::Mistral3 => &MISTRAL3,
+        }
+    }
+}
+
+impl fmt::Display for Wrapper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.model_type())
+    }
+}
+
+impl WrapperTable {
+    /// Returns the text decoder's family and table.
+    pub(super) fn text(&self, fields: &Fields) -> Result<(Family, &'static FamilyTable)> {
+        // A flat file has the wrapper's name.
+        let name = fields.text("model_type")?.filter(|name| *name != self.model_type);
+        let Some(name) = name else { return Ok(self.texts[0]) };
+        let found = self.texts.iter().find(|(_, table)| table.model_type == name);
+        let known = || self.texts.iter().map(|(_, table)| table.model_type).collect::<Vec<_>>().join(", ");
+        found.copied().ok_or_else(|| fields.unsupported("model_type", known()))
+    }
+
+    /// Returns `tie_word_embeddings`; `None` if neither object has it.
+    pub(super) fn tie(&self, outer: &Fields, text: &Fields) -> Result<Option<bool>> {
+        let key = "tie_word_embeddings";
+        Ok(match (outer.flag(key)?, text.flag(key)?) {
+            (Some(false), Some(true)) if self.inner_tie_holds => Some(true),
+            (outer, inner) => outer.or(inner),
+        })
+    }
+}
+
+/// The names of the text decoder's tensors in the files of a wrapper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TextNames {
+    /// The prefix that replaces `model.`.
+    body: &'static str,
+    head: &'static str,
+}
+
+/// The prefix of the text decoder's modules in `transformers`.
+const MODULES: &str = "model.language_model.";
+/// The prefixes of the text decoder's tensors, with the name of the head beside them: that of modules, that of files since version 4.50,
+/// and, last, that of Qwen2.5-VL's files.
+const LAYOUTS: [(&str, &str); 3] =
+    [(MODULES, HEAD), ("language_model.model.", "language_model.lm_head.weight"), (BODY, HEAD)];
+/// The prefix of a decoder's tensors, except the head.
+const BODY: &str = "model.";
+
+impl TextNames {
+    /// Finds the names that files with the tensors for which `has` returns `true` use.
+    pub(crate) fn find(has: impl Fn(&str) -> bool) -> Option<Self> {
+        let (body, usual) = LAYOUTS.into_iter().find(|(body, _)| has(&format!("{body}embed_tokens.weight")))?;
+        let head = LAYOUTS.into_iter().map(|(_, head)| head).find(|head| has(head)).unwrap_or(usual);
+        Some(Self { body, head })
+    }
+
+    /// Returns the name of the embedding in each layout, for errors.
+    pub(crate) fn embeddings() -> String {
+        LAYOUTS.map(|(body, _)| format!("{body}embed_tokens.weight")).join(", ")
+    }
+
+    /// Returns the name in the decoder of a tensor in a file; `None` if it is not the decoder's.
+    pub(crate) fn own(self, stored: &str) -> Option<String> {
+        if stored == self.head {
+            return Some(HEAD.to_owned());
+        }
+        stored.strip_prefix(self.body).map(|rest| format!("{BODY}{rest}"))
+    }
+
+    /// Returns the name in files of a tensor of the decoder.
+    pub(crate) fn stored(self, own: &str) -> String {
+        match own.strip_prefix(BODY) {
+            Some(rest) => format!("{}{rest}", self.body),
+            None if own == HEAD => self.head.to_owned(),
+            None => own.to_owned(),
+        }
+    }
+}
+
+/// Returns the name in `transformers` of a module or tensor of a wrapper's text decoder: `model.layers.0` is `model.language_model.layers.0`.
+/// PEFT's prefix is kept.
+pub(crate) fn wrapped(own: &str) -> String {
+    if let Some(of_adapter) = own.strip_prefix(PEFT) {
+        return format!("{PEFT}{}", wrapped(of_adapter));
+    }
+    match own.strip_prefix(BODY) {
+        Some(rest) => format!("{MODULES}{rest}"),
+        None => own.to_owned(),
+    }
+}
+
+/// Returns the name in the text decoder of a tensor with the name that `transformers` or PEFT gives it in a model of images and text; other
+/// names are returned unchanged.
+///
+/// ```
+/// let name = models::text_tensor("model.language_model.layers.0.self_attn.q_proj.weight");
+/// assert_eq!(name, "model.layers.0.self_attn.q_proj.weight");
+/// assert_eq!(models::text_tensor("lm_head.weight"), "lm_head.weight");
+/// ```
+pub fn text_tensor(name: &str) -> Cow<'_, str> {
+    if let Some(of_adapter) = name.strip_prefix(PEFT) {
+        return format!("{PEFT}{}", text_tensor(of_adapter)).into();
+    }
+    for (body, head) in LAYOUTS {
+        if name == head {
+            return HEAD.into();
+        }
+        if let Some(rest) = name.strip_prefix(body) {
+            return format!("{BODY}{rest}").into();
+        }
+    }
+    name.into()
+}
+
+/// Returns the object with the text decoder's fields.
+pub(super) fn text_fields(outer: &Fields, wrapper: Wrapper) -> Result<Option<Fields>> {
+    let text = outer.object("text_config")?;
+    if text.is_none() && !wrapper.table().may_be_flat {
+        return Err(outer.unsupported("text_config", "an object with the fields of the text decoder"));
+    }
+    Ok(text)
+}
+
+/// Returns the wrapper that `model_type` and `architectures` name.
+pub(super) fn find(fields: &Fields) -> Result<Option<Wrapper>> {
+    let by_type = fields.text("model_type")?.map(|name| Wrapper::ALL.into_iter().find(|w| w.model_type() == name));
+    let architectures = fields.get("architectures").and_then(Value::as_array).filter(|list| !list.is_empty());
+    let by_class = architectures.map(|list| Wrapper::ALL.into_iter().find(|w| **list == [w.architecture()]));
+    match (by_type, by_class) {
+        (Some(Some(kind)), Some(class)) if class != Some(kind) => {
+            Err(fields.unsupported("architectures", format!("{} for model_type {kind}", kind.architecture())))
+        }
+        (Some(kind), _) => Ok(kind),
+        (None, class) => Ok(class.flatten()),
+    }
+}
