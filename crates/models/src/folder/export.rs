@@ -3,7 +3,7 @@
 use super::config_json::ConfigJson;
 use super::family::Family;
 use super::fields::Fields;
-use super::json_text::with_field;
+use super::json_text::{with_field, without_field};
 use super::{GenerationDefaults, ModelCard, ModelFolder, exists};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result, nearest};
@@ -216,6 +216,8 @@ fn config_of_source(source: &ModelFolder, config: &ModelConfig, dtype: Dtype) ->
             text = with_field(&text, key, &name);
         }
     }
+    // Written weights are not quantised.
+    text = without_field(&text, "quantization_config");
     if source.config().tie_word_embeddings != config.tie_word_embeddings {
         text = with_field(&text, "tie_word_embeddings", &config.tie_word_embeddings.into());
     }

@@ -2,6 +2,7 @@
 
 mod check;
 mod dtype;
+mod experts;
 pub(crate) mod files;
 mod shard;
 mod write;
@@ -12,6 +13,7 @@ pub(crate) use write::SafetensorsWriter;
 
 use crate::error::{Error, Result, nearest};
 use bytes::Bytes;
+use experts::Mxfp4;
 use files::{INDEX, WeightFiles};
 use shard::Shard;
 use std::borrow::Cow;
@@ -32,8 +34,26 @@ use std::path::{Path, PathBuf};
 pub struct Weights {
     path: PathBuf,
     shards: Vec<Shard>,
-    /// The index of the shard of each tensor.
-    tensors: BTreeMap<String, usize>,
+    /// The place of each tensor.
+    tensors: BTreeMap<String, Place>,
+}
+
+/// The place of a tensor in the files.
+#[derive(Debug)]
+struct Place {
+    /// The index of the shard.
+    shard: usize,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// A tensor of the shard with the same name.
+    Tensor,
+    /// `shape` values from the flat index `start` on of the tensor `of`.
+    Rows { of: String, start: usize, shape: [usize; 2] },
+    /// A quantised tensor.
+    Mxfp4(Mxfp4),
 }
 
 impl Weights {
@@ -46,10 +66,11 @@ impl Weights {
     pub fn open(folder: &Path) -> Result<Self> {
         let files = WeightFiles::find(folder)?;
         let shards = files.names.iter().map(|name| Shard::open(&folder.join(name))).collect::<Result<Vec<_>>>()?;
-        let weights = Self { path: folder.to_owned(), tensors: places(folder, &shards)?, shards };
+        let mut weights = Self { path: folder.to_owned(), tensors: places(folder, &shards)?, shards };
         if let Some(index) = files.index {
             weights.compare_with_index(&index)?;
         }
+        experts::expand(folder, &weights.shards, &mut weights.tensors)?;
         Ok(weights)
     }
 
@@ -59,7 +80,9 @@ impl Weights {
     /// [`Error::File`]; [`Error::Weights`] for a damaged file.
     pub fn open_file(file: &Path) -> Result<Self> {
         let shards = vec![Shard::open(file)?];
-        Ok(Self { path: file.to_owned(), tensors: places(file, &shards)?, shards })
+        let mut tensors = places(file, &shards)?;
+        experts::expand(file, &shards, &mut tensors)?;
+        Ok(Self { path: file.to_owned(), tensors, shards })
     }
 
     /// Returns the folder or the file.
@@ -77,7 +100,8 @@ impl Weights {
         self.tensors.contains_key(name)
     }
 
-    /// Returns the tensor of this name.
+    /// Returns the tensor of this name. The matrices of an expert may be parts of a tensor of all experts, and experts in MXFP4 are
+    /// dequantised to bf16 when their values are first used.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`] with the nearest name; [`Error::TensorDtype`] for a dtype other than F32, BF16 and F16.
@@ -88,16 +112,32 @@ impl Weights {
             name: name.to_owned(),
             nearest: nearest(name, self.names()),
         };
-        let (name, &place) = self.tensors.get_key_value(name).ok_or_else(unknown)?;
-        let shard = &self.shards[place];
-        let info = shard.header.info(name).ok_or_else(unknown)?;
+        let (name, place) = self.tensors.get_key_value(name).ok_or_else(unknown)?;
+        let shard = &self.shards[place.shard];
+        if let Source::Mxfp4(values) = &place.source {
+            return Ok(WeightTensor {
+                name,
+                dtype: Dtype::Bf16,
+                shape: &values.shape,
+                shard,
+                data: Data::Mxfp4(values),
+            });
+        }
+        let stored = if let Source::Rows { of, .. } = &place.source { of } else { name };
+        let info = shard.header.info(stored).ok_or_else(unknown)?;
         let dtype = Dtype::of_safetensors(info.dtype).ok_or_else(|| Error::TensorDtype {
             path: shard.path.clone(),
-            name: name.clone(),
+            name: stored.clone(),
             found: info.dtype.to_string(),
         })?;
-        let bytes = shard.bytes(info.data_offsets);
-        Ok(WeightTensor { name, dtype, shape: &info.shape, bytes, shard, offsets: info.data_offsets })
+        let (offsets, shape) = match &place.source {
+            Source::Rows { start, shape, .. } => {
+                let begin = info.data_offsets.0 + start * dtype.size();
+                ((begin, begin + shape[0] * shape[1] * dtype.size()), &shape[..])
+            }
+            _ => (info.data_offsets, &info.shape[..]),
+        };
+        Ok(WeightTensor { name, dtype, shape, shard, data: Data::Mapped(offsets) })
     }
 
     /// Returns the dtype in which the weights can be used from the mapped files: the common dtype of all tensors, or f32 if dtypes differ or
@@ -116,7 +156,7 @@ impl Weights {
     fn compare_with_index(&self, index: &BTreeMap<String, String>) -> Result<()> {
         let path = self.path.join(INDEX);
         for (name, file) in index {
-            let found = self.tensors.get(name).map(|&place| self.shards[place].path.as_path());
+            let found = self.tensors.get(name).map(|place| self.shards[place.shard].path.as_path());
             if found != Some(self.path.join(file).as_path()) {
                 let other = found.and_then(Path::file_name).map(|file| format!("; it is in {}", file.display()));
                 let other = other.unwrap_or_default();
@@ -127,21 +167,22 @@ impl Weights {
         match self.names().find(|name| !index.contains_key(*name)) {
             None => Ok(()),
             Some(name) => {
-                let file = self.shards[self.tensors[name]].path.file_name().unwrap_or_default().display();
+                let file = self.shards[self.tensors[name].shard].path.file_name().unwrap_or_default().display();
                 Err(Error::weights(&path, format!("{file} holds `{name}`, which the index does not name")))
             }
         }
     }
 }
 
-/// Returns the index of the shard of each tensor.
-fn places(path: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>> {
+/// Returns the place of each tensor.
+fn places(path: &Path, shards: &[Shard]) -> Result<BTreeMap<String, Place>> {
     let mut tensors = BTreeMap::new();
     for (place, shard) in shards.iter().enumerate() {
         for name in shard.header.tensors().into_keys() {
-            if let Some(first) = tensors.insert(name.clone(), place) {
+            let of_name = Place { shard: place, source: Source::Tensor };
+            if let Some(first) = tensors.insert(name.clone(), of_name) {
                 let [first, second] =
-                    [first, place].map(|place| shards[place].path.file_name().unwrap_or_default().display());
+                    [first.shard, place].map(|place| shards[place].path.file_name().unwrap_or_default().display());
                 let reason = format!("the tensor `{name}` is in two shards, {first} and {second}");
                 return Err(Error::weights(path, reason));
             }
@@ -156,10 +197,15 @@ pub struct WeightTensor<'a> {
     name: &'a str,
     dtype: Dtype,
     shape: &'a [usize],
-    bytes: &'a [u8],
     shard: &'a Shard,
+    data: Data<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Data<'a> {
     /// The range of the tensor's bytes in the shard.
-    offsets: (usize, usize),
+    Mapped((usize, usize)),
+    Mxfp4(&'a Mxfp4),
 }
 
 impl<'a> WeightTensor<'a> {
@@ -180,22 +226,28 @@ impl<'a> WeightTensor<'a> {
 
     /// Returns the values as stored in the file: little-endian, row-major.
     pub fn bytes(&self) -> &'a [u8] {
-        self.bytes
+        match self.data {
+            Data::Mapped(offsets) => self.shard.bytes(offsets),
+            Data::Mxfp4(values) => values.values(),
+        }
     }
 
     /// Returns [`WeightTensor::bytes`] without a copy and with an unlimited lifetime: the result keeps the file mapped.
     pub fn shared_bytes(&self) -> Bytes {
-        self.shard.shared(self.offsets)
+        match self.data {
+            Data::Mapped(offsets) => self.shard.shared(offsets),
+            Data::Mxfp4(values) => values.values().clone(),
+        }
     }
 
     /// Returns the number of values.
     pub fn len(&self) -> usize {
-        self.bytes.len() / self.dtype.size()
+        self.shape.iter().product()
     }
 
     /// Returns `true` if the tensor has no values.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.len() == 0
     }
 
     /// Reads `out.len()` values from the flat index `start` on as f32, which represents all three dtypes exactly.
@@ -209,7 +261,7 @@ impl<'a> WeightTensor<'a> {
             expected: format!("at most {} from index {start} on", self.len().saturating_sub(start)),
             found: out.len(),
         })?;
-        let bytes = &self.bytes[start * size..end * size];
+        let bytes = &self.bytes()[start * size..end * size];
         match self.dtype {
             Dtype::F32 => widen(bytes, out, f32::from_le_bytes),
             Dtype::Bf16 => widen(bytes, out, |bytes| half::bf16::from_le_bytes(bytes).to_f32()),
@@ -220,7 +272,7 @@ impl<'a> WeightTensor<'a> {
 
     /// Returns all values as f32, borrowed from the file if it stores f32, else a copy.
     pub fn values(&self) -> Cow<'a, [f32]> {
-        match bytemuck::try_cast_slice(self.bytes) {
+        match bytemuck::try_cast_slice(self.bytes()) {
             Ok(values) if self.dtype == Dtype::F32 && cfg!(target_endian = "little") => Cow::Borrowed(values),
             _ => Cow::Owned(self.to_vec()),
         }

@@ -16,6 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
@@ -25,6 +26,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 from transformers.utils import logging
@@ -67,6 +69,8 @@ FAMILIES = {
     "granite": GraniteConfig(**SHAPE, eos_token_id=2, residual_multiplier=0.5, attention_multiplier=0.3),
     "phi3": Phi3Config(**SHAPE, eos_token_id=2, pad_token_id=0, original_max_position_embeddings=1024, rope_parameters=LONGROPE),
     "gemma3": Gemma3TextConfig(**SHAPE, eos_token_id=2, head_dim=8, sliding_window=8, sliding_window_pattern=2),
+    "qwen3_moe": Qwen3MoeConfig(**SHAPE, eos_token_id=2, head_dim=8, moe_intermediate_size=12, num_experts=3, num_experts_per_tok=2),
+    "gpt_oss": GptOssConfig(**SHAPE, eos_token_id=2, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=8),
 }
 # The classes of the models that main.rs makes without a source folder.
 NEW = {
@@ -81,6 +85,8 @@ NEW = {
     "granite": "Granite",
     "phi3": "Phi3",
     "gemma3_text": "Gemma3",
+    "qwen3_moe": "Qwen3Moe",
+    "gpt_oss": "GptOss",
 }
 ADAPTERS = [
     ("qwen2", dict(target_modules=["q_proj", "v_proj"], use_rslora=True)),
@@ -90,6 +96,8 @@ ADAPTERS = [
     ("llama", dict(target_modules="all-linear", init_lora_weights="gaussian")),
     ("phi3", dict(target_modules=["qkv_proj", "down_proj"])),
     ("gemma3", dict(target_modules="all-linear")),
+    ("qwen3_moe", dict(target_modules="all-linear")),
+    ("gpt_oss", dict(target_modules=["q_proj", "o_proj"])),
 ]
 
 
