@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-pub(crate) const ALL: [&str; 24] = [
+pub(crate) const ALL: [&str; 30] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
@@ -31,10 +31,23 @@ pub(crate) const ALL: [&str; 24] = [
     "qwen3_vl",
     "mistral3",
     "ministral3_vision",
+    "qwen3_moe",
+    "qwen3_moe_fused",
+    "qwen3_moe_one",
+    "qwen3_moe_idle",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
 ];
 
+/// Returns `true` for experts without tokens, and for the router of one expert.
+pub(crate) fn has_no_gradient(checkpoint: &str, parameter: &str) -> bool {
+    let is_idle = |expert: usize| parameter.contains(&format!(".experts.{expert}."));
+    (checkpoint == "qwen3_moe_idle" && [0, 1, 3].into_iter().any(is_idle))
+        || (checkpoint == "qwen3_moe_one" && parameter.ends_with("mlp.gate.weight"))
+}
+
 /// The checkpoints with an adapter in PEFT's layout.
-pub(crate) const ADAPTED: [&str; 5] = ["llama3", "phi3", "gemma3", "gemma3_vision", "qwen3_vl"];
+pub(crate) const ADAPTED: [&str; 7] = ["llama3", "phi3", "gemma3", "gemma3_vision", "qwen3_vl", "qwen3_moe", "gpt_oss"];
 
 pub(crate) struct Checkpoint {
     pub(crate) folder: ModelFolder,

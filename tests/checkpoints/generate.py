@@ -28,6 +28,8 @@ SMALL = {"vocab_size": 64, "intermediate_size": 24, "pad_token_id": 0, "max_posi
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0,
         "beta_slow": 0.5}
 
+MOE = SMALL | {"head_dim": 8, "moe_intermediate_size": 12}
+
 # name: (family, configuration, dtype, layout of config.json, lengths of the sequences, tensors per shard)
 CHECKPOINTS = {
     "qwen2": ("qwen2", {"vocab_size": 256, "tie_word_embeddings": True, "max_position_embeddings": 32768}, "float32", 4,
@@ -78,6 +80,24 @@ CHECKPOINTS = {
                                       "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
                                       "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
                "float32", 5, [24, 4], None),
+    "qwen3_moe": ("qwen3_moe", MOE | {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}, "float32", 5,
+                  [24, 11], None),
+    # Every expert gets every token; the experts of a layer are one tensor in the file.
+    "qwen3_moe_fused": ("qwen3_moe", MOE | {"num_experts": 3, "num_experts_per_tok": 3, "norm_topk_prob": False,
+                                            "tie_word_embeddings": True}, "float32", 5, [17, 6], None),
+    "qwen3_moe_one": ("qwen3_moe", MOE | {"num_experts": 1, "num_experts_per_tok": 1, "norm_topk_prob": True,
+                                          "num_hidden_layers": 1}, "float32", 4, [12, 5], None),
+    # All tokens go to the same expert of a layer.
+    "qwen3_moe_idle": ("qwen3_moe", MOE | {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False}, "float32", 5,
+                       [15, 8], None),
+    # Many gates and ups are beyond the limit, and the bounds of YaRN are not whole numbers.
+    "gpt_oss": ("gpt_oss", SMALL | {"num_hidden_layers": 3, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+                                    "sliding_window": 5, "swiglu_limit": 0.6, "rope_parameters": YARN | {"truncate": False}},
+                "float32", 5, [24, 3], None),
+    # Experts in MXFP4, which transformers dequantises.
+    "gpt_oss_mxfp4": ("gpt_oss", SMALL | {"intermediate_size": 32, "head_dim": 8, "num_local_experts": 3, "num_experts_per_tok": 2,
+                                          "sliding_window": 128, "rope_parameters": YARN | {"truncate": False}},
+                      "bfloat16", 5, [12, 7], None),
 }
 # Models of images and text: the configuration of the decoder, the rest of config.json, the layout of config.json, and of the names.
 # Names are those of transformers' modules, or those that it writes to files. The towers are as small as the classes allow.
@@ -129,6 +149,8 @@ CLASSES = {
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
 }
 # The base checkpoints of the adapters, and their targets. The towers of models of images and text have modules of these names, too.
 LORA = {
@@ -137,7 +159,43 @@ LORA = {
     "llama3": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "lm_head"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "gemma3": ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"],
+    "qwen3_moe": ["q_proj", "v_proj", "o_proj"],
+    "gpt_oss": ["k_proj", "o_proj", "lm_head"],
 }
+# The 4-bit floats of MXFP4 without their sign.
+FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def published(tensors):
+    """Returns the tensors as transformers saves them: the matrices of each expert of Qwen3-MoE apart."""
+    result = {}
+    for name, tensor in tensors.items():
+        prefix, dot, part = name.rpartition(".mlp.experts.")
+        # gpt-oss has biases, and saves experts as they are.
+        if not dot or f"{name}_bias" in tensors or part.endswith("_bias"):
+            result[name] = tensor
+            continue
+        for expert, matrix in enumerate(tensor):
+            parts = ["gate_proj", "up_proj"] if part == "gate_up_proj" else ["down_proj"]
+            for kind, of_kind in zip(parts, matrix.chunk(len(parts))):
+                result[f"{prefix}{dot}{expert}.{kind}.weight"] = of_kind.contiguous()
+    return result
+
+
+def to_mxfp4(tensors):
+    """Returns the tensors with matrices of experts in MXFP4: two numbers per byte, and an exponent for each 32 inputs."""
+    result = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            result[name] = tensor
+            continue
+        groups = tensor.float().transpose(1, 2).unflatten(-1, (-1, 32))
+        exponents = groups.abs().amax(-1).log2().floor().int() - 2
+        scaled = groups / torch.exp2(exponents.float())[..., None]
+        codes = (scaled.abs()[..., None] - FP4).abs().argmin(-1) + 8 * (scaled < 0)
+        result[f"{name}_blocks"] = (codes[..., ::2] + 16 * codes[..., 1::2]).to(torch.uint8).contiguous()
+        result[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
+    return result
 
 
 def random_model(family, config, seed):
@@ -157,6 +215,12 @@ def randomised(model, family):
                 parameter.copy_(0.3 * noise)
             else:
                 parameter.copy_(0.2 * noise)
+        if config.get("num_experts_per_tok") == 1 and config["num_experts"] > 1:
+            # The first column of hidden states is large and above 0, and one expert's logit grows with it.
+            model.model.embed_tokens.weight[:, 0] = 4.0
+            for layer in model.model.layers:
+                layer.post_attention_layernorm.weight[0] = 1.0
+                layer.mlp.gate.weight[2, 0] = 0.8
     return model.eval()
 
 
@@ -183,6 +247,13 @@ def save_model(model, folder, dtype, layout, per_shard):
     config = layout_4(config, dtype) if layout == 4 else config
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     tensors = {name: parameter.detach().to(getattr(torch, dtype)).contiguous() for name, parameter in model.named_parameters()}
+    if folder.name.endswith("mxfp4"):
+        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        tensors = to_mxfp4(tensors)
+    elif not folder.name.endswith("fused"):
+        tensors = published(tensors)
     names = sorted(tensors)
     if per_shard is None:
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -237,7 +308,7 @@ def optimizer_step(model):
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ADAMW["max_grad_norm"])
     assert norm > 2 * ADAMW["max_grad_norm"], "the gradient is not clipped"
     optimizer.step()
-    return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+    return published({name: parameter.detach().contiguous() for name, parameter in model.named_parameters()})
 
 
 def make(out, name, seed):
@@ -249,13 +320,21 @@ def make(out, name, seed):
     stored = save_model(model, folder, dtype, layout, per_shard)
     # The expected values belong to the model that transformers loads from that folder.
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    assert all(torch.equal(parameter, stored[name]) for name, parameter in model.named_parameters())
+    loaded = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    loaded = loaded if name.endswith(("fused", "mxfp4")) else published(loaded)
+    assert all(torch.equal(tensor, stored[of]) for of, tensor in loaded.items() if of in stored)
 
     ids, mask = tokens(lengths, config["vocab_size"], seed)
     logits, loss = evaluate(model, ids, mask)
     loss.backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    assert all(gradient.abs().max() > 1e-6 for gradient in gradients.values()), "a gradient of zero tells nothing"
+    # The router of one expert has no gradient, and experts without tokens have none.
+    told = [gradient for of, gradient in gradients.items() if not (name == "qwen3_moe_one" and of.endswith("gate.weight"))]
+    assert all(gradient.abs().max() > 1e-6 for gradient in told), "a gradient of zero tells nothing"
+    gradients = published(gradients)
+    idle = sum(bool((gradient == 0).all()) for gradient in gradients.values())
+    # Three experts with three matrices in each of two layers.
+    assert idle == (18 if name == "qwen3_moe_idle" else int(name == "qwen3_moe_one")), f"{idle} gradients of zero"
     metadata = {"format": "grpo-model/1", "source": source()}
     save_file(document(ids, mask, logits, loss, gradients), folder / "expected.safetensors", metadata)
     if dtype == "float32":
@@ -375,7 +454,7 @@ def make_adapter(out, name):
     assert set(gradients) == set(saved), set(gradients) ^ set(saved)
     metadata = {"format": "grpo-model/1", "source": f"{source()}, peft {peft.__version__}"}
     save_file(document(ids, mask, logits, loss, gradients), folder / "expected.safetensors", metadata)
-    merged = {n: p.detach().contiguous() for n, p in model.merge_and_unload().named_parameters()}
+    merged = published({n: p.detach().contiguous() for n, p in model.merge_and_unload().named_parameters()})
     merged = of_text(merged) if name in WRAPPERS else merged
     save_file(merged, folder / "merged.safetensors", {"format": "pt"})
     size = sum(path.stat().st_size for path in folder.iterdir())

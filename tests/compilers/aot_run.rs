@@ -193,7 +193,11 @@ fn aot_refuses_an_illegal_run_before_compiling() {
         (RUN, &["--target", "v6f"], &["`v6f`", "v6e:2x4", "h200"]),
         (RUN, &["--target", "v6e:2x4", "--set", "policy.mesh={fsdp: 16}"], &["policy.mesh", "at most 8 devices", "16"]),
         (RUN, &["--target", "v6e:2x4", "--set", "policy.mesh={tensor: 8}"], &["policy.mesh.tensor", "key/value heads"]),
-        (RUN, &["--target", "v6e:4x4", "--set", "policy.mesh={fsdp: 8}"], &["policy.mesh", "all 16 devices", "4 processes"]),
+        (
+            RUN,
+            &["--target", "v6e:4x4", "--set", "policy.mesh={fsdp: 8}"],
+            &["policy.mesh", "all 16 devices", "4 processes"],
+        ),
         (RUN, &["--variants", "gradients"], &["`gradients`", "gradient, score, apply"]),
         (RUN, &["--set", "lora={r: 4, target_modules: [c_proj]}"], &["LoRA target", "o_proj"]),
         (RUN, &["--assert", "gradiant.temp_bytes <= 1"], &["`gradiant`", "memory and times"]),

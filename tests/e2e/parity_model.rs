@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
-const ALL: [&str; 24] = [
+const ALL: [&str; 27] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
@@ -31,6 +31,9 @@ const ALL: [&str; 24] = [
     "qwen3_vl",
     "mistral3",
     "ministral3_vision",
+    "qwen3_moe",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
 ];
 const ROWS: [&str; 4] = ["logits ", "logits, cached", "loss ", "grad.model.layers.0.self_attn.o_proj.weight"];
 

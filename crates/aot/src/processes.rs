@@ -38,7 +38,8 @@ impl RunPrograms {
         let in_mesh: Vec<DeviceDescription> = order.into_iter().map(|at| devices[at].clone()).collect();
         let processes = MeshProcesses::of_devices(&in_mesh);
         let layout = |p: &Parameter| {
-            let sharding = rules.parameter(p).map_err(|source| policy_pjrt::Error::Split { what: p.name().into(), source });
+            let sharding =
+                rules.parameter(p).map_err(|source| policy_pjrt::Error::Split { what: p.name().into(), source });
             Ok(Layout::new(&p.shape, Some(&sharding?)))
         };
         let layouts = self.decoder.parameters().iter().map(layout).collect::<policy_pjrt::Result<Vec<_>>>();

@@ -1,6 +1,7 @@
 //! The configuration of a decoder, with the field names of Hugging Face's `config.json`.
 
 use crate::error::{Result, check};
+use crate::experts::Experts;
 use crate::layer::{Activation, LayerRope, LayerSpec, NormPlacement};
 use crate::tokenizer::CharTokenizer;
 use serde::{Deserialize, Serialize};
@@ -24,9 +25,11 @@ pub struct ModelConfig {
     /// H, the width of the residual stream.
     #[default(64)]
     pub hidden_size: usize,
-    /// I, the width of the MLP.
+    /// I, the width of the MLP; a model with `experts` has none of this width.
     #[default(192)]
     pub intermediate_size: usize,
+    /// The experts of the MLPs; `None` is one MLP in every layer.
+    pub experts: Option<Experts>,
     /// The number of blocks.
     #[default(2)]
     pub num_hidden_layers: usize,
@@ -57,6 +60,10 @@ pub struct ModelConfig {
     /// `true` if the query, key and value projections have biases, as in Qwen2; Qwen3 and Llama 3 have none.
     #[default(true)]
     pub attention_bias: bool,
+    /// `true` if the output projection of attention has a bias, as in gpt-oss.
+    pub attention_output_bias: bool,
+    /// `true` if every query head has a sink, a learned logit in the denominator of its softmax, as in gpt-oss.
+    pub attention_sinks: bool,
     /// `true` if every query and key head is normalised (RMSNorm over D with its own weights) before the rotary embedding, as in Qwen3.
     pub qk_norm: bool,
     /// `true` if one norm goes over the columns of all query heads, and another over the columns of all key heads, as in OLMo 2; needs
@@ -129,6 +136,9 @@ pub struct RopeScaling {
     /// The number of rotations over the original context below which a wavelength is stretched (`yarn`).
     #[default(1.0)]
     pub beta_slow: f64,
+    /// `true` if the bounds of the interpolated pairs are whole numbers (`yarn`).
+    #[default(true)]
+    pub truncate: bool,
     /// The factor of cosines and sines (`yarn`, `longrope`).
     #[default(1.0)]
     pub attention_factor: f64,
@@ -244,6 +254,7 @@ impl ModelConfig {
             check(pad < self.vocab_size, "model.pad_token_id", "a token below model.vocab_size", pad)?;
         }
         self.validate_layers()?;
+        self.experts.iter().try_for_each(|experts| experts.validate(self))?;
         match &self.rope_scaling {
             Some(scaling) => scaling.validate(self),
             None => Ok(()),
@@ -276,10 +287,13 @@ impl ModelConfig {
             "qk_norm: false",
         )?;
         check(
-            !(self.fused_projections && (self.attention_bias || self.qk_norm)),
+            !(self.fused_projections && (self.attention_bias || self.attention_output_bias || self.qk_norm)),
             "model.fused_projections",
-            "attention_bias: false and qk_norm: false beside it",
-            format!("attention_bias: {}, qk_norm: {}", self.attention_bias, self.qk_norm),
+            "attention_bias: false, attention_output_bias: false and qk_norm: false beside it",
+            format!(
+                "attention_bias: {}, attention_output_bias: {}, qk_norm: {}",
+                self.attention_bias, self.attention_output_bias, self.qk_norm
+            ),
         )
     }
 }

@@ -1,7 +1,8 @@
 //! The floating-point operations of a model.
 
 use crate::config::ModelConfig;
-use crate::parameters::{EMBEDDING, HEAD};
+use crate::experts::EXPERTS;
+use crate::parameters::{EMBEDDING, HEAD, Parameter};
 
 /// The tokens of sequences, counted for [`ModelConfig::forward_flops`].
 ///
@@ -42,12 +43,15 @@ impl TokenCounts {
 }
 
 impl ModelConfig {
-    /// Returns the floating-point operations of the matmuls of a forward pass: 2 for each weight and token, 4 D for each head and pair of tokens in
-    /// attention, and 2 H V for each token with logits. A backward pass through trained weights needs twice as many.
+    /// Returns the floating-point operations of the matmuls of a forward pass: 2 for each token and each weight that it uses, 4 D for each head
+    /// and pair of tokens in attention, and 2 H V for each token with logits. A backward pass through trained weights needs twice as many.
     pub fn forward_flops(&self, counts: &TokenCounts) -> f64 {
-        let matrices =
-            self.parameters().into_iter().filter(|p| p.shape.len() == 2 && ![EMBEDDING, HEAD].contains(&&*p.name));
-        let weights = matrices.map(|parameter| parameter.len() as f64).sum::<f64>();
+        let is_matrix = |p: &Parameter| p.shape.len() >= 2 && ![EMBEDDING, HEAD].contains(&&*p.name);
+        let matrices = self.parameters().into_iter().filter(|p| is_matrix(p) && !p.name.ends_with("bias"));
+        // A token uses a part of the experts.
+        let share = self.experts.as_ref().map_or(1.0, |of| of.num_experts_per_tok as f64 / of.num_experts as f64);
+        let used = |p: Parameter| p.len() as f64 * if p.name.contains(EXPERTS) { share } else { 1.0 };
+        let weights = matrices.map(used).sum::<f64>();
         let attention = 4.0 * (self.num_attention_heads * self.head_dim()) as f64;
         let head = (self.vocab_size * self.hidden_size) as f64;
         2.0 * weights * counts.tokens + attention * counts.pairs + 2.0 * head * counts.logits
@@ -76,6 +80,20 @@ mod tests {
         assert_eq!(pairs(&sliding(3), 0, 5), 3.0 * (1.0 + 2.0 + 3.0 + 3.0 + 3.0));
         assert_eq!(pairs(&sliding(3), 7, 2), 3.0 * 6.0);
         assert_eq!(pairs(&sliding(1), 0, 4), 3.0 * 4.0);
+    }
+
+    #[test]
+    fn tokens_use_a_part_of_the_experts() {
+        let flops = |num_experts| {
+            let experts = crate::Experts { num_experts, num_experts_per_tok: 2, ..crate::Experts::default() };
+            let config = ModelConfig { experts: Some(experts), ..ModelConfig::default() };
+            let mut counts = TokenCounts::default();
+            counts.add(&config, 0, 1, 0);
+            (config.forward_flops(&counts), 2.0 * (config.hidden_size * config.num_hidden_layers) as f64)
+        };
+        // Two more experts have two more rows of the router.
+        let ((two, row), (four, _)) = (flops(2), flops(4));
+        assert_eq!(four - two, 2.0 * row);
     }
 
     #[test]

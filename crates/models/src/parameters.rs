@@ -37,7 +37,8 @@ impl ModelConfig {
     /// `model.embed_tokens.weight` and `lm_head.weight` `[V, H]`, `q_proj` `[A D, H]`, `k_proj` and `v_proj` `[K D, H]`,
     /// `o_proj` `[H, A D]`, `gate_proj` and `up_proj` `[I, H]`, `down_proj` `[H, I]`, or, fused, `qkv_proj` `[(A + 2K) D, H]` and
     /// `gate_up_proj` `[2I, H]`; `q_norm` and `k_norm` `[D]`, or `[A D]` and `[K D]` over all heads, other norms `[H]`; biases are as
-    /// long as their matrix has rows.
+    /// long as their matrix has rows; `self_attn.sinks` `[A]`. [`Experts`](crate::Experts) have a router `[E, H]` and, for each expert,
+    /// `gate_proj`, `up_proj` and `down_proj`.
     ///
     /// ```
     /// let config = models::ModelConfig { tie_word_embeddings: true, ..Default::default() };
@@ -64,10 +65,14 @@ impl ModelConfig {
             norm(before, &mut list);
             for matrix in self.layer_matrices() {
                 let path = format!("{prefix}.{}", matrix.name);
-                if self.attention_bias && matrix.biased {
+                if matrix.biased {
                     add(&mut list, format!("{path}.bias"), &[matrix.output]);
                 }
                 add(&mut list, format!("{path}.weight"), &[matrix.output, matrix.input]);
+            }
+            list.extend(self.experts.iter().flat_map(|experts| experts.parameters(&prefix, hidden)));
+            if self.attention_sinks {
+                add(&mut list, format!("{prefix}.self_attn.sinks"), &[self.num_attention_heads]);
             }
             if self.qk_norm {
                 let [queries, keys] = self.qk_norm_sizes();
@@ -88,29 +93,35 @@ impl ModelConfig {
         self.parameters().iter().map(|parameter| parameter.shape.iter().map(|&n| n as u64).product::<u64>()).sum()
     }
 
-    /// Returns the matrices of a layer: seven, or four with `fused_projections`.
+    /// Returns the matrices of a layer: seven, or four with `fused_projections`, or the four of attention with `experts`.
     pub fn layer_matrices(&self) -> Vec<LayerMatrix> {
         let (hidden, wide) = (self.hidden_size, self.intermediate_size);
         let queries = self.num_attention_heads * self.head_dim();
         let keys = self.num_key_value_heads * self.head_dim();
         let of = |name, output, input, biased| LayerMatrix { name, output, input, biased };
+        let (bias, output_bias) = (self.attention_bias, self.attention_output_bias);
         if self.fused_projections {
             return vec![
-                of("self_attn.qkv_proj", queries + 2 * keys, hidden, true),
+                of("self_attn.qkv_proj", queries + 2 * keys, hidden, bias),
                 of("self_attn.o_proj", hidden, queries, false),
                 of("mlp.gate_up_proj", 2 * wide, hidden, false),
                 of("mlp.down_proj", hidden, wide, false),
             ];
         }
-        vec![
-            of("self_attn.q_proj", queries, hidden, true),
-            of("self_attn.k_proj", keys, hidden, true),
-            of("self_attn.v_proj", keys, hidden, true),
-            of("self_attn.o_proj", hidden, queries, false),
-            of("mlp.gate_proj", wide, hidden, false),
-            of("mlp.up_proj", wide, hidden, false),
-            of("mlp.down_proj", hidden, wide, false),
-        ]
+        let mut matrices = vec![
+            of("self_attn.q_proj", queries, hidden, bias),
+            of("self_attn.k_proj", keys, hidden, bias),
+            of("self_attn.v_proj", keys, hidden, bias),
+            of("self_attn.o_proj", hidden, queries, output_bias),
+        ];
+        if self.experts.is_none() {
+            matrices.extend([
+                of("mlp.gate_proj", wide, hidden, false),
+                of("mlp.up_proj", wide, hidden, false),
+                of("mlp.down_proj", hidden, wide, false),
+            ]);
+        }
+        matrices
     }
 
     /// Returns the sizes of the norms of queries and of keys.
@@ -129,6 +140,6 @@ pub struct LayerMatrix {
     pub output: usize,
     /// The number of columns.
     pub input: usize,
-    /// `true` if `attention_bias` adds a bias.
+    /// `true` if it has a bias.
     pub biased: bool,
 }

@@ -85,8 +85,9 @@ impl RopeScaling {
         let index = |turns: f64| {
             width * (self.original_max_position_embeddings as f64 / (turns * TAU)).ln() / (2.0 * theta.ln())
         };
-        let low = index(self.beta_fast).floor().max(0.0);
-        let high = index(self.beta_slow).ceil().min(width - 1.0);
+        let (low, high) = (index(self.beta_fast), index(self.beta_slow));
+        let (low, high) = if self.truncate { (low.floor(), high.ceil()) } else { (low, high) };
+        let (low, high) = (low.max(0.0), high.min(width - 1.0));
         let high = if high == low { high + 0.001 } else { high };
         let stretched = |(i, frequency): (usize, f64)| {
             let share = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);

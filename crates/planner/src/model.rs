@@ -210,7 +210,7 @@ impl CostModel<'_> {
     pub(crate) fn temporary_bytes(&self) -> u64 {
         let (rules, model) = (self.training(), self.model(self.training()));
         let tokens = self.tokens(rules);
-        let mlp = tokens * self.shape.intermediate_size as f64 / rules.parts(Axis::Mlp) as f64;
+        let mlp = tokens * self.mlp_columns() / rules.parts(Axis::Mlp) as f64;
         let parts = [mlp, tokens * model.width(), model.gathered(rules) / model.layers()];
         let elements: f64 = parts.into_iter().zip(TEMPORARIES).map(|(part, count)| part * count).sum();
         (model.operand * elements) as u64
@@ -220,6 +220,12 @@ impl CostModel<'_> {
     pub(crate) fn gradient_bytes(&self) -> u64 {
         let elements = self.model(self.training()).elements;
         if self.config.lora.is_some() { 0 } else { (size_of::<f32>() as f64 * elements) as u64 }
+    }
+
+    /// Returns the columns of the MLP, or of the MLPs of all experts, which compute every token.
+    fn mlp_columns(&self) -> f64 {
+        let experts = self.shape.experts.as_ref();
+        experts.map_or(self.shape.intermediate_size, |of| of.num_experts * of.moe_intermediate_size) as f64
     }
 
     fn training(&self) -> &AxisRules {
@@ -263,7 +269,7 @@ impl CostModel<'_> {
         meter.matmuls(2.0 * attention * layers * tokens * length * query, 0.0);
         let scores = tokens * length * self.shape.num_attention_heads as f64 / heads;
         meter.moves(layers * scores * (SCORES[0] * passes.attention + SCORES[1] * is_backward));
-        let activations = MLP * self.shape.intermediate_size as f64 / mlp + RESIDUAL * model.width();
+        let activations = MLP * self.mlp_columns() / mlp + RESIDUAL * model.width();
         meter.moves(layers * tokens * activations * model.operand * (passes.forward + 2.0 * is_backward));
         meter.gathers(MeshAxis::Fsdp, passes.weights * model.operand * weights);
         // Two gathers and two reductions of the residual stream per layer.

@@ -75,7 +75,7 @@ impl StepMemory {
             let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
             product([*input, output.next_multiple_of(32), if is_narrow { 2 } else { SINGLE }])
         };
-        let of_layer = sum(matrices(config).iter().map(|matrix| bytes(matrix, false)));
+        let of_layer = sum(matrices(config).iter().map(|(matrix, count)| product([bytes(matrix, false), *count])));
         let packed = sum([product([layers, of_layer]), bytes(&[h, vocab], self.head_adapter)]);
         table.push_in(SAMPLING, "weights packed for products", packed);
         if let (Trained::Adapters(count), true) = (weights.trained, in_files) {
@@ -121,7 +121,7 @@ impl StepMemory {
         let activations = product([rows, row_values(config)]).saturating_sub(trained);
         table.push_in(UPDATES, "activations beyond gradients", product([at_once, activations, SINGLE]));
         // A product packs all rows, but only a few columns of the weight at a time.
-        let widest = matrices(config).into_iter().flatten().max().unwrap_or(0);
+        let widest = matrices(config).into_iter().flat_map(|(matrix, _)| matrix).max().unwrap_or(0);
         let scratch = product([rows, widest, SINGLE, rayon::current_num_threads() as u64]);
         let planned = tokens.clamp(1, MOST_PLANNED);
         let workspace = workspace(config, loss, planned as usize, all || self.head_adapter)?;
@@ -143,18 +143,37 @@ fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(0, u64::saturating_add)
 }
 
-/// Returns `[in, out]` of the matrices of a layer.
-fn matrices(config: &ModelConfig) -> [[u64; 2]; 4] {
-    let (h, i, d) = (config.hidden_size as u64, config.intermediate_size as u64, config.head_dim() as u64);
+/// Returns `[in, out]` of the matrices of a layer, and how many the layer has.
+fn matrices(config: &ModelConfig) -> Vec<([u64; 2], u64)> {
+    let (h, d) = (config.hidden_size as u64, config.head_dim() as u64);
     let (queries, keys) = (config.num_attention_heads as u64 * d, config.num_key_value_heads as u64 * d);
-    [[h, queries + 2 * keys], [queries, h], [h, 2 * i], [i, h]]
+    let mut matrices = vec![([h, queries + 2 * keys], 1), ([queries, h], 1)];
+    let (i, count) = match &config.experts {
+        Some(experts) => {
+            matrices.push(([h, experts.num_experts as u64], 1));
+            (experts.moe_intermediate_size as u64, experts.num_experts as u64)
+        }
+        None => (config.intermediate_size as u64, 1),
+    };
+    matrices.extend([([h, 2 * i], count), ([i, h], count)]);
+    matrices
 }
 
 /// Returns the number of values that a row of a micro-batch saves for the backward pass, plus the gradients of the layer in progress. Saved
 /// per layer: residual stream and norms; queries, keys and values (after the rotary embedding, and before it if they are normalised);
-/// attention output; gate, up and their product.
+/// attention output; gate, up and their product, or, for each of a token's experts, gate and up.
 fn row_values(config: &ModelConfig) -> u64 {
-    let [[h, qkv], [mixed, _], [_, gate_up], [i, _]] = matrices(config);
+    let (h, d) = (config.hidden_size as u64, config.head_dim() as u64);
+    let mixed = config.num_attention_heads as u64 * d;
+    let qkv = mixed + 2 * config.num_key_value_heads as u64 * d;
+    let (gate_up, i) = match &config.experts {
+        Some(experts) => {
+            let [top, wide] = [experts.num_experts_per_tok, experts.moe_intermediate_size].map(|n| n as u64);
+            // Beside gate and up: the logits of the router, and the rows of the experts in the pass in progress.
+            (2 * top * wide, experts.num_experts as u64 + top * (wide + h))
+        }
+        None => (2 * config.intermediate_size as u64, config.intermediate_size as u64),
+    };
     let heads = if config.qk_norm { 2 * qkv } else { qkv };
     let norms = config.norm_placement.names();
     // The input of every norm, besides the two of the residual stream that layers share with the norms before attention and MLP.

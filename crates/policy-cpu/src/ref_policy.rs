@@ -7,7 +7,7 @@ use policy::{Result, TensorSource, check_tensors};
 /// Returns the weights of `policy` as a reference policy: without value head, adapters and autodiff. Weights below adapters are shared, not
 /// copied.
 pub(crate) fn freeze(policy: &Decoder) -> Decoder {
-    let mut frozen = policy.clone().without_adapters().valid();
+    let mut frozen = policy.clone().without_adapters().with_free_routers().valid();
     frozen.value_head = None;
     frozen
 }

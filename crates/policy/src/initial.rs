@@ -135,12 +135,17 @@ impl TensorSource for InitialWeights {
 /// Returns the distribution of a tensor of a model with these parameters.
 fn of_model(config: &ModelConfig, parameters: &[Parameter], parameter: &Parameter) -> Distribution {
     let (name, std) = (&parameter.name, config.initializer_range);
+    // Biases of experts have two dimensions.
+    if ["bias", "sinks"].iter().any(|end| name.ends_with(end)) {
+        return Distribution::Constant(0.0);
+    }
     if parameter.shape.len() == 1 {
-        let is_zero = name.ends_with(".bias") || config.zero_centered_norms;
-        return Distribution::Constant(if is_zero { 0.0 } else { 1.0 });
+        return Distribution::Constant(if config.zero_centered_norms { 0.0 } else { 1.0 });
     }
     let name = name.trim_end_matches(".weight");
+    let of_residual = std / (2.0 * config.num_hidden_layers as f64).sqrt();
     let Some((layer, module, parts, part)) = random_matrix(name) else {
+        let std = if name.ends_with(".down_proj") { of_residual } else { std };
         return Distribution::Normal { stream: name.trim_start_matches("model.").to_owned(), std };
     };
     let columns = |part: &&str| {
@@ -150,7 +155,7 @@ fn of_model(config: &ModelConfig, parameters: &[Parameter], parameter: &Paramete
     let adds_to_residual = matches!(module, "attn.o_proj" | "mlp.down_proj");
     Distribution::Columns {
         stream: format!("layers.{layer}.{module}.weight"),
-        std: if adds_to_residual { std / (2.0 * config.num_hidden_layers as f64).sqrt() } else { std },
+        std: if adds_to_residual { of_residual } else { std },
         first: parts.iter().take_while(|other| **other != part).map(columns).sum(),
         width: parts.iter().map(columns).sum(),
     }

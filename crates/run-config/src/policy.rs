@@ -55,6 +55,8 @@ pub struct PolicyConfig {
     /// `grpo.steps_per_generation`, `grpo.sync_ref_model`, `grpo.use_adaptive_entropy`); other steps need no copy.
     #[default(true)]
     pub can_roll_back: bool,
+    /// `true` if the routers of a mixture of experts are not trained.
+    pub freeze_router: bool,
 }
 
 /// A device that holds weights.

@@ -17,7 +17,7 @@ use policy_pjrt::decoder::{Axis, AxisRules};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime, TrainingSizes};
 use rewards::Rewards;
 use rollout::Rollout;
-use run_config::{PolicyConfig, PolicyDevice, RolloutConfig, TrainConfig};
+use run_config::{PolicyConfig, PolicyDevice, RolloutConfig, TrainConfig, check};
 use std::sync::Arc;
 
 /// The parts that [`crate::Trainer`] works with; each can be replaced by your own.
@@ -199,6 +199,8 @@ impl PolicyTarget {
         model: Option<&ModelFolder>,
         purpose: Purpose,
     ) -> Result<Box<dyn Policy>> {
+        let has_router = shape.experts.is_some() || !config.policy.freeze_router;
+        check(has_router, "policy.freeze_router", "false, or a model with a mixture of experts", true)?;
         Ok(match self {
             Self::Host(loss) => {
                 let policy = cpu_policy(config, shape, model, *loss, purpose)?;
@@ -265,6 +267,7 @@ fn cpu_policy(
         (None, Some(lora)) => CpuPolicy::new(shape, config.seed, loss)?.with_lora(lora, config.seed)?,
         (None, None) => CpuPolicy::new(shape, config.seed, loss)?,
     };
+    let policy = if config.policy.freeze_router { policy.with_frozen_routers()? } else { policy };
     Ok(match config.grpo.value_loss() {
         Some(of_values) => policy.with_value_head(of_values)?,
         None => policy,

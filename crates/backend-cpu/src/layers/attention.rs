@@ -111,6 +111,26 @@ pub struct Mixed {
     pub lse: Vec<f32>,
 }
 
+impl Mixed {
+    /// Adds sinks: a head's softmax gets one more entry, the logit of its sink `[A]`, without a value. Returns the factors `[N, A]` of the
+    /// values, the probability of all other entries.
+    ///
+    /// The backward pass of attention with sinks is that of attention without: `values` are these values, and `dvalues` is dL/d(these
+    /// values) times the factors. The gradient of a sink is minus the sum over rows of (1 - factor) times the product of both.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `sinks` is not `[A]`.
+    pub fn add_sinks(&mut self, heads: Heads, sinks: &[f32]) -> Result<Vec<f32>> {
+        fits("add_sinks", "sinks", sinks.len(), &[heads.query])?;
+        let factor = |(lse, sink): (&f32, &f32)| 1.0 / (1.0 + (sink - lse).exp());
+        let factors: Vec<f32> = self.lse.iter().zip(sinks.iter().cycle()).map(factor).collect();
+        for (head, factor) in self.values.chunks_exact_mut(heads.width).zip(&factors) {
+            head.iter_mut().for_each(|value| *value *= factor);
+        }
+        Ok(factors)
+    }
+}
+
 /// The inputs of the backward pass of attention.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionGrad<'a> {

@@ -2,7 +2,7 @@
 //!
 //! The samples of a prompt share its keys and values, and finished samples need no work.
 
-use super::attention::{Heads, Scores, Span, softmax_row};
+use super::attention::{Heads, Mixed, Scores, Span, softmax_row};
 use super::{Layers, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::threads::slices::*;
@@ -161,7 +161,7 @@ fn write(block: &mut [f32], heads: Heads, len: usize, i: usize, row: &[f32]) {
 
 impl Layers {
     /// Computes attention of one new position of each of `samples`; their queries, keys and values are the rows of
-    /// `qkv: [samples, (A + 2K) D]`. Returns `[samples, A D]`. Keys and values are written to the layer of the cache,
+    /// `qkv: [samples, (A + 2K) D]`. Returns values `[samples, A D]`. Keys and values are written to the layer of the cache,
     /// and count as filled after [`KvCache::advance`]. `samples` must be ascending. Positions before the window of
     /// `scores` are not read.
     ///
@@ -174,7 +174,7 @@ impl Layers {
         layer: usize,
         scores: Scores,
         samples: &[usize],
-    ) -> Result<Vec<f32>> {
+    ) -> Result<Mixed> {
         let heads = cache.heads;
         fits("attention_cached", "qkv", qkv.len(), &[samples.len(), heads.row()])?;
         if !samples.is_sorted_by(|a, b| a < b) || samples.last().is_some_and(|last| *last >= cache.filled.len()) {
@@ -188,12 +188,13 @@ impl Layers {
             return Err(Error::shape("attention_cached", "positions", format!("room in sample {full}"), "none"));
         }
         let (width, scale) = (heads.query * heads.width, scores.scale(heads));
-        let mut out = vec![0.0; samples.len() * width];
+        let mut mixed = Mixed { values: vec![0.0; samples.len() * width], lse: vec![0.0; samples.len() * heads.query] };
+        let outs = mixed.values.chunks_exact_mut(width).zip(mixed.lse.chunks_exact_mut(heads.query));
         let of_layer = &mut cache.layers[layer];
         let size = 2 * heads.key_value * cache.capacity * heads.width;
         let mut blocks = of_layer.samples.chunks_exact_mut(size);
         let (mut tasks, mut next) = (Vec::new(), 0);
-        for ((sample, row), out) in samples.iter().zip(qkv.chunks_exact(heads.row())).zip(out.chunks_exact_mut(width)) {
+        for ((sample, row), out) in samples.iter().zip(qkv.chunks_exact(heads.row())).zip(outs) {
             if let Some(block) = blocks.nth(sample - next) {
                 tasks.push((*sample, row, block, out));
             }
@@ -202,7 +203,7 @@ impl Layers {
         let (prompts, filled) = (&of_layer.prompts, &cache.filled);
         tasks.par_chunks_mut(4).for_each(|tasks| {
             let mut buffer = Vec::new();
-            for (sample, row, block, out) in tasks {
+            for (sample, row, block, (out, lse)) in tasks {
                 write(block, heads, cache.capacity, filled[*sample], row);
                 let (prompt, own) = (*sample / cache.per_prompt, filled[*sample] + 1);
                 let of_prompt = cache.prompts[prompt];
@@ -211,10 +212,10 @@ impl Layers {
                     Part { block: &prompts[prompt], len: of_prompt, visible: first.min(of_prompt)..of_prompt },
                     Part { block, len: cache.capacity, visible: first.saturating_sub(of_prompt)..own },
                 ];
-                mix(self.gemm.isa(), heads, row, scale, parts, &mut buffer, out);
+                mix(self.gemm.isa(), heads, row, scale, parts, &mut buffer, out, lse);
             }
         });
-        Ok(out)
+        Ok(mixed)
     }
 }
 
@@ -227,12 +228,15 @@ struct Part<'a> {
 }
 
 simd_dispatch! {
-    /// Computes the mean of the parts' values `[A, D]`, weighted by the probabilities of the queries in `row`.
+    /// Computes the mean of the parts' values `[A, D]`, weighted by the probabilities of the queries in `row`, and the log-sum-exp `[A]`
+    /// of their scores.
+    #[allow(clippy::too_many_arguments)]
     fn mix(
-        heads: Heads, row: &[f32], scale: f32, parts: [Part<'_>; 2], scores: &mut Vec<f32>, out: &mut [f32],
+        heads: Heads, row: &[f32], scale: f32, parts: [Part<'_>; 2], scores: &mut Vec<f32>, out: &mut [f32], lse: &mut [f32],
     ) = mix_body
 }
 
+#[allow(clippy::too_many_arguments)]
 #[inline(always)]
 fn mix_body<M: MulAdd>(
     heads: Heads,
@@ -241,6 +245,7 @@ fn mix_body<M: MulAdd>(
     parts: [Part<'_>; 2],
     scores: &mut Vec<f32>,
     out: &mut [f32],
+    lse: &mut [f32],
 ) {
     let (d, r) = (heads.width, heads.query / heads.key_value);
     scores.resize(parts[0].visible.len() + parts[1].visible.len(), 0.0);
@@ -255,7 +260,7 @@ fn mix_body<M: MulAdd>(
                 }
             }
         }
-        softmax_row::<M>(scores, scale);
+        lse[a] = softmax_row::<M>(scores, scale);
         out.fill(0.0);
         let (first, second) = scores.split_at(parts[0].visible.len());
         for (scores, part) in [first, second].into_iter().zip(&parts) {

@@ -10,17 +10,25 @@ use crate::threads::slices::*;
 use grpo_core::error::Result;
 
 /// The activation f of a gate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Activation {
     /// z sigmoid(z).
     #[default]
     Silu,
     /// The tanh approximation of GELU (arXiv 1606.08415).
     GeluTanh,
+    /// gpt-oss's: y = (u + 1) g sigmoid(alpha g), with g = min(gate, limit) and u = clamp(up, -limit, limit). The entries of gate and up
+    /// alternate in a row.
+    Clamped {
+        /// The factor of the gate in its sigmoid.
+        alpha: f32,
+        /// The limit of gate and up.
+        limit: f32,
+    },
 }
 
 impl Layers {
-    /// Computes y `[N, I]` of rows `[N, 2 I]`, each gate then up.
+    /// Computes y `[N, I]` of rows `[N, 2 I]`, each gate then up, or both alternating if the activation is clamped.
     ///
     /// # Errors
     /// [`grpo_core::Error::Shape`] if `gate_up` is not a whole number of rows.
@@ -32,6 +40,7 @@ impl Layers {
         y.par_chunks_mut(block).zip(gate_up.par_chunks(2 * block)).for_each(|(y, gate_up)| match activation {
             Activation::Silu => silu(self.gemm.isa(), gate_up, width, y),
             Activation::GeluTanh => gelu_tanh(self.gemm.isa(), gate_up, width, y),
+            Activation::Clamped { alpha, limit } => clamped(self.gemm.isa(), gate_up, alpha, limit, y),
         });
         Ok(y)
     }
@@ -50,6 +59,7 @@ impl Layers {
         out.par_chunks_mut(2 * block).zip(inputs).for_each(|(out, (gate_up, dy))| match activation {
             Activation::Silu => silu_grad(self.gemm.isa(), gate_up, dy, width, out),
             Activation::GeluTanh => gelu_tanh_grad(self.gemm.isa(), gate_up, dy, width, out),
+            Activation::Clamped { alpha, limit } => clamped_grad(self.gemm.isa(), gate_up, dy, alpha, limit, out),
         });
         Ok(out)
     }
@@ -125,4 +135,41 @@ fn gelu_tanh_grad_body<M: MulAdd>(gate_up: &[f32], dy: &[f32], width: usize, out
             *dgate = dy * up * s * M::mul_add(z * (1.0 - s), slope, 1.0);
         }
     }
+}
+
+simd_dispatch! { fn clamped(gate_up: &[f32], alpha: f32, limit: f32, y: &mut [f32]) = clamped_body }
+
+#[inline(always)]
+fn clamped_body<M: MulAdd>(gate_up: &[f32], alpha: f32, limit: f32, y: &mut [f32]) {
+    for ([gate, up], y) in gate_up.as_chunks().0.iter().zip(y) {
+        let (g, u) = (at_most(*gate, limit), at_least(at_most(*up, limit), -limit));
+        *y = (u + 1.0) * g * sigmoid::<M>(alpha * g);
+    }
+}
+
+simd_dispatch! {
+    fn clamped_grad(gate_up: &[f32], dy: &[f32], alpha: f32, limit: f32, out: &mut [f32]) = clamped_grad_body
+}
+
+/// Inputs beyond the limits have no gradient.
+#[inline(always)]
+fn clamped_grad_body<M: MulAdd>(gate_up: &[f32], dy: &[f32], alpha: f32, limit: f32, out: &mut [f32]) {
+    for (([gate, up], [dgate, dup]), dy) in gate_up.as_chunks().0.iter().zip(out.as_chunks_mut().0).zip(dy) {
+        let (g, u) = (at_most(*gate, limit), at_least(at_most(*up, limit), -limit));
+        let s = sigmoid::<M>(alpha * g);
+        *dup = if up.abs() > limit { 0.0 } else { dy * g * s };
+        *dgate = if *gate > limit { 0.0 } else { dy * (u + 1.0) * s * M::mul_add(alpha * g, 1.0 - s, 1.0) };
+    }
+}
+
+/// Returns min(x, limit), and NaN for NaN.
+#[inline(always)]
+fn at_most(x: f32, limit: f32) -> f32 {
+    if x > limit { limit } else { x }
+}
+
+/// Returns max(x, limit), and NaN for NaN.
+#[inline(always)]
+fn at_least(x: f32, limit: f32) -> f32 {
+    if x < limit { limit } else { x }
 }

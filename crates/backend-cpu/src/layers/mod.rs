@@ -1,5 +1,5 @@
 //! The operations of a decoder's layers on host slices, forward and backward: linear layers, RMSNorm, SwiGLU and GeGLU, rotary
-//! position embeddings and grouped-query attention over packed sequences.
+//! position embeddings, grouped-query attention over packed sequences, and mixtures of experts.
 //!
 //! A trainer's automatic differentiation chains them; each backward function takes dL/d(output) and returns the
 //! gradients of the inputs. Products use the packed kernels of the loss; other operations make one pass per row.
@@ -21,6 +21,7 @@
 
 mod attention;
 mod cache;
+mod experts;
 mod gated;
 mod linear;
 mod product;
@@ -31,6 +32,7 @@ mod stored;
 
 pub use attention::{AttentionGrad, Heads, Mixed, Scores, Span};
 pub use cache::KvCache;
+pub use experts::{ExpertMatrix, ExpertWeights, ExpertsGrad, Routing};
 pub use gated::Activation;
 pub use linear::{Add, PackedWeight};
 pub use rms_norm::{HeadNorms, HeadNormsGrad};

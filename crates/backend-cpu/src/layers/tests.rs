@@ -395,7 +395,7 @@ fn attention_with_a_cache_matches_attention_over_all_rows() {
             let samples: &[usize] = if step == 0 { &[0, 1, 2, 3] } else { &[0, 2, 3] };
             assert_eq!(cache.position(2), 20 + step);
             let rows = noise(samples.len() * row, 10 + step as u64);
-            let found = layers.attention_cached(&rows, &mut cache, 0, scores, samples).unwrap();
+            let found = layers.attention_cached(&rows, &mut cache, 0, scores, samples).unwrap().values;
             cache.advance(samples);
             for ((sample, new), found) in samples.iter().zip(rows.chunks_exact(row)).zip(found.chunks_exact(4 * d)) {
                 completions[*sample].extend_from_slice(new);

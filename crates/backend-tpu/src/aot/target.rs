@@ -145,7 +145,9 @@ mod tests {
         let devices = ["v6e", "v6e:2x4", "v5p", "v5p:2x2x2", "tpu7x:2x2x1", "h200", "h100x8", "h100x16"]
             .map(|name| Target::parse(name).expect(name).devices());
         assert_eq!(devices, [1, 8, 4, 8, 8, 1, 8, 16]);
-        for name in ["", "v6e:", "v6e:2x", "v6e:0x4", "v6e:two", "h200:2x4", "h100x12", "h100x0", "h100x", "h2000", "V6E"] {
+        for name in
+            ["", "v6e:", "v6e:2x", "v6e:0x4", "v6e:two", "h200:2x4", "h100x12", "h100x0", "h100x", "h2000", "V6E"]
+        {
             let text = Target::parse(name).expect_err(name).to_string();
             assert!(text.contains(&format!("`{name}`")) && text.contains("v6e") && text.contains("h200"), "{text}");
         }

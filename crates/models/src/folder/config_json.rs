@@ -54,6 +54,7 @@ fn decoder(fields: &Fields, table: &FamilyTable) -> Result<ModelConfig> {
     config.validate().map_err(|error| match error {
         Error::Config { key, expected, .. } => {
             let key = key.strip_prefix("model.").unwrap_or(key);
+            let key = key.rsplit('.').next().unwrap_or(key);
             let is_new_name = key == "rope_scaling" && fields.get(key).is_none();
             fields.unsupported(if is_new_name { "rope_parameters" } else { key }, expected)
         }

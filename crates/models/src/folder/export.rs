@@ -3,7 +3,7 @@
 use super::config_json::ConfigJson;
 use super::family::Family;
 use super::fields::Fields;
-use super::json_text::{with_field, with_field_of};
+use super::json_text::{with_field, with_field_of, without_field};
 use super::wrapper::TextNames;
 use super::{GenerationDefaults, ModelCard, ModelFolder, exists};
 use crate::config::ModelConfig;
@@ -248,6 +248,8 @@ fn config_of_source(source: &ModelFolder, config: &ModelConfig, dtype: Dtype) ->
         // transformers 5 reads the older name, too.
         text = with_field(&text, "torch_dtype", &name);
     }
+    // Written weights are not quantised.
+    text = without_field(&text, "quantization_config");
     if source.config().tie_word_embeddings != config.tie_word_embeddings {
         let (key, tie) = ("tie_word_embeddings", config.tie_word_embeddings.into());
         text = with_field(&text, key, &tie);

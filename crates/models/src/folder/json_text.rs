@@ -22,6 +22,20 @@ pub(super) fn with_field_of(text: &str, outer: &str, key: &str, value: &Value) -
     format!("{}{}{}", &text[..start], with_field(&text[start..end], key, value), &text[end..])
 }
 
+/// Returns `text`, a JSON object, without the field `key`. All other fields are kept as they are.
+pub(super) fn without_field(text: &str, key: &str) -> String {
+    let Some(value) = span(text, key) else { return text.to_owned() };
+    let Some(start) = text[..value.start].rfind(&Value::from(key).to_string()) else { return text.to_owned() };
+    let (before, after) = (&text[..start], &text[value.end..]);
+    match after.trim_start().strip_prefix(',') {
+        Some(rest) => format!("{before}{}", rest.trim_start()),
+        None => {
+            let before = before.trim_end();
+            format!("{}{after}", before.strip_suffix(',').unwrap_or(before))
+        }
+    }
+}
+
 /// Returns the range of a field's value of the outermost object in `text`, which is valid JSON.
 fn span(text: &str, key: &str) -> Option<Range<usize>> {
     let (mut depth, mut in_text, mut escaped) = (0, false, false);

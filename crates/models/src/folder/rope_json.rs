@@ -143,9 +143,6 @@ fn yarn(fields: &Fields, rope: &Fields, config: &ModelConfig) -> Result<RopeScal
     let original = original(fields, rope)?.unwrap_or(config.max_position_embeddings);
     let ratio = config.max_position_embeddings as f64 / original.max(1) as f64;
     let factor = rope.number("factor")?.unwrap_or(ratio);
-    if rope.flag("truncate")? == Some(false) {
-        return Err(rope.unsupported("truncate", "true: the bounds of the interpolated pairs are whole numbers"));
-    }
     // 0 is a missing number.
     let given = |key| Ok::<_, Error>(rope.number(key)?.filter(|value| *value != 0.0));
     let growth = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
@@ -160,6 +157,7 @@ fn yarn(fields: &Fields, rope: &Fields, config: &ModelConfig) -> Result<RopeScal
         original_max_position_embeddings: original,
         beta_fast: given("beta_fast")?.unwrap_or(32.0),
         beta_slow: given("beta_slow")?.unwrap_or(1.0),
+        truncate: rope.flag("truncate")?.unwrap_or(true),
         attention_factor,
         ..RopeScaling::default()
     })
@@ -202,6 +200,9 @@ pub(super) fn written(config: &ModelConfig) -> Value {
             put("factor", scaling.factor.into());
             put("beta_fast", scaling.beta_fast.into());
             put("beta_slow", scaling.beta_slow.into());
+            if !scaling.truncate {
+                put("truncate", false.into());
+            }
             put("attention_factor", scaling.attention_factor.into());
             put("original_max_position_embeddings", original.into());
         }

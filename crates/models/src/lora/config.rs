@@ -2,6 +2,7 @@
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result, check, nearest};
+use crate::experts::EXPERTS;
 use crate::folder::wrapper::wrapped;
 use crate::parameters::Parameter;
 use regex::Regex;
@@ -256,6 +257,17 @@ fn other_modules(model: &ModelConfig) -> Vec<String> {
         let norms = model.norm_placement.names().into_iter().flatten();
         for module in ["self_attn", "mlp", "mlp.act_fn"].into_iter().chain(norms) {
             names.push(format!("{prefix}.{module}"));
+        }
+        if let Some(experts) = &model.experts {
+            names.extend([experts.router(), EXPERTS].map(|module| format!("{prefix}.{module}")));
+            for matrix in ["gate_proj", "up_proj", "gate_up_proj", "down_proj"] {
+                names.push(format!("{prefix}.{EXPERTS}.{matrix}"));
+            }
+            for expert in 0..experts.num_experts {
+                for matrix in ["gate_proj", "up_proj", "down_proj"] {
+                    names.push(format!("{prefix}.{EXPERTS}.{expert}.{matrix}"));
+                }
+            }
         }
         if model.qk_norm {
             names.extend(["q_norm", "k_norm"].map(|norm| format!("{prefix}.self_attn.{norm}")));

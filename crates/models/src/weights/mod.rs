@@ -2,6 +2,7 @@
 
 mod check;
 mod dtype;
+mod experts;
 pub(crate) mod files;
 mod shard;
 mod write;
@@ -13,6 +14,7 @@ pub(crate) use write::{FileTensor, SafetensorsWriter};
 use crate::error::{Error, Result, nearest};
 use crate::folder::wrapper::TextNames;
 use bytes::Bytes;
+use experts::Mxfp4;
 use files::{INDEX, WeightFiles};
 use shard::Shard;
 use std::borrow::Cow;
@@ -33,6 +35,7 @@ use std::path::{Path, PathBuf};
 pub struct Weights {
     path: PathBuf,
     shards: Vec<Shard>,
+    /// The place of each tensor.
     tensors: BTreeMap<String, Place>,
     /// The tensors of a wrapper that are not the text decoder's.
     carried: BTreeMap<String, Place>,
@@ -45,8 +48,17 @@ pub struct Weights {
 struct Place {
     /// The index of the shard.
     shard: usize,
-    /// The name in the file.
-    stored: String,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// A tensor of the shard with this name.
+    Tensor(String),
+    /// `shape` values from the flat index `start` on of the tensor `of`.
+    Rows { of: String, start: usize, shape: [usize; 2] },
+    /// A quantised tensor.
+    Mxfp4(Mxfp4),
 }
 
 /// A tensor that is copied as it is.
@@ -65,10 +77,11 @@ impl Weights {
     pub fn open(folder: &Path) -> Result<Self> {
         let files = WeightFiles::find(folder)?;
         let shards = files.names.iter().map(|name| Shard::open(&folder.join(name))).collect::<Result<Vec<_>>>()?;
-        let weights = Self::of_shards(folder, shards)?;
+        let mut weights = Self::of_shards(folder, shards)?;
         if let Some(index) = files.index {
             weights.compare_with_index(&index)?;
         }
+        experts::expand(folder, &weights.shards, &mut weights.tensors)?;
         Ok(weights)
     }
 
@@ -77,7 +90,9 @@ impl Weights {
     /// # Errors
     /// [`Error::File`]; [`Error::Weights`] for a damaged file.
     pub fn open_file(file: &Path) -> Result<Self> {
-        Self::of_shards(file, vec![Shard::open(file)?])
+        let mut weights = Self::of_shards(file, vec![Shard::open(file)?])?;
+        experts::expand(file, &weights.shards, &mut weights.tensors)?;
+        Ok(weights)
     }
 
     fn of_shards(path: &Path, shards: Vec<Shard>) -> Result<Self> {
@@ -94,10 +109,14 @@ impl Weights {
             return Err(Error::weights(&self.path, reason));
         };
         for (stored, place) in std::mem::take(&mut self.tensors) {
-            match names.own(&stored) {
-                Some(own) => self.tensors.insert(own, place),
-                None => self.carried.insert(stored, place),
-            };
+            match (names.own(&stored), &place.source) {
+                (Some(own), _) => drop(self.tensors.insert(own, place)),
+                (None, Source::Tensor(_)) => drop(self.carried.insert(stored, place)),
+                (None, _) => {
+                    let reason = format!("`{stored}` is an expert outside of the text decoder, which cannot be copied");
+                    return Err(Error::weights(&self.path, reason));
+                }
+            }
         }
         self.names = Some(names);
         Ok(self)
@@ -118,7 +137,8 @@ impl Weights {
     pub(crate) fn carried(&self) -> impl Iterator<Item = CarriedTensor<'_>> {
         self.carried.iter().filter_map(|(name, place)| {
             let shard = &self.shards[place.shard];
-            let info = shard.header.info(&place.stored)?;
+            let Source::Tensor(stored) = &place.source else { return None };
+            let info = shard.header.info(stored)?;
             let bytes = shard.bytes(info.data_offsets);
             let dtype = info.dtype.to_string();
             let file = FileTensor { name: name.clone(), shape: info.shape.clone(), dtype, bytes: bytes.len() as u64 };
@@ -141,7 +161,8 @@ impl Weights {
         self.tensors.contains_key(name)
     }
 
-    /// Returns the tensor of this name.
+    /// Returns the tensor of this name. The matrices of an expert may be parts of a tensor of all experts, and experts in MXFP4 are
+    /// dequantised to bf16 when their values are first used.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`] with the nearest name; [`Error::TensorDtype`] for a dtype other than F32, BF16 and F16.
@@ -154,14 +175,27 @@ impl Weights {
         };
         let (name, place) = self.tensors.get_key_value(name).ok_or_else(unknown)?;
         let shard = &self.shards[place.shard];
-        let info = shard.header.info(&place.stored).ok_or_else(unknown)?;
+        let stored = match &place.source {
+            Source::Mxfp4(values) => {
+                let (dtype, shape, data) = (Dtype::Bf16, &values.shape[..], Data::Mxfp4(values));
+                return Ok(WeightTensor { name, dtype, shape, shard, data });
+            }
+            Source::Tensor(stored) | Source::Rows { of: stored, .. } => stored,
+        };
+        let info = shard.header.info(stored).ok_or_else(unknown)?;
         let dtype = Dtype::of_safetensors(info.dtype).ok_or_else(|| Error::TensorDtype {
             path: shard.path.clone(),
-            name: name.clone(),
+            name: stored.clone(),
             found: info.dtype.to_string(),
         })?;
-        let bytes = shard.bytes(info.data_offsets);
-        Ok(WeightTensor { name, dtype, shape: &info.shape, bytes, shard, offsets: info.data_offsets })
+        let (offsets, shape) = match &place.source {
+            Source::Rows { start, shape, .. } => {
+                let begin = info.data_offsets.0 + start * dtype.size();
+                ((begin, begin + shape[0] * shape[1] * dtype.size()), &shape[..])
+            }
+            _ => (info.data_offsets, &info.shape[..]),
+        };
+        Ok(WeightTensor { name, dtype, shape, shard, data: Data::Mapped(offsets) })
     }
 
     /// Returns the dtype in which the weights can be used from the mapped files: the common dtype of all tensors, or f32 if dtypes differ or
@@ -200,13 +234,14 @@ impl Weights {
 
 /// Returns the place of each tensor.
 fn places(path: &Path, shards: &[Shard]) -> Result<BTreeMap<String, Place>> {
-    let mut tensors = BTreeMap::<String, Place>::new();
-    for (shard, file) in shards.iter().enumerate() {
-        for stored in file.header.tensors().into_keys() {
-            if let Some(first) = tensors.insert(stored.clone(), Place { shard, stored: stored.clone() }) {
+    let mut tensors = BTreeMap::new();
+    for (place, shard) in shards.iter().enumerate() {
+        for name in shard.header.tensors().into_keys() {
+            let of_name = Place { shard: place, source: Source::Tensor(name.clone()) };
+            if let Some(first) = tensors.insert(name.clone(), of_name) {
                 let [first, second] =
-                    [first.shard, shard].map(|place| shards[place].path.file_name().unwrap_or_default().display());
-                let reason = format!("the tensor `{stored}` is in two shards, {first} and {second}");
+                    [first.shard, place].map(|place| shards[place].path.file_name().unwrap_or_default().display());
+                let reason = format!("the tensor `{name}` is in two shards, {first} and {second}");
                 return Err(Error::weights(path, reason));
             }
         }
@@ -220,10 +255,15 @@ pub struct WeightTensor<'a> {
     name: &'a str,
     dtype: Dtype,
     shape: &'a [usize],
-    bytes: &'a [u8],
     shard: &'a Shard,
+    data: Data<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Data<'a> {
     /// The range of the tensor's bytes in the shard.
-    offsets: (usize, usize),
+    Mapped((usize, usize)),
+    Mxfp4(&'a Mxfp4),
 }
 
 impl<'a> WeightTensor<'a> {
@@ -244,22 +284,28 @@ impl<'a> WeightTensor<'a> {
 
     /// Returns the values as stored in the file: little-endian, row-major.
     pub fn bytes(&self) -> &'a [u8] {
-        self.bytes
+        match self.data {
+            Data::Mapped(offsets) => self.shard.bytes(offsets),
+            Data::Mxfp4(values) => values.values(),
+        }
     }
 
     /// Returns [`WeightTensor::bytes`] without a copy and with an unlimited lifetime: the result keeps the file mapped.
     pub fn shared_bytes(&self) -> Bytes {
-        self.shard.shared(self.offsets)
+        match self.data {
+            Data::Mapped(offsets) => self.shard.shared(offsets),
+            Data::Mxfp4(values) => values.values().clone(),
+        }
     }
 
     /// Returns the number of values.
     pub fn len(&self) -> usize {
-        self.bytes.len() / self.dtype.size()
+        self.shape.iter().product()
     }
 
     /// Returns `true` if the tensor has no values.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.len() == 0
     }
 
     /// Reads `out.len()` values from the flat index `start` on as f32, which represents all three dtypes exactly.
@@ -273,7 +319,7 @@ impl<'a> WeightTensor<'a> {
             expected: format!("at most {} from index {start} on", self.len().saturating_sub(start)),
             found: out.len(),
         })?;
-        let bytes = &self.bytes[start * size..end * size];
+        let bytes = &self.bytes()[start * size..end * size];
         match self.dtype {
             Dtype::F32 => widen(bytes, out, f32::from_le_bytes),
             Dtype::Bf16 => widen(bytes, out, |bytes| half::bf16::from_le_bytes(bytes).to_f32()),
@@ -284,7 +330,7 @@ impl<'a> WeightTensor<'a> {
 
     /// Returns all values as f32, borrowed from the file if it stores f32, else a copy.
     pub fn values(&self) -> Cow<'a, [f32]> {
-        match bytemuck::try_cast_slice(self.bytes) {
+        match bytemuck::try_cast_slice(self.bytes()) {
             Ok(values) if self.dtype == Dtype::F32 && cfg!(target_endian = "little") => Cow::Borrowed(values),
             _ => Cow::Owned(self.to_vec()),
         }

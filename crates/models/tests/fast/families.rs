@@ -1,7 +1,10 @@
 //! `config.json` of every family: its meaning, the fields that are refused, and the file of a new model.
 
 use crate::support::{Folder, qwen2, says, with};
-use models::{Activation, Family, LayerRope, LayerSpec, ModelConfig, NormPlacement, RopeScaling, RopeType};
+use models::{
+    Activation, ClampedSwiglu, Experts, Family, LayerRope, LayerSpec, LoraConfig, ModelConfig, NormPlacement,
+    RopeScaling, RopeType, TargetModules,
+};
 use serde_json::{Value, json};
 
 /// Returns the config.json of a family with the sizes of the Qwen2 fixture.
@@ -249,6 +252,8 @@ fn a_new_model_of_every_family_reads_back() {
                 "head_dim": 8, "hidden_act": null, "num_hidden_layers": 7, "query_pre_attn_scalar": 24, "sliding_window": 8
             }),
             Family::Granite => json!({"residual_multiplier": 0.22, "attention_multiplier": 0.0156}),
+            Family::Qwen3Moe => moe(),
+            Family::GptOss => json!({"sliding_window": 8, "swiglu_limit": 5.0, "rope_theta": null}),
             _ => json!({}),
         };
         let config = model(family, fields);
@@ -256,4 +261,84 @@ fn a_new_model_of_every_family_reads_back() {
     }
     let strange = ModelConfig { logits_scaling: 2.0, zero_centered_norms: true, ..ModelConfig::default() };
     says(&Family::of(&strange).unwrap_err().to_string(), &["`model`", "gemma3_text", "logits_scaling: 2.0"]);
+}
+
+fn moe() -> Value {
+    json!({"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": true, "head_dim": 8})
+}
+
+#[test]
+fn qwen_3_moe_has_experts_in_every_layer() {
+    let config = model(Family::Qwen3Moe, moe());
+    let experts = Experts { num_experts: 3, num_experts_per_tok: 2, moe_intermediate_size: 8, ..Experts::default() };
+    assert_eq!((config.experts.as_ref(), config.qk_norm), (Some(&experts), true));
+    let names: Vec<String> = config.parameters().into_iter().map(|p| p.name).collect();
+    for name in ["mlp.gate.weight", "mlp.experts.0.gate_proj.weight", "mlp.experts.2.down_proj.weight"] {
+        assert!(names.contains(&format!("model.layers.1.{name}")), "{name}: {names:?}");
+    }
+    assert!(!names.contains(&"model.layers.0.mlp.gate_proj.weight".to_owned()));
+    // transformers 5 writes the number of experts by another name.
+    let renamed = with(moe(), json!({"num_experts": null, "num_local_experts": 3}));
+    assert_eq!(model(Family::Qwen3Moe, renamed), config);
+    for (fields, parts) in [
+        (json!({"decoder_sparse_step": 2}), ["`decoder_sparse_step` is 2", "1: experts in every layer"]),
+        (json!({"mlp_only_layers": [0]}), ["`mlp_only_layers` is [0]", "[]"]),
+        (json!({"num_local_experts": 4}), ["`num_local_experts` is 4", "3, as num_experts"]),
+        (json!({"num_experts_per_tok": 4}), ["`num_experts_per_tok` is 4", "between 1 and 3"]),
+        (json!({"num_experts": 0}), ["`num_experts` is 0", "between 1 and"]),
+        (json!({"output_router_logits": true}), ["`output_router_logits` is true", "load balancing"]),
+        (json!({"attention_bias": true}), ["`attention_bias` is true", "o_proj"]),
+    ] {
+        refused(Family::Qwen3Moe, with(moe(), fields), &parts);
+    }
+    refused(Family::Qwen3, moe(), &["`num_experts` is 3", "no mixture of experts"]);
+}
+
+#[test]
+fn experts_have_no_adapters() {
+    let config = model(Family::Qwen3Moe, moe());
+    let matrices = LoraConfig::default().resolve(&config).unwrap();
+    assert!(matrices.iter().all(|matrix| matrix.name.contains("self_attn")), "{matrices:?}");
+    for target in ["gate", "gate_proj", "experts.1.down_proj", "experts"] {
+        let lora = LoraConfig { target_modules: TargetModules::Names(vec![target.into()]), ..LoraConfig::default() };
+        says(&lora.resolve(&config).unwrap_err().to_string(), &[target, "not a matrix that can have an adapter here"]);
+    }
+}
+
+#[test]
+fn gpt_oss_has_sinks_biases_and_clamped_experts() {
+    let fields = json!({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 8, "rope_theta": null});
+    let config = model(Family::GptOss, fields.clone());
+    let experts = config.experts.as_ref().unwrap();
+    assert_eq!((experts.moe_intermediate_size, experts.clamped), (24, Some(ClampedSwiglu::default())));
+    assert!(config.attention_sinks && config.attention_bias && config.attention_output_bias);
+    assert_eq!(config.layers, [sliding(8, LayerRope::Global), LayerSpec::default()]);
+    // Without the field, the class has scaled frequencies whose bounds are not rounded.
+    let scaling = config.rope_scaling.as_ref().unwrap();
+    assert_eq!(
+        (scaling.rope_type, scaling.factor, scaling.truncate, config.rope_theta),
+        (RopeType::Yarn, 32.0, false, 1.5e5)
+    );
+    let shapes: Vec<_> = config.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+    for (name, shape) in [
+        ("mlp.router.bias", &[4][..]),
+        ("mlp.experts.gate_up_proj", &[4, 16, 48]),
+        ("mlp.experts.down_proj_bias", &[4, 16]),
+        ("self_attn.sinks", &[4]),
+        ("self_attn.o_proj.bias", &[16]),
+    ] {
+        assert!(shapes.contains(&(format!("model.layers.1.{name}"), shape.to_vec())), "{name}: {shapes:?}");
+    }
+    let plain = json!({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}});
+    assert!(model(Family::GptOss, with(fields.clone(), plain)).rope_scaling.is_none());
+    for (more, parts) in [
+        (
+            json!({"quantization_config": {"quant_method": "bitsandbytes"}}),
+            ["`quantization_config.quant_method`", "mxfp4"],
+        ),
+        (json!({"swiglu_limit": 0.0}), ["`swiglu_limit` is 0.0", "above 0"]),
+        (json!({"sliding_window": 0}), ["`sliding_window` is 0", "at least 1"]),
+    ] {
+        refused(Family::GptOss, with(fields.clone(), more), &parts);
+    }
 }

@@ -233,3 +233,87 @@ fn a_folder_without_weights_names_unsupported_files() {
     std::fs::write(folder.file("pytorch_model.bin"), "").unwrap();
     says(&folder.refused(), &["only pytorch_model.bin", "save_pretrained"]);
 }
+
+/// Returns an empty folder of Qwen3-MoE with two experts, or of gpt-oss.
+fn experts(family: &str) -> Folder {
+    let (kind, class) = match family {
+        "qwen" => ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        _ => ("gpt_oss", "GptOssForCausalLM"),
+    };
+    let fields = json!({
+        "model_type": kind, "architectures": [class], "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 4,
+        "moe_intermediate_size": 24, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "rope_theta": null,
+        "use_sliding_window": null, "sliding_window": null, "layer_types": ["full_attention"], "torch_dtype": "float32"
+    });
+    Folder::new(with(qwen2(), fields))
+}
+
+#[test]
+fn experts_are_read_from_one_tensor_or_from_one_for_each() {
+    let folder = experts("qwen");
+    let apart = folder.tensors(FileDtype::F32);
+    folder.safetensors("model.safetensors", &apart);
+    let read = || {
+        let weights = folder.open().unwrap().weights().unwrap();
+        weights.check(&folder.model()).unwrap();
+        let tensor = |p: models::Parameter| (weights.tensor(&p.name).unwrap().to_vec(), p.name);
+        folder.model().parameters().into_iter().map(tensor).collect::<Vec<_>>()
+    };
+    let expected = read();
+    let prefix = "model.layers.0.mlp.experts";
+    let mut fused = apart.clone();
+    fused.retain(|name, _| !name.contains("experts"));
+    let bytes = |names: &[String]| -> Vec<u8> { names.iter().flat_map(|name| apart[name].bytes.clone()).collect() };
+    let of = |parts: &[&str]| -> Vec<String> {
+        (0..2).flat_map(|e| parts.iter().map(move |part| format!("{prefix}.{e}.{part}.weight"))).collect()
+    };
+    for (name, parts, shape) in
+        [("gate_up_proj", &["gate_proj", "up_proj"][..], [2, 48, 32]), ("down_proj", &["down_proj"], [2, 32, 24])]
+    {
+        let tensor = Tensor { dtype: FileDtype::F32, shape: shape.to_vec(), bytes: bytes(&of(parts)) };
+        fused.insert(format!("{prefix}.{name}"), tensor);
+    }
+    folder.safetensors("model.safetensors", &fused);
+    assert_eq!(read(), expected);
+    let twice = format!("{prefix}.1.up_proj.weight");
+    fused.insert(twice.clone(), apart[&twice].clone());
+    folder.safetensors("model.safetensors", &fused);
+    says(&folder.refused(), &["experts.1.up_proj.weight", "twice"]);
+}
+
+#[test]
+fn mxfp4_is_dequantised_exactly() {
+    let folder = experts("gpt_oss");
+    let mut tensors = folder.tensors(FileDtype::BF16);
+    let name = "model.layers.0.mlp.experts.gate_up_proj";
+    tensors.remove(name);
+    // Two experts with 64 columns and 32 rows; byte b of a row has the codes b % 16 and 15 - b % 16.
+    let blocks: Vec<u8> = (0..2 * 64 * 16)
+        .map(|at| {
+            let code = (at % 16) as u8;
+            code + 16 * (15 - code)
+        })
+        .collect();
+    let scales: Vec<u8> = (0..2 * 64).map(|row| 127 - 64 + row as u8).collect();
+    let mut put = |end: &str, shape: &[usize], bytes: &[u8]| {
+        let tensor = Tensor { dtype: FileDtype::U8, shape: shape.to_vec(), bytes: bytes.to_vec() };
+        tensors.insert(format!("{name}_{end}"), tensor);
+        folder.safetensors("model.safetensors", &tensors);
+    };
+    put("blocks", &[2, 64, 1, 16], &blocks);
+    put("scales", &[2, 64, 1], &scales);
+    let weights = folder.open().unwrap().weights().unwrap();
+    weights.check(&folder.model()).unwrap();
+    weights.check_finite().unwrap();
+    let tensor = weights.tensor(name).unwrap();
+    assert_eq!((tensor.dtype(), tensor.shape()), (Dtype::Bf16, &[2, 32, 64][..]));
+    let values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let number = |code: usize| if code < 8 { values[code] } else { -values[code - 8] };
+    for (at, found) in tensor.to_vec().into_iter().enumerate() {
+        let (expert, row, column) = (at / (32 * 64), at / 64 % 32, at % 64);
+        let code = if row % 2 == 0 { row / 2 } else { 15 - row / 2 };
+        assert_eq!(f64::from(found), number(code) * 2f64.powi(expert as i32 * 64 + column as i32 - 64), "{at}");
+    }
+    put("scales", &[2, 32, 2], &scales);
+    says(&folder.refused(), &["gate_up_proj_blocks", "[E, out, in / 32, 16]", "[2, 32, 2]"]);
+}

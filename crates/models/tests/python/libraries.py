@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
     Gemma3TextConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
@@ -30,6 +31,7 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     Qwen3VLConfig,
     SmolLM3Config,
 )
@@ -73,6 +75,8 @@ FAMILIES = {
     "granite": GraniteConfig(**SHAPE, eos_token_id=2, residual_multiplier=0.5, attention_multiplier=0.3),
     "phi3": Phi3Config(**SHAPE, eos_token_id=2, pad_token_id=0, original_max_position_embeddings=1024, rope_parameters=LONGROPE),
     "gemma3": Gemma3TextConfig(**SHAPE, eos_token_id=2, head_dim=8, sliding_window=8, sliding_window_pattern=2),
+    "qwen3_moe": Qwen3MoeConfig(**SHAPE, eos_token_id=2, head_dim=8, moe_intermediate_size=12, num_experts=3, num_experts_per_tok=2),
+    "gpt_oss": GptOssConfig(**SHAPE, eos_token_id=2, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=8),
 }
 # Models of images and text, with small towers.
 SIGLIP = dict(
@@ -134,6 +138,8 @@ NEW = {
     "granite": "Granite",
     "phi3": "Phi3",
     "gemma3_text": "Gemma3",
+    "qwen3_moe": "Qwen3Moe",
+    "gpt_oss": "GptOss",
 }
 ADAPTERS = [
     ("qwen2", dict(target_modules=["q_proj", "v_proj"], use_rslora=True)),
@@ -145,6 +151,8 @@ ADAPTERS = [
     ("gemma3", dict(target_modules="all-linear")),
     ("gemma3-vision", dict(target_modules=r"model\.language_model\..*_proj")),
     ("qwen2-vl", dict(target_modules=r"model\.language_model\..*(q|down)_proj|lm_head")),
+    ("qwen3_moe", dict(target_modules="all-linear")),
+    ("gpt_oss", dict(target_modules=["q_proj", "o_proj"])),
 ]
 
 

@@ -1,13 +1,14 @@
 //! transformers and peft load the folders and adapters that this crate writes.
 
 use models::{
-    Activation, Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, Family, FolderWriter, GenerationDefaults,
-    LayerRope, LayerSpec, ModelConfig, ModelFolder, NormPlacement, RopeScaling, RopeType,
+    Activation, Adapter, AdapterOptions, AdapterWriter, ClampedSwiglu, Dtype, Experts, ExportOptions, Family,
+    FolderWriter, GenerationDefaults, LayerRope, LayerSpec, ModelConfig, ModelFolder, NormPlacement, RopeScaling,
+    RopeType,
 };
 use std::path::Path;
 
 /// The checkpoints that libraries.py makes.
-const CHECKPOINTS: [&str; 17] = [
+const CHECKPOINTS: [&str; 19] = [
     "qwen2",
     "qwen2-untied",
     "qwen3",
@@ -20,6 +21,8 @@ const CHECKPOINTS: [&str; 17] = [
     "granite",
     "phi3",
     "gemma3",
+    "qwen3_moe",
+    "gpt_oss",
     "gemma3-vision",
     "qwen2-vl",
     "qwen3-vl",
@@ -27,8 +30,19 @@ const CHECKPOINTS: [&str; 17] = [
     "ministral3-vision",
 ];
 /// The checkpoints of the adapters that libraries.py makes.
-const ADAPTED: [&str; 9] =
-    ["qwen2", "qwen2", "qwen2-untied", "qwen3", "llama", "phi3", "gemma3", "gemma3-vision", "qwen2-vl"];
+const ADAPTED: [&str; 11] = [
+    "qwen2",
+    "qwen2",
+    "qwen2-untied",
+    "qwen3",
+    "llama",
+    "phi3",
+    "gemma3",
+    "gemma3-vision",
+    "qwen2-vl",
+    "qwen3_moe",
+    "gpt_oss",
+];
 
 #[test]
 fn transformers_and_peft_load_exported_folders_and_adapters() {
@@ -136,9 +150,21 @@ fn new_models() -> Vec<ModelConfig> {
         head_dim: Some(16),
         embedding_multiplier: 8.0,
         attention_multiplier: Some(0.25),
+        ..plain.clone()
+    };
+    let qwen3_moe = ModelConfig { experts: Some(Experts::default()), ..qwen3.clone() };
+    let clamped = Experts { clamped: Some(ClampedSwiglu::default()), ..Experts::default() };
+    let gpt_oss = ModelConfig {
+        intermediate_size: clamped.moe_intermediate_size,
+        experts: Some(clamped),
+        layers: vec![layer(Some(8), LayerRope::Global), LayerSpec::default()],
+        attention_bias: true,
+        attention_output_bias: true,
+        attention_sinks: true,
+        head_dim: Some(16),
         ..plain
     };
-    vec![qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3]
+    vec![qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, qwen3_moe, gpt_oss]
 }
 
 fn write_new(config: &ModelConfig, to: &Path) -> models::Result<()> {

@@ -80,7 +80,8 @@ fn predictions_match_compiled_decode_steps_within_a_sixth() {
     for (name, rollout, milliseconds) in [("qwen2.5-7b", mesh(2, 1, 4), 2.75), ("qwen3-8b", mesh(1, 1, 8), 2.52)] {
         // The second of two completions has one more decode step.
         let [one, two] = [2, 3].map(|completion| {
-            let settings = format!("{{data: {{max_prompt_length: 1278}}, rollout: {{max_completion_length: {completion}}}}}");
+            let settings =
+                format!("{{data: {{max_prompt_length: 1278}}, rollout: {{max_completion_length: {completion}}}}}");
             let best = planned(name, "v6e:2x4", &settings).candidates[0];
             assert_eq!(best.settings.rollout_mesh, rollout, "{name}");
             best.rollout.chip_seconds

@@ -158,6 +158,18 @@ impl CpuPolicy {
         Ok(self)
     }
 
+    /// Freezes the routers of experts.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the model has no experts.
+    pub fn with_frozen_routers(mut self) -> Result<Self> {
+        if self.model.config().experts.is_none() {
+            return Err(Error::argument("with_frozen_routers", "a model with experts", "a model without"));
+        }
+        self.model = self.model.with_frozen_routers();
+        Ok(self)
+    }
+
     /// Returns the decoder, on a device with autodiff.
     pub fn model(&self) -> &Decoder {
         &self.model

@@ -25,23 +25,23 @@ pub(crate) enum Addend {
 }
 
 /// Returns the row-major storage of a tensor, and joins its autodiff graph to `graph`.
-fn operand<const D: usize>(graph: &mut Graph, name: &'static str, tensor: Tensor<D>) -> Result<Operand> {
+pub(super) fn operand<const D: usize>(graph: &mut Graph, name: &'static str, tensor: Tensor<D>) -> Result<Operand> {
     *graph = graph.join(name, &tensor).map_err(Error::other)?;
     Ok(Operand::new(name, tensor).map_err(Error::other)?.row_major())
 }
 
 /// Returns the elements of an operand.
-fn read<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<&'a [f32]> {
+pub(super) fn read<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<&'a [f32]> {
     values(name, tensor).map_err(Error::other)
 }
 
 /// Returns the elements of a saved operand.
-fn reread(tensor: &FlexTensor) -> &[f32] {
+pub(super) fn reread(tensor: &FlexTensor) -> &[f32] {
     values("a tensor of the forward pass", tensor).expect("row-major f32, as in the forward pass")
 }
 
 /// Returns the result of a kernel whose shapes were checked in the forward pass.
-fn fitting<T>(result: grpo_core::Result<T>) -> T {
+pub(super) fn fitting<T>(result: grpo_core::Result<T>) -> T {
     result.expect("shapes of the forward pass")
 }
 
@@ -407,11 +407,13 @@ pub(crate) struct Sequences {
 }
 
 /// Computes attention, with rotary position embeddings if there is a table: `[N, A D]` from queries, keys and values `[N, (A + 2K) D]`.
+/// `sinks` `[A]` are the logits of sinks.
 pub(crate) fn attention(
     qkv: Tensor<2>,
     heads: Heads,
     scores: Scores,
     rope: Option<&RopeTable>,
+    sinks: Option<Tensor<1>>,
     sequences: &Arc<Sequences>,
 ) -> Result<Tensor<2>> {
     let [n, _] = qkv.dims();
@@ -422,7 +424,15 @@ pub(crate) fn attention(
     if let Some(rope) = rope {
         layers.rotate(&mut turned, heads, rope, &sequences.positions)?;
     }
-    let mixed = layers.attention(&turned, heads, scores, &sequences.spans)?;
+    let mut mixed = layers.attention(&turned, heads, scores, &sequences.spans)?;
+    let (sinks, factors) = match sinks {
+        Some(sinks) => {
+            let sinks = operand(&mut graph, "sinks", sinks)?;
+            let factors = mixed.add_sinks(heads, read("sinks", &sinks.storage)?)?;
+            (sinks.node, Some(factors))
+        }
+        None => (Operand::absent().node, None),
+    };
     let output = tensor(mixed.values, [n, heads.query * heads.width]);
     let derivative = MixGrad {
         turned: turned.into(),
@@ -431,9 +441,10 @@ pub(crate) fn attention(
         heads,
         scores,
         rope: rope.cloned(),
+        factors: factors.map(Arc::from),
         sequences: Arc::clone(sequences),
     };
-    Ok(record(graph, output, [qkv.node], derivative))
+    Ok(record(graph, output, [qkv.node, sinks], derivative))
 }
 
 #[derive(Clone, Debug)]
@@ -444,18 +455,31 @@ struct MixGrad {
     heads: Heads,
     scores: Scores,
     rope: Option<RopeTable>,
+    /// The factors `[N, A]` of the values, if there are sinks.
+    factors: Option<Arc<[f32]>>,
     sequences: Arc<Sequences>,
 }
 
-impl Derivative<1> for MixGrad {
-    fn gradients(self, upstream: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+impl Derivative<2> for MixGrad {
+    fn gradients(self, upstream: FlexTensor, _: [bool; 2]) -> [Option<FlexTensor>; 2] {
         let (layers, heads) = (Layers::new(), self.heads);
-        let (values, dvalues) = (reread(&self.values), reread(&upstream));
-        let of = AttentionGrad { qkv: &self.turned, values, lse: &self.lse, dvalues };
+        let (values, mut dvalues) = (reread(&self.values), Cow::Borrowed(reread(&upstream)));
+        let mut dsinks = vec![0.0; heads.query];
+        if let Some(factors) = &self.factors {
+            // See `backend_cpu::layers::Mixed::add_sinks`.
+            let of_heads = dvalues.to_mut().chunks_exact_mut(heads.width).zip(values.chunks_exact(heads.width));
+            for (at, ((dvalues, values), factor)) in of_heads.zip(&factors[..]).enumerate() {
+                let product: f32 = dvalues.iter().zip(values).map(|(dvalue, value)| dvalue * value).sum();
+                dsinks[at % heads.query] -= (1.0 - factor) * product;
+                dvalues.iter_mut().for_each(|dvalue| *dvalue *= factor);
+            }
+        }
+        let of = AttentionGrad { qkv: &self.turned, values, lse: &self.lse, dvalues: &dvalues };
         let mut gradient = fitting(layers.attention_grad(of, heads, self.scores, &self.sequences.spans));
         if let Some(rope) = &self.rope {
             fitting(layers.rotate_grad(&mut gradient, heads, rope, &self.sequences.positions));
         }
-        [Some(tensor(gradient, [self.sequences.positions.len(), heads.row()]))]
+        let dsinks = self.factors.is_some().then(|| tensor(dsinks, [heads.query]));
+        [Some(tensor(gradient, [self.sequences.positions.len(), heads.row()])), dsinks]
     }
 }

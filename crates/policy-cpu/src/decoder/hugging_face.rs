@@ -9,7 +9,7 @@ use super::lora::Adapted;
 use super::model::Decoder;
 use super::params::{Which, visit_parameters};
 use super::weight::Stored;
-use models::{ModelConfig, NamedTensor, Parameter, Weights};
+use models::{Experts, ModelConfig, NamedTensor, Parameter, Weights};
 use policy::{Error, FUSED_MATRICES, Result, TensorSink, TensorSource};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -26,6 +26,8 @@ struct Part {
     shape: Vec<usize>,
     /// Its columns in the parameter; empty if it is the whole parameter.
     columns: Range<usize>,
+    /// The index of its first row in the parameter, if it is transposed: matrices of experts are below each other.
+    first_row: usize,
     /// `true` if the parameter's columns are the tensor's rows.
     transposed: bool,
 }
@@ -40,7 +42,8 @@ pub(super) fn matrices_of(config: &ModelConfig, module: &str) -> Vec<(&'static s
 
 /// Returns the tensors of transformers that the parameter `name` consists of, in the order of its columns.
 fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -> Vec<Part> {
-    let whole = |name: String| vec![Part { name, shape: shape.to_vec(), columns: 0..0, transposed: false }];
+    let whole =
+        |name: String| vec![Part { name, shape: shape.to_vec(), columns: 0..0, first_row: 0, transposed: false }];
     if let Some(matrix) = adapted.matrix(config, name) {
         return whole(if name.ends_with(".a") { matrix.lora_a() } else { matrix.lora_b() });
     }
@@ -59,9 +62,15 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
     if let Some(norm) = norms.filter(|(own, _)| *own == module).find_map(|(_, name)| name) {
         return whole(of(&format!("{norm}.weight")));
     }
+    if let Some(experts) = &config.experts
+        && let Some(parts) = parts_of_experts(experts, &of(""), of_layer, shape)
+    {
+        return parts;
+    }
     let matrices = match module {
         "attn.q_norm" => return whole(of("self_attn.q_norm.weight")),
         "attn.k_norm" => return whole(of("self_attn.k_norm.weight")),
+        _ if of_layer == "attn.sinks" => return whole(of("self_attn.sinks")),
         _ => matrices_of(config, module),
     };
     let mut end = 0;
@@ -69,9 +78,51 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
         end += width;
         let shape = if shape.len() == 1 { vec![*width] } else { vec![*width, shape[0]] };
         let transposed = shape.len() > 1;
-        Part { name: of(&format!("{module}.{kind}")), shape, columns: end - width..end, transposed }
+        Part { name: of(&format!("{module}.{kind}")), shape, columns: end - width..end, first_row: 0, transposed }
     };
     matrices.iter().map(part).collect()
+}
+
+/// Returns the tensors of a parameter of a layer's router or experts; `None` for another parameter. `prefix` is the layer's name in
+/// transformers, with a dot.
+fn parts_of_experts(experts: &Experts, prefix: &str, name: &str, shape: &[usize]) -> Option<Vec<Part>> {
+    let whole = |name: &str, shape: &[usize]| {
+        vec![Part {
+            name: format!("{prefix}{name}"),
+            shape: shape.to_vec(),
+            columns: 0..0,
+            first_row: 0,
+            transposed: false,
+        }]
+    };
+    let (count, router) = (experts.num_experts, experts.router());
+    let matrices: &[&str] = match name {
+        "mlp.router.bias" => return Some(whole(&format!("{router}.bias"), shape)),
+        "mlp.router.weight" => {
+            let name = format!("{prefix}{router}.weight");
+            let part = Part { name, shape: vec![count, shape[0]], columns: 0..count, first_row: 0, transposed: true };
+            return Some(vec![part]);
+        }
+        "mlp.experts_gate_up_bias" => return Some(whole("mlp.experts.gate_up_proj_bias", shape)),
+        "mlp.experts_down_bias" => return Some(whole("mlp.experts.down_proj_bias", shape)),
+        "mlp.experts_gate_up" => &["gate_proj", "up_proj"],
+        "mlp.experts_down" => &["down_proj"],
+        _ => return None,
+    };
+    let (input, output) = (shape[0] / count, shape[1]);
+    if experts.clamped.is_some() {
+        let name = if matrices.len() == 2 { "gate_up_proj" } else { "down_proj" };
+        return Some(whole(&format!("mlp.experts.{name}"), &[count, input, output]));
+    }
+    let width = output / matrices.len();
+    let part = |expert: usize, number: usize| Part {
+        name: format!("{prefix}mlp.experts.{expert}.{}.weight", matrices[number]),
+        shape: vec![width, input],
+        columns: number * width..(number + 1) * width,
+        first_row: expert * input,
+        transposed: true,
+    };
+    Some((0..count).flat_map(|expert| (0..matrices.len()).map(move |number| part(expert, number))).collect())
 }
 
 /// Returns the tensors of transformers that the trained parameters of `model` consist of.
@@ -97,12 +148,14 @@ pub(crate) fn export_parts(
         let data = if part.columns.is_empty() {
             values.to_vec()
         } else if part.transposed {
-            let mut data = vec![0.0; part.columns.len() * shape[0]];
+            let inputs = part.shape[1];
+            let mut data = vec![0.0; part.columns.len() * inputs];
+            let values = &values[part.first_row * columns..(part.first_row + inputs) * columns];
             let of_rows =
-                data.par_chunks_mut((ROWS * shape[0]).max(1)).zip(part.columns.clone().into_par_iter().step_by(ROWS));
+                data.par_chunks_mut((ROWS * inputs).max(1)).zip(part.columns.clone().into_par_iter().step_by(ROWS));
             of_rows.for_each(|(to, first)| {
                 for (input, row) in values.chunks_exact(columns).enumerate() {
-                    for (to, value) in to[input..].iter_mut().step_by(shape[0]).zip(&row[first..]) {
+                    for (to, value) in to[input..].iter_mut().step_by(inputs).zip(&row[first..part.columns.end]) {
                         *to = *value;
                     }
                 }
@@ -125,6 +178,7 @@ impl Part {
             let inputs = self.shape[1];
             let start = self.columns.start + first;
             let at = start..start + rows.len() / inputs;
+            let values = &mut values[self.first_row * columns..(self.first_row + inputs) * columns];
             values.par_chunks_exact_mut(columns).enumerate().for_each(|(input, row)| {
                 for (to, value) in row[at.clone()].iter_mut().zip(rows[input..].iter().step_by(inputs)) {
                     *to = *value;
@@ -219,7 +273,7 @@ impl Source for Read<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::{PackedBatch, Weight, to_host};
+    use crate::decoder::{Mlp, PackedBatch, Weight, to_host};
     use burn::tensor::{Device, Tensor};
     use models::{Dtype, ExportOptions, FolderWriter};
 
@@ -246,7 +300,8 @@ mod tests {
         };
         let (_folder, weights) = stored(&Decoder::new(&config, 3, &Device::flex()).unwrap(), Dtype::Bf16);
         let base = Decoder::mapped(&config, &weights, &Device::flex()).unwrap();
-        let large = &base.layers[0].mlp.gate_up_proj.weight;
+        let Mlp::Dense(mlp) = &base.layers[0].mlp else { panic!("a dense model") };
+        let large = &mlp.gate_up_proj.weight;
         assert!(matches!(large, Weight::Stored(stored) if stored.view().unwrap().packs_narrow()));
         let targets = models::TargetModules::Pattern("all-linear".into());
         let lora = models::LoraConfig { r: 2, target_modules: targets, ..Default::default() };

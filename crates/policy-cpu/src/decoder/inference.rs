@@ -1,18 +1,21 @@
 //! The decoder for sampling: no autodiff graph, packed weights, KV cache.
 
 use super::batch::PackedBatch;
-use super::layers::{Linear, RmsNorm, activation, scores};
+use super::experts::{ExpertsMlp, PackedExperts};
+use super::layers::{Linear, Mlp, RmsNorm, activation, scores};
 use super::lora::LowRank;
 use super::model::{Decoder, check};
 use super::params::{read, storage};
 use super::rope::Ropes;
 use super::weight::{self, Stored};
-use backend_cpu::layers::{Activation, Add, HeadNorms, Heads, KvCache, Layers, PackedWeight, Scores, StoredWeight};
+use backend_cpu::layers::{
+    Activation, Add, HeadNorms, Heads, KvCache, Layers, Mixed, PackedWeight, Scores, StoredWeight,
+};
 use burn::backend::flex::FlexTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
 use grpo_burn::custom_op::elements;
-use models::{LayerRope, ModelConfig};
+use models::{Experts, LayerRope, ModelConfig};
 use policy::{Error, Result};
 use std::borrow::Cow;
 
@@ -69,10 +72,17 @@ struct Layer {
     head_norms: Option<[Norm; 2]>,
     o: Weight,
     attn_output_norm: Option<Norm>,
+    /// Logits of the sinks of query heads.
+    sinks: Option<Vec<f32>>,
     post_norm: Option<Norm>,
-    gate_up: Weight,
-    down: Weight,
+    mlp: LayerMlp,
     mlp_output_norm: Option<Norm>,
+}
+
+#[derive(Debug)]
+enum LayerMlp {
+    Dense { gate_up: Weight, down: Weight },
+    Experts { router: Weight, gate_up: PackedExperts, down: PackedExperts, spec: Experts },
 }
 
 #[derive(Debug)]
@@ -141,6 +151,23 @@ impl Norm {
     }
 }
 
+impl LayerMlp {
+    fn of_experts(mlp: &ExpertsMlp, router: Weight, hidden: usize) -> Result<Self> {
+        let [gate_up, down] = mlp.packed(hidden)?;
+        Ok(Self::Experts { router, gate_up, down, spec: mlp.spec().clone() })
+    }
+}
+
+impl Layer {
+    /// Returns the values of attention, after the sinks.
+    fn attended(&self, heads: Heads, mut mixed: Mixed) -> Result<Vec<f32>> {
+        if let Some(sinks) = &self.sinks {
+            mixed.add_sinks(heads, sinks)?;
+        }
+        Ok(mixed.values)
+    }
+}
+
 impl Weight {
     fn new(kernels: Layers, linear: &Linear) -> Result<Self> {
         let dims = linear.weight.dims();
@@ -181,8 +208,13 @@ impl Inference {
                 o: weight(&layer.attn.o_proj)?,
                 attn_output_norm: Norm::optional(&layer.attn_output_norm)?,
                 post_norm: Norm::optional(&layer.post_norm)?,
-                gate_up: weight(&layer.mlp.gate_up_proj)?,
-                down: weight(&layer.mlp.down_proj)?,
+                sinks: layer.attn.sinks.as_ref().map(Param::val).map(to_vec).transpose()?,
+                mlp: match &layer.mlp {
+                    Mlp::Dense(mlp) => {
+                        LayerMlp::Dense { gate_up: weight(&mlp.gate_up_proj)?, down: weight(&mlp.down_proj)? }
+                    }
+                    Mlp::Experts(mlp) => LayerMlp::of_experts(mlp, weight(&mlp.router)?, config.hidden_size)?,
+                },
                 mlp_output_norm: Norm::optional(&layer.mlp_output_norm)?,
             })
         });
@@ -235,7 +267,8 @@ impl Inference {
         let mut cache = KvCache::new(self.layers.len(), self.heads, &lengths, per_prompt, capacity);
         let x = self.run(prompts.ids(), &sequences.positions, |layer, scores, qkv| {
             cache.fill_prompts(layer, &qkv, &sequences.spans)?;
-            Ok(self.kernels.attention(&qkv, self.heads, scores, &sequences.spans)?.values)
+            let mixed = self.kernels.attention(&qkv, self.heads, scores, &sequences.spans)?;
+            self.layers[layer].attended(self.heads, mixed)
         })?;
         let last: Vec<f32> =
             sequences.spans.iter().flat_map(|span| &x[(span.rows.end - 1) * h..span.rows.end * h]).copied().collect();
@@ -256,7 +289,8 @@ impl Inference {
         let positions: Vec<usize> = samples.iter().map(|sample| cache.position(*sample)).collect();
         check(&self.config, ids, positions.iter().max().map_or(0, |position| position + 1))?;
         let x = self.run(ids, &positions, |layer, scores, qkv| {
-            Ok(self.kernels.attention_cached(&qkv, cache, layer, scores, samples)?)
+            let mixed = self.kernels.attention_cached(&qkv, cache, layer, scores, samples)?;
+            self.layers[layer].attended(self.heads, mixed)
         })?;
         cache.advance(samples);
         self.logits(&x)
@@ -297,7 +331,8 @@ impl Inference {
             for (j, open) in open.iter().enumerate() {
                 let of_tokens: Vec<f32> =
                     open.iter().flat_map(|s| &qkv[(firsts[*s] + j) * width..][..width]).copied().collect();
-                let attended = self.kernels.attention_cached(&of_tokens, cache, layer, scores, open)?;
+                let mixed = self.kernels.attention_cached(&of_tokens, cache, layer, scores, open)?;
+                let attended = self.layers[layer].attended(self.heads, mixed)?;
                 for (sample, row) in open.iter().zip(attended.chunks_exact(out_width)) {
                     out[(firsts[*sample] + j) * out_width..][..out_width].copy_from_slice(row);
                 }
@@ -342,24 +377,45 @@ impl Inference {
                 kernels.rotate(&mut qkv, self.heads, rope, positions)?;
             }
             x = self.added(x, attend(i, layer.scores, qkv)?, &layer.o, &layer.attn_output_norm)?;
-            let gate_up = self.linear(&self.optionally_normalised(&x, &layer.post_norm)?, &layer.gate_up, None)?;
-            let mixed = kernels.gated(&gate_up, self.activation, self.config.intermediate_size)?;
-            x = self.added(x, mixed, &layer.down, &layer.mlp_output_norm)?;
+            let normed = self.optionally_normalised(&x, &layer.post_norm)?;
+            match &layer.mlp {
+                LayerMlp::Dense { gate_up, down } => {
+                    let gate_up = self.linear(&normed, gate_up, None)?;
+                    let mixed = kernels.gated(&gate_up, self.activation, self.config.intermediate_size)?;
+                    drop(normed);
+                    x = self.added(x, mixed, down, &layer.mlp_output_norm)?;
+                }
+                LayerMlp::Experts { router, gate_up, down, spec } => {
+                    let logits = self.linear(&normed, router, None)?;
+                    let routing =
+                        kernels.route(&logits, spec.num_experts, spec.num_experts_per_tok, spec.norm_topk_prob)?;
+                    let (update, _) =
+                        kernels.experts(&normed, &routing, &gate_up.view(), &down.view(), self.activation)?;
+                    let update = self.optionally_normalised(&update, &layer.mlp_output_norm)?.into_owned();
+                    drop(normed);
+                    x = self.plus(x, update);
+                }
+            }
         }
         Ok(x)
     }
 
+    /// Returns the residual stream plus `update` times the multiplier.
+    fn plus(&self, mut x: Vec<f32>, mut update: Vec<f32>) -> Vec<f32> {
+        scale(&mut update, self.config.residual_multiplier);
+        x.iter_mut().zip(update).for_each(|(x, update)| *x += update);
+        x
+    }
+
     /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.
-    fn added(&self, mut x: Vec<f32>, mut mixed: Vec<f32>, project: &Weight, norm: &Option<Norm>) -> Result<Vec<f32>> {
-        let Some(norm) = norm else {
+    fn added(&self, x: Vec<f32>, mut mixed: Vec<f32>, project: &Weight, norm: &Option<Norm>) -> Result<Vec<f32>> {
+        if norm.is_none() && project.bias.is_none() {
             // The projection is linear.
             scale(&mut mixed, self.config.residual_multiplier);
             return self.linear(&mixed, project, Some(&x));
-        };
-        let mut update = self.normalised(&self.linear(&mixed, project, None)?, norm)?;
-        scale(&mut update, self.config.residual_multiplier);
-        x.iter_mut().zip(update).for_each(|(x, update)| *x += update);
-        Ok(x)
+        }
+        let update = self.linear(&mixed, project, None)?;
+        Ok(self.plus(x, self.optionally_normalised(&update, norm)?.into_owned()))
     }
 
     /// Applies the final norm and the head.

@@ -2,6 +2,7 @@
 
 use super::autodiff_ops::{self, Addend, Sequences};
 use super::build::Builder;
+use super::experts::ExpertsMlp;
 use super::lora::LowRank;
 use super::rope::RopeTables;
 use super::weight::Weight;
@@ -89,6 +90,8 @@ pub struct Attention {
     pub q_norm: Option<RmsNorm>,
     /// Norm `[D]` of key heads, or `[K D]` of all of them, before the rotary embedding, if the model has QK norm.
     pub k_norm: Option<RmsNorm>,
+    /// Logits `[A]` of the sinks of query heads, in gpt-oss.
+    pub sinks: Option<Param<Tensor<1>>>,
     /// A, K and D.
     #[module(skip)]
     heads: Heads,
@@ -107,9 +110,20 @@ pub(super) fn scores(config: &ModelConfig, spec: LayerSpec) -> Scores {
 
 /// Returns the activation of a model's MLPs.
 pub(super) fn activation(config: &ModelConfig) -> Activation {
+    if let Some(clamped) = config.experts.as_ref().and_then(|experts| experts.clamped) {
+        return Activation::Clamped { alpha: clamped.swiglu_alpha as f32, limit: clamped.swiglu_limit as f32 };
+    }
     match config.hidden_act {
         models::Activation::Silu => Activation::Silu,
         models::Activation::GeluTanh => Activation::GeluTanh,
+    }
+}
+
+/// Returns the norm's output, or `x` if there is no norm.
+fn normalised(norm: &Option<RmsNorm>, x: Tensor<2>) -> Result<Tensor<2>> {
+    match norm {
+        Some(norm) => norm.forward(x),
+        None => Ok(x),
     }
 }
 
@@ -120,15 +134,16 @@ impl Attention {
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let qkv = [h, (heads + 2 * kv_heads) * d];
         let qkv_proj = Linear::new(of, &format!("{name}.qkv_proj"), qkv, config.attention_bias)?;
-        let o_proj = Linear::new(of, &format!("{name}.o_proj"), [heads * d, h], false)?;
+        let o_proj = Linear::new(of, &format!("{name}.o_proj"), [heads * d, h], config.attention_output_bias)?;
         let (mut q_norm, mut k_norm) = (None, None);
         if config.qk_norm {
             let [queries, keys] = config.qk_norm_sizes();
             q_norm = Some(RmsNorm::new(of, &format!("{name}.q_norm"), queries)?);
             k_norm = Some(RmsNorm::new(of, &format!("{name}.k_norm"), keys)?);
         }
+        let sinks = config.attention_sinks.then(|| of.parameter(&format!("{name}.sinks"), [heads])).transpose()?;
         let heads = Heads { query: heads, key_value: kv_heads, width: d };
-        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, heads, spec, scores: scores(config, spec) })
+        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, sinks, heads, spec, scores: scores(config, spec) })
     }
 
     /// Returns the attention `[N, A D]` of `x` `[N, H]` before the output projection.
@@ -138,13 +153,25 @@ impl Attention {
             let weights = [query.weight.val(), key.weight.val()];
             qkv = autodiff_ops::norm_heads(qkv, self.heads, weights, query.offset as f32, query.eps)?;
         }
-        autodiff_ops::attention(qkv, self.heads, self.scores, ropes.get(self.spec.rope), sequences)
+        let sinks = self.sinks.as_ref().map(Param::val);
+        autodiff_ops::attention(qkv, self.heads, self.scores, ropes.get(self.spec.rope), sinks, sequences)
     }
 }
 
-/// MLP of a layer (arXiv 2002.05202): `down(activation(gate(x)) * up(x))`.
+/// MLP of a layer.
+// One per layer, so the size of the smaller variant does not matter.
+#[allow(clippy::large_enum_variant)]
 #[derive(Module, Debug)]
-pub struct Mlp {
+pub enum Mlp {
+    /// One for all tokens.
+    Dense(DenseMlp),
+    /// A mixture of experts.
+    Experts(ExpertsMlp),
+}
+
+/// MLP for all tokens (arXiv 2002.05202): `down(activation(gate(x)) * up(x))`.
+#[derive(Module, Debug)]
+pub struct DenseMlp {
     /// Fused projection `[H, 2I]` to gate, then up.
     pub gate_up_proj: Linear,
     /// Output projection `[I, H]`.
@@ -155,6 +182,15 @@ pub struct Mlp {
 }
 
 impl Mlp {
+    fn new(of: &mut Builder<'_>, name: &str) -> Result<Self> {
+        match &of.config.experts {
+            Some(experts) => Ok(Self::Experts(ExpertsMlp::new(of, name, experts)?)),
+            None => Ok(Self::Dense(DenseMlp::new(of, name)?)),
+        }
+    }
+}
+
+impl DenseMlp {
     fn new(of: &mut Builder<'_>, name: &str) -> Result<Self> {
         let (h, i) = (of.config.hidden_size, of.config.intermediate_size);
         Ok(Self {
@@ -194,14 +230,17 @@ pub(super) const NORMS: [&str; 4] = ["input_norm", "attn_output_norm", "post_nor
 
 impl Block {
     /// Returns the linear layers with their names.
-    pub(super) fn linears(&mut self) -> [(&'static str, &mut Linear); 4] {
+    pub(super) fn linears(&mut self) -> Vec<(&'static str, &mut Linear)> {
         let Self { attn, mlp, .. } = self;
-        [
-            ("attn.qkv_proj", &mut attn.qkv_proj),
-            ("attn.o_proj", &mut attn.o_proj),
-            ("mlp.gate_up_proj", &mut mlp.gate_up_proj),
-            ("mlp.down_proj", &mut mlp.down_proj),
-        ]
+        let mut linears = vec![("attn.qkv_proj", &mut attn.qkv_proj), ("attn.o_proj", &mut attn.o_proj)];
+        match mlp {
+            Mlp::Dense(mlp) => {
+                linears.push(("mlp.gate_up_proj", &mut mlp.gate_up_proj));
+                linears.push(("mlp.down_proj", &mut mlp.down_proj));
+            }
+            Mlp::Experts(mlp) => linears.push(("mlp.router", &mut mlp.router)),
+        }
+        linears
     }
 
     pub(crate) fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
@@ -227,24 +266,24 @@ impl Block {
         let normed = normalised(&self.input_norm, x.clone())?;
         let mixed = self.attn.forward(normed, ropes, sequences)?;
         let x = self.add(x, mixed, &self.attn.o_proj, &self.attn_output_norm)?;
-        let mixed = self.mlp.forward(normalised(&self.post_norm, x.clone())?)?;
-        self.add(x, mixed, &self.mlp.down_proj, &self.mlp_output_norm)
+        let normed = normalised(&self.post_norm, x.clone())?;
+        match &self.mlp {
+            Mlp::Dense(mlp) => self.add(x, mlp.forward(normed)?, &mlp.down_proj, &self.mlp_output_norm),
+            Mlp::Experts(mlp) => {
+                let update = normalised(&self.mlp_output_norm, mlp.forward(normed)?)?;
+                Ok(x + times(update, self.residual_multiplier))
+            }
+        }
     }
 
     /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.
     fn add(&self, x: Tensor<2>, mixed: Tensor<2>, project: &Linear, norm: &Option<RmsNorm>) -> Result<Tensor<2>> {
         match norm {
             // The projection is linear.
-            None => project.add_to(x, times(mixed, self.residual_multiplier)),
+            None if project.bias.is_none() => project.add_to(x, times(mixed, self.residual_multiplier)),
+            None => Ok(x + times(project.forward(mixed)?, self.residual_multiplier)),
             Some(norm) => Ok(x + times(norm.forward(project.forward(mixed)?)?, self.residual_multiplier)),
         }
-    }
-}
-
-fn normalised(norm: &Option<RmsNorm>, x: Tensor<2>) -> Result<Tensor<2>> {
-    match norm {
-        Some(norm) => norm.forward(x),
-        None => Ok(x),
     }
 }
 

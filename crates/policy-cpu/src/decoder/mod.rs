@@ -1,5 +1,5 @@
 //! A decoder of the families of [`models::Family`]: RMSNorm, rotary position embeddings, grouped-query attention with or without a
-//! window, SwiGLU or GeGLU. Its weights are a burn module, its operations are kernels of [`backend_cpu::layers`], and burn runs the backward
+//! window, SwiGLU, GeGLU or a mixture of experts. Its weights are a burn module, its operations are kernels of [`backend_cpu::layers`], and burn runs the backward
 //! pass. Sequences are packed without padding, and completions of one prompt share its rows.
 //!
 //! Letters in shapes: N rows (tokens), B sequences, H hidden size, V vocabulary, A query heads, K key/value heads, R = A / K query heads
@@ -8,6 +8,7 @@
 mod autodiff_ops;
 mod batch;
 mod build;
+mod experts;
 mod hugging_face;
 mod inference;
 mod layers;
@@ -18,8 +19,9 @@ mod rope;
 mod weight;
 
 pub use batch::PackedBatch;
+pub use experts::ExpertsMlp;
 pub use inference::{Cache, Inference};
-pub use layers::{Attention, Block, Linear, Mlp, RmsNorm};
+pub use layers::{Attention, Block, DenseMlp, Linear, Mlp, RmsNorm};
 pub use lora::LowRank;
 pub use model::Decoder;
 pub use weight::{Stored, Weight};

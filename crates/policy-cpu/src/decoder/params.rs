@@ -3,6 +3,7 @@
 //! A parameter's name is its path of field names, for example `layers.0.attn.qkv_proj.weight`; parameters are visited in the order of the
 //! fields. Gradients and moments depend on both; checkpoints have the tensors of transformers.
 
+use super::experts::is_router;
 use super::hugging_face::{Tensors, export_parts};
 use super::lora::{is_adapter, is_value_head};
 use super::model::Decoder;
@@ -24,7 +25,7 @@ pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 pub(crate) enum Which {
     /// All parameters.
     All,
-    /// Trained parameters: with adapters, the adapters and the value head; otherwise all.
+    /// Trained parameters: with adapters, the adapters and the value head; otherwise all, without frozen routers.
     Trained,
 }
 
@@ -95,22 +96,24 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &[usize
     struct Update<F> {
         path: Vec<String>,
         has_adapters: bool,
+        has_frozen_routers: bool,
         update: F,
     }
     impl<F: FnMut(&str, &[usize], &mut [f32])> ModuleMapper for Update<F> {
         fn enter_module(&mut self, name: &str, container: &str) {
-            if container != CONTAINER {
+            if !container.starts_with(CONTAINER) {
                 self.path.push(name.to_owned());
             }
         }
         fn exit_module(&mut self, _name: &str, container: &str) {
-            if container != CONTAINER {
+            if !container.starts_with(CONTAINER) {
                 self.path.pop();
             }
         }
         fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let name = self.path.join(".");
-            if self.has_adapters && !is_trained_beside_a_base(&name) {
+            let is_frozen = self.has_frozen_routers && is_router(&name);
+            if is_frozen || self.has_adapters && !is_trained_beside_a_base(&name) {
                 return parameter;
             }
             parameter.map(|value| {
@@ -121,8 +124,8 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &[usize
             })
         }
     }
-    let has_adapters = model.has_adapters();
-    model.map(&mut Update { path: Vec::new(), has_adapters, update })
+    let (has_adapters, has_frozen_routers) = (model.has_adapters(), model.has_frozen_routers());
+    model.map(&mut Update { path: Vec::new(), has_adapters, has_frozen_routers, update })
 }
 
 /// A parameter in memory, with any number of dimensions.
@@ -152,28 +155,31 @@ pub(crate) fn visit_parameters(model: &Decoder, which: Which, see: impl FnMut(&s
     struct Walk<F> {
         path: Vec<String>,
         adapters_only: bool,
+        skips_routers: bool,
         see: F,
     }
     impl<F: FnMut(&str, Option<&dyn AnyParameter>)> ModuleVisitor for Walk<F> {
         fn enter_module(&mut self, name: &str, container: &str) {
-            if container != CONTAINER {
+            if !container.starts_with(CONTAINER) {
                 self.path.push(name.to_owned());
             } else if !self.adapters_only && name == STORED {
                 (self.see)(&self.path.join("."), None);
             }
         }
         fn exit_module(&mut self, _name: &str, container: &str) {
-            if container != CONTAINER {
+            if !container.starts_with(CONTAINER) {
                 self.path.pop();
             }
         }
         fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
             let name = self.path.join(".");
-            if !self.adapters_only || is_trained_beside_a_base(&name) {
+            let is_skipped = self.skips_routers && is_router(&name);
+            if !is_skipped && (!self.adapters_only || is_trained_beside_a_base(&name)) {
                 (self.see)(&name, Some(parameter));
             }
         }
     }
     let adapters_only = which == Which::Trained && model.has_adapters();
-    model.visit(&mut Walk { path: Vec::new(), adapters_only, see });
+    let skips_routers = which == Which::Trained && model.has_frozen_routers();
+    model.visit(&mut Walk { path: Vec::new(), adapters_only, skips_routers, see });
 }

@@ -21,8 +21,8 @@ pub enum Weight {
     Stored(Stored),
 }
 
-/// Burn's name of the enum [`Weight`] in a module's path; it is not part of a parameter's name.
-pub(super) const CONTAINER: &str = "Enum:Weight";
+/// The beginning of burn's name of an enum in a module's path; its variants are not part of a parameter's name.
+pub(super) const CONTAINER: &str = "Enum:";
 /// Burn's name of the variant without a parameter.
 pub(super) const STORED: &str = "Stored";
 
@@ -57,6 +57,21 @@ impl Stored {
     pub(super) fn new(tensors: &[WeightTensor<'_>]) -> Option<Self> {
         let parts = tensors.iter().map(part).collect::<Option<Arc<[_]>>>()?;
         Some(Self { parts })
+    }
+
+    /// Returns the weight of each expert, with `outputs` outputs.
+    pub(super) fn of_experts(&self, outputs: usize) -> Arc<[Self]> {
+        let rows = |part: &FlexTensor| part.layout().shape()[0];
+        let (mut experts, mut parts, mut count) = (Vec::new(), Vec::new(), 0);
+        for part in &*self.parts {
+            parts.push(part.clone());
+            count += rows(part);
+            if count >= outputs {
+                experts.push(Self { parts: std::mem::take(&mut parts).into() });
+                count = 0;
+            }
+        }
+        experts.into()
     }
 
     /// Returns the matrices as an argument of the kernels.
@@ -101,7 +116,7 @@ impl Stored {
     }
 
     /// Copies the weight `[in, out]` to f32.
-    fn to_vec(&self) -> Result<Vec<f32>> {
+    pub(super) fn to_vec(&self) -> Result<Vec<f32>> {
         let [input, output] = self.dims();
         let mut values = vec![0.0; input * output];
         let mut first = 0;

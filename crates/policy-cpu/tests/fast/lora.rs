@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use models::{Adapter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelFolder, TargetModules};
 use policy::{Policy, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
 use policy_cpu::CpuPolicy;
-use policy_cpu::decoder::{Decoder, Weight};
+use policy_cpu::decoder::{Decoder, Mlp, Weight};
 
 /// Opens the adapter of a checkpoint, its base model, and the expected results of the adapted model.
 fn adapted(name: &str) -> (Checkpoint, Adapter) {
@@ -86,12 +86,22 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
     let (all, some) = (TargetModules::Pattern("all-linear".into()), TargetModules::Names(vec!["v_proj".into()]));
     let head = TargetModules::Names(vec!["o_proj".into(), "lm_head".into()]);
     let cases = [("llama3_bf16", all.clone()), ("llama3_bf16", head), ("qwen2", some), ("qwen3_f16", all.clone())];
-    for (name, targets) in cases.into_iter().chain([("phi3", all.clone()), ("olmo3", all.clone()), ("gemma3", all)]) {
+    for (name, targets) in cases.into_iter().chain([
+        ("phi3", all.clone()),
+        ("olmo3", all.clone()),
+        ("gemma3", all.clone()),
+        ("qwen3_moe", all.clone()),
+        ("qwen3_moe_fused", all),
+    ]) {
         let lora = lora(targets);
         let checkpoint = Checkpoint::open(name);
         let (config, weights) = (checkpoint.config(), &checkpoint.weights);
         let mapped = CpuPolicy::mapped_with_lora(config, weights, &lora, 7, policy_loss()).unwrap();
-        let stored = matches!(mapped.model().layers[0].mlp.down_proj.weight, Weight::Stored(_));
+        let down = match &mapped.model().layers[0].mlp {
+            Mlp::Dense(mlp) => &mlp.down_proj.weight,
+            Mlp::Experts(mlp) => &mlp.experts_down,
+        };
+        let stored = matches!(down, Weight::Stored(_));
         assert_eq!(stored, name != "qwen3_f16", "{name}: products cannot read f16");
         let sequences = checkpoint.completions();
         let tokens = token_batch(&sequences).unwrap().with_advantages(vec![1.0; sequences.len()]).unwrap();

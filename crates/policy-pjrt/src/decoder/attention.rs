@@ -292,19 +292,20 @@ impl Decoder {
         self.config.attention_multiplier.unwrap_or_else(|| (self.config.head_dim() as f64).powf(-0.5))
     }
 
-    /// Computes attention `[B, T, A D]` in f32 among the tokens of each row.
-    pub fn attend(&self, heads: &Heads, mask: &Mask) -> Value {
+    /// Computes attention `[B, T, A D]` in f32 among the tokens of each row. `sinks` `[A]` are the logits of sinks.
+    pub fn attend(&self, heads: &Heads, mask: &Mask, sinks: Option<&Value>) -> Value {
+        let sinks = sinks.map(|sinks| of_groups(sinks, self.config.num_key_value_heads));
         match &mask.0 {
-            MaskKind::Pairs(pairs) => self.attend_pairs(heads, pairs),
+            MaskKind::Pairs(pairs) => self.attend_pairs(heads, pairs, sinks.as_ref()),
             MaskKind::Blocks { block, window, positions } => {
                 let blockwise = Blockwise::new(heads, *block, *window, self.score_scale(), self.compute, &self.split);
-                blockwise.attend(heads, positions.as_ref())
+                blockwise.attend(heads, positions.as_ref(), sinks.as_ref())
             }
         }
     }
 
-    /// Computes attention with materialised scores `[B, K, R, T, T]`.
-    fn attend_pairs(&self, heads: &Heads, mask: &Value) -> Value {
+    /// Computes attention with materialised scores `[B, K, R, T, T]`; `sinks` are `[K, R]`.
+    fn attend_pairs(&self, heads: &Heads, mask: &Value, sinks: Option<&Value>) -> Value {
         let Heads { queries, keys, values } = heads;
         let [b, kv, r, t, d] = queries.shape() else { unreachable!("queries have five dimensions") };
         // [B, K, R, T, T]
@@ -317,7 +318,8 @@ impl Decoder {
             _ => mask.broadcast_in_dim(scores.shape(), &[0, 3, 4]),
         };
         let scores = mask.select(&scores, &scores.like(MASKED));
-        let weights = softmax(&scores).convert(self.compute.dtype());
+        let sinks = sinks.map(|sinks| sinks.broadcast_in_dim(&scores.shape()[..4], &[1, 2]));
+        let weights = softmax(&scores, sinks.as_ref()).convert(self.compute.dtype());
         // [B, K, R, T, D]
         let mixed = dot(&weights, values, (&[0, 1], &[0, 1]), (4, 2), self.compute);
         mixed.transpose(&[0, 3, 1, 2, 4]).reshape(&[*b, *t, kv * r * d])
@@ -340,10 +342,18 @@ pub(super) fn last(window: usize) -> i64 {
     window.saturating_sub(1) as i64
 }
 
-/// Computes softmax over the last dimension.
-fn softmax(scores: &Value) -> Value {
+/// Returns sinks `[A]` as `[K, R]`, f32, for K key/value heads.
+pub(crate) fn of_groups(sinks: &Value, kv: usize) -> Value {
+    sinks.convert(Dtype::F32).reshape(&[kv, sinks.shape()[0] / kv])
+}
+
+/// Computes softmax over the last dimension. `sinks` have no weight and one more term of each sum.
+fn softmax(scores: &Value, sinks: Option<&Value>) -> Value {
     let last = scores.shape().len() - 1;
-    let weights = (scores - scores.reduce(Reducer::Max, &[last]).along_first(scores)).exp();
+    let max = scores.reduce(Reducer::Max, &[last]);
+    let max = sinks.map_or(max.clone(), |sinks| max.max(sinks));
+    let weights = (scores - max.along_first(scores)).exp();
     let sums = weights.reduce(Reducer::Add, &[last]);
+    let sums = sinks.map_or(sums.clone(), |sinks| sums + (sinks - max).exp());
     &weights / sums.along_first(&weights)
 }

@@ -24,9 +24,13 @@ impl Decoder {
         let normed = self.normed(layer, x, before);
         let mixed = attend(&self.heads(layer, &normed, rotary));
         let mixed = self.split.constrain(&mixed, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
-        let x = self.add(layer, x, self.linear(layer, &mixed, Matrix::OProj, None), after);
+        let x = self.add(layer, x, self.linear(layer, &mixed, Matrix::OProj, layer.get(Role::OBias)), after);
         let normed = self.normed(layer, &x, before_mlp);
-        self.add(layer, &x, self.mlp(layer, &normed), after_mlp)
+        let update = match &self.config.experts {
+            Some(experts) => self.experts(layer, &normed, experts),
+            None => self.mlp(layer, &normed),
+        };
+        self.add(layer, &x, update, after_mlp)
     }
 
     /// Returns the norms before and after attention, and before and after the MLP, in the order of [`models::NormPlacement::names`].
@@ -53,15 +57,20 @@ impl Decoder {
             }
             None => [Matrix::GateProj, Matrix::UpProj].map(|matrix| constrained(self.linear(layer, x, matrix, None))),
         };
+        self.linear(layer, &(self.activated(&gate) * up), Matrix::DownProj, None)
+    }
+
+    /// Returns the activation of a gate.
+    pub(super) fn activated(&self, gate: &Value) -> Value {
         let shares = match self.config.hidden_act {
             Activation::Silu => gate.unary(Unary::Logistic),
             // 0.5 (1 + tanh(u)) = sigmoid(2u)
             Activation::GeluTanh => {
-                let slope = &gate * &gate * gate.like(0.044715) + gate.like(1.0);
-                (&gate * slope * gate.like(TWICE_ROOT)).unary(Unary::Logistic)
+                let slope = gate * gate * gate.like(0.044715) + gate.like(1.0);
+                (gate * slope * gate.like(TWICE_ROOT)).unary(Unary::Logistic)
             }
         };
-        self.linear(layer, &(&gate * shares * up), Matrix::DownProj, None)
+        gate * shares
     }
 
     /// Returns the residual stream `x` plus the normalised `update` (f32) times the multiplier.

@@ -53,8 +53,19 @@ impl Decoder {
         mut body: impl FnMut(LayerSpec, &ParameterValues, &LayerValues<'_>) -> Vec<Value>,
     ) -> Result<Scanned> {
         let (count, builder) = (self.config.num_hidden_layers, weights[Role::Norm].builder());
-        let (roles, stacks): (Vec<Role>, Vec<&Value>) = weights.iter().filter(|(role, _)| role.is_of_layers()).unzip();
-        let all_xs: Vec<&Value> = xs.iter().copied().chain(stacks).collect();
+        // Matrices of experts are stacked as `[L E, ...]`.
+        let table = self.parameters();
+        let by_layer = |role: Role, stack: &Value| {
+            let is_apart = table.iter().any(|parameter| parameter.role == role && parameter.has_experts_apart());
+            match stack.shape() {
+                [first, rest @ ..] if is_apart => stack.reshape(&[&[count, first / count], rest].concat()),
+                _ => stack.clone(),
+            }
+        };
+        let stacks = weights.iter().filter(|(role, _)| role.is_of_layers());
+        let (roles, stacks): (Vec<Role>, Vec<Value>) =
+            stacks.map(|(role, stack)| (role, by_layer(role, stack))).unzip();
+        let all_xs: Vec<&Value> = xs.iter().copied().chain(&stacks).collect();
         let slice = |stack: &&Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
         let types = carry.iter().map(type_of).chain(all_xs.iter().map(slice)).chain(constants.iter().map(type_of));
         let types: Vec<TensorType> = types.collect();

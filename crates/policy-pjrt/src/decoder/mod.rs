@@ -11,6 +11,7 @@ mod attention;
 mod axis_rules;
 mod block;
 mod blockwise;
+mod experts;
 mod layer_loop;
 mod layer_ops;
 mod parameters;
@@ -24,7 +25,7 @@ pub use blockwise::ATTENTION;
 pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 pub use rope::{Rotaries, Rotary};
 
-pub(crate) use attention::MASKED;
+pub(crate) use attention::{MASKED, of_groups};
 pub use layer_loop::{LayerValues, Layers};
 pub(crate) use layer_ops::{Broadcast, dot, rows_at};
 use split::RESIDUAL;
@@ -104,6 +105,7 @@ pub struct Decoder {
     attention: Attention,
     adapters: Option<Adapters>,
     value_head: bool,
+    frozen_routers: bool,
     split: Split,
 }
 
@@ -116,6 +118,7 @@ impl Decoder {
             attention: Attention::default(),
             adapters: None,
             value_head: false,
+            frozen_routers: false,
             split: Split::default(),
         }
     }
@@ -130,6 +133,12 @@ impl Decoder {
     #[must_use]
     pub fn with_value_head(self) -> Self {
         Self { value_head: true, ..self }
+    }
+
+    /// Freezes the routers of experts.
+    #[must_use]
+    pub fn with_frozen_routers(self) -> Self {
+        Self { frozen_routers: true, ..self }
     }
 
     /// Returns the decoder without its value head, for sampling.
@@ -162,15 +171,16 @@ impl Decoder {
         table
     }
 
-    /// Returns the trained parameters, which are the last ones of [`Decoder::parameters`]: all of them, or all but the model's if there are
-    /// adapters.
+    /// Returns the trained parameters, which are the last ones of [`Decoder::parameters`]: all of them, all but frozen routers, or all but
+    /// the model's if there are adapters.
     pub fn trained(&self) -> Vec<Parameter> {
         self.parameters().into_iter().filter(|p| self.trains(p.role)).collect()
     }
 
     /// Returns `true` if the parameter of this role is trained.
     pub fn trains(&self, role: Role) -> bool {
-        self.adapters.is_none() || !role.is_of_model()
+        let is_frozen = self.frozen_routers && matches!(role, Role::Router | Role::RouterBias);
+        !is_frozen && (self.adapters.is_none() || !role.is_of_model())
     }
 
     /// Declares the parameters as the next arguments of a program. `model` is the dtype of the model's matrices ([`Parameter::dtype`]).
@@ -223,7 +233,8 @@ impl Decoder {
                 let mut constants = values.constants;
                 let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));
                 let mask = masks.of(spec.sliding_window);
-                vec![self.block(layer, &values.carry[0], rotaries.get(spec.rope), |heads| self.attend(heads, mask))]
+                let attend = |heads: &Heads| self.attend(heads, mask, layer.get(Role::Sinks));
+                vec![self.block(layer, &values.carry[0], rotaries.get(spec.rope), attend)]
             })?;
         Ok(layers.carry.swap_remove(0))
     }

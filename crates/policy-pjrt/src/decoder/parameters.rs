@@ -1,6 +1,6 @@
 //! The table of a decoder's parameters: shapes, logical axes, and names of their Hugging Face tensors.
 //!
-//! Legend: L layers, V vocabulary, H hidden size, I intermediate size of the MLP, A query heads, K key/value heads, D head dimension.
+//! Legend: L layers, E experts, V vocabulary, H hidden size, I intermediate size of the MLP, A query heads, K key/value heads, D head dimension.
 
 use super::Matrix;
 use models::ModelConfig;
@@ -22,6 +22,9 @@ pub enum Role {
     /// Queries, keys and values in one matrix.
     QkvProj,
     OProj,
+    OBias,
+    /// Logits of the sinks of query heads.
+    Sinks,
     QNorm,
     KNorm,
     PostAttentionLayernorm,
@@ -31,6 +34,17 @@ pub enum Role {
     /// Gate and up in one matrix.
     GateUpProj,
     DownProj,
+    /// The router of a mixture of experts.
+    Router,
+    RouterBias,
+    /// Gate projections of all experts.
+    ExpertGateProj,
+    ExpertUpProj,
+    /// Gate and up of all experts in one matrix, in gpt-oss.
+    ExpertGateUpProj,
+    ExpertGateUpBias,
+    ExpertDownProj,
+    ExpertDownBias,
     PostFeedforwardLayernorm,
     Norm,
     LmHead,
@@ -70,6 +84,19 @@ impl Role {
         !matches!(self, Self::LoraA(_) | Self::LoraB(_)) && !self.is_of_value_head()
     }
 
+    /// Returns `true` for matrices and biases of experts.
+    pub fn is_of_experts(self) -> bool {
+        matches!(
+            self,
+            Self::ExpertGateProj
+                | Self::ExpertUpProj
+                | Self::ExpertGateUpProj
+                | Self::ExpertGateUpBias
+                | Self::ExpertDownProj
+                | Self::ExpertDownBias
+        )
+    }
+
     /// Returns `true` for parameters of the value head.
     pub fn is_of_value_head(self) -> bool {
         matches!(self, Self::ValueHead | Self::ValueHeadBias)
@@ -90,6 +117,8 @@ pub enum Axis {
     Kv,
     /// The dimension of one head, D.
     HeadDim,
+    /// Query heads, A, with one value each; not sharded.
+    QueryHead,
     /// The columns of all queries, keys and values of a fused matrix, (A + 2K) D; usually not sharded, because heads of one kind belong
     /// together.
     FusedHeads,
@@ -97,6 +126,8 @@ pub enum Axis {
     Mlp,
     /// The columns of gate and up of a fused matrix, 2I; usually not sharded.
     FusedMlp,
+    /// The experts, E; not sharded.
+    Experts,
     /// The vocabulary, V.
     Vocab,
     /// The rank of an adapter.
@@ -109,18 +140,19 @@ pub enum Axis {
     Length,
 }
 
-/// A parameter on a device: one Hugging Face tensor, or the tensors of all layers, stacked.
+/// A parameter on a device: one Hugging Face tensor, or the tensors of all layers, stacked; if each expert has a tensor, those of all
+/// experts of all layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Its role in the decoder.
     pub role: Role,
-    /// The shape; `[L, ...]` for a parameter of the layers. Matrices are `[out, in]`, as in Hugging Face files.
+    /// The shape; `[L, ...]` for a parameter of the layers, `[L E, ...]` if each of E experts has a tensor. Matrices are `[out, in]`, as in Hugging Face files.
     pub shape: Vec<usize>,
     /// The logical axis of each dimension.
     pub axes: Vec<Axis>,
     /// The short name.
     pub(super) path: String,
-    /// The tensors of the stack, each with its layer.
+    /// The tensors of the stack, each with its index.
     pub(super) tensors: Vec<(usize, String)>,
 }
 
@@ -130,7 +162,12 @@ impl Parameter {
         self.axes[0] == Axis::Layer
     }
 
-    /// Returns the names of its tensors in `transformers`, each with its layer. Tensors of adapters have PEFT's names; layers without an
+    /// Returns `true` if each expert has a tensor.
+    pub(super) fn has_experts_apart(&self) -> bool {
+        self.role.is_of_experts() && !self.axes.contains(&Axis::Experts)
+    }
+
+    /// Returns the names of its tensors in `transformers`, each with its index in the stack. Tensors of adapters have PEFT's names; layers without an
     /// adapter have no name, and zeros in the stack.
     pub fn tensors(&self) -> impl Iterator<Item = (usize, &str)> {
         self.tensors.iter().map(|(layer, name)| (*layer, name.as_str()))
@@ -170,7 +207,11 @@ impl Parameter {
 
 /// Returns the parameters of a decoder, in the argument order of programs.
 pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
-    use Axis::{Embed, FusedHeads, FusedMlp, HeadDim, Heads, Kv, Layer, Mlp, Vocab};
+    use Axis::{Embed, Experts, FusedHeads, FusedMlp, HeadDim, Heads, Kv, Layer, Mlp, QueryHead, Vocab};
+    let experts = config.experts.as_ref();
+    let (wide, count) =
+        experts.map_or((config.intermediate_size, 1), |experts| (experts.moe_intermediate_size, experts.num_experts));
+    let is_clamped = experts.is_some_and(|experts| experts.clamped.is_some());
     let size = |axis: &Axis| match axis {
         Layer => config.num_hidden_layers,
         Embed => config.hidden_size,
@@ -178,23 +219,38 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         Kv => config.num_key_value_heads * config.head_dim(),
         FusedHeads => (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim(),
         HeadDim => config.head_dim(),
-        Mlp => config.intermediate_size,
-        FusedMlp => 2 * config.intermediate_size,
+        QueryHead => config.num_attention_heads,
+        Mlp => wide,
+        FusedMlp => 2 * wide,
+        Experts => count,
         Vocab => config.vocab_size,
         Axis::Rank | Axis::Value | Axis::Batch | Axis::Length => unreachable!("no parameter of the model has it"),
     };
     let norms = config.norm_placement.names();
     let is_there = |role: Role, path: &str| match role {
         Role::QBias | Role::KBias | Role::VBias => config.attention_bias,
-        Role::QProj | Role::KProj | Role::VProj | Role::GateProj | Role::UpProj => !config.fused_projections,
-        Role::QkvProj | Role::GateUpProj => config.fused_projections,
+        Role::OBias => config.attention_output_bias,
+        Role::Sinks => config.attention_sinks,
+        Role::QProj | Role::KProj | Role::VProj => !config.fused_projections,
+        Role::QkvProj => config.fused_projections,
+        Role::GateProj | Role::UpProj => experts.is_none() && !config.fused_projections,
+        Role::GateUpProj => experts.is_none() && config.fused_projections,
+        Role::DownProj => experts.is_none(),
+        Role::Router => experts.is_some_and(|experts| path.strip_suffix(".weight") == Some(experts.router())),
+        Role::ExpertGateProj | Role::ExpertUpProj => experts.is_some() && !is_clamped,
+        Role::ExpertDownProj => experts.is_some() && path.ends_with(".weight") != is_clamped,
+        Role::RouterBias | Role::ExpertGateUpProj | Role::ExpertGateUpBias | Role::ExpertDownBias => is_clamped,
         Role::QNorm | Role::KNorm => config.qk_norm,
         norm if Role::NORMS.iter().any(|(role, _)| *role == norm) => norms.contains(&path.strip_suffix(".weight")),
         Role::LmHead => !config.tie_word_embeddings,
         _ => true,
     };
     let [of_queries, of_keys] = if config.qk_norm_over_heads { [Heads, Kv] } else { [HeadDim, HeadDim] };
-    let all: [(Role, &'static str, &[Axis]); 21] = [
+    let all: [(Role, &'static str, &[Axis]); 33] = [
+        // Routers come first, because trained parameters come last, and routers may be frozen.
+        (Role::Router, "mlp.gate.weight", &[Layer, Experts, Embed]),
+        (Role::Router, "mlp.router.weight", &[Layer, Experts, Embed]),
+        (Role::RouterBias, "mlp.router.bias", &[Layer, Experts]),
         (Role::EmbedTokens, "model.embed_tokens.weight", &[Vocab, Embed]),
         (Role::InputLayernorm, "input_layernorm.weight", &[Layer, Embed]),
         (Role::QProj, "self_attn.q_proj.weight", &[Layer, Heads, Embed]),
@@ -205,6 +261,8 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::VBias, "self_attn.v_proj.bias", &[Layer, Kv]),
         (Role::QkvProj, "self_attn.qkv_proj.weight", &[Layer, FusedHeads, Embed]),
         (Role::OProj, "self_attn.o_proj.weight", &[Layer, Embed, Heads]),
+        (Role::OBias, "self_attn.o_proj.bias", &[Layer, Embed]),
+        (Role::Sinks, "self_attn.sinks", &[Layer, QueryHead]),
         (Role::QNorm, "self_attn.q_norm.weight", &[Layer, of_queries]),
         (Role::KNorm, "self_attn.k_norm.weight", &[Layer, of_keys]),
         (Role::PostAttentionLayernorm, "post_attention_layernorm.weight", &[Layer, Embed]),
@@ -213,6 +271,13 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::UpProj, "mlp.up_proj.weight", &[Layer, Mlp, Embed]),
         (Role::GateUpProj, "mlp.gate_up_proj.weight", &[Layer, FusedMlp, Embed]),
         (Role::DownProj, "mlp.down_proj.weight", &[Layer, Embed, Mlp]),
+        (Role::ExpertGateProj, "mlp.experts.gate_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::ExpertUpProj, "mlp.experts.up_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::ExpertDownProj, "mlp.experts.down_proj.weight", &[Layer, Embed, Mlp]),
+        (Role::ExpertGateUpProj, "mlp.experts.gate_up_proj", &[Layer, Experts, Embed, FusedMlp]),
+        (Role::ExpertGateUpBias, "mlp.experts.gate_up_proj_bias", &[Layer, Experts, FusedMlp]),
+        (Role::ExpertDownProj, "mlp.experts.down_proj", &[Layer, Experts, Mlp, Embed]),
+        (Role::ExpertDownBias, "mlp.experts.down_proj_bias", &[Layer, Experts, Embed]),
         (Role::PostFeedforwardLayernorm, "post_feedforward_layernorm.weight", &[Layer, Embed]),
         (Role::Norm, "model.norm.weight", &[Embed]),
         (Role::LmHead, "lm_head.weight", &[Vocab, Embed]),
@@ -220,19 +285,22 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
     all.into_iter()
         .filter(|(role, path, _)| is_there(*role, path))
         .map(|(role, path, axes)| {
-            let tensors = match role.is_of_layers() {
-                true => {
-                    (0..config.num_hidden_layers).map(|layer| (layer, format!("model.layers.{layer}.{path}"))).collect()
-                }
-                false => vec![(0, path.to_owned())],
+            let layers = 0..config.num_hidden_layers;
+            let is_apart = role.is_of_experts() && !axes.contains(&Experts);
+            let mut shape: Vec<usize> = axes.iter().map(size).collect();
+            let tensors = if is_apart {
+                shape[0] *= count;
+                let name = |layer, expert| {
+                    let path = path.replace("experts.", &format!("experts.{expert}."));
+                    (layer * count + expert, format!("model.layers.{layer}.{path}"))
+                };
+                layers.flat_map(|layer| (0..count).map(move |expert| name(layer, expert))).collect()
+            } else if role.is_of_layers() {
+                layers.map(|layer| (layer, format!("model.layers.{layer}.{path}"))).collect()
+            } else {
+                vec![(0, path.to_owned())]
             };
-            Parameter {
-                role,
-                shape: axes.iter().map(size).collect(),
-                axes: axes.to_vec(),
-                path: path.to_owned(),
-                tensors,
-            }
+            Parameter { role, shape, axes: axes.to_vec(), path: path.to_owned(), tensors }
         })
         .collect()
 }

@@ -214,6 +214,9 @@ impl Decoder {
         let table = self.parameters();
         let Some(parameter) = table.iter().find(|parameter| parameter.role == role) else { return slice.clone() };
         let mut dimensions = parameter.axes[1..].to_vec();
+        if parameter.has_experts_apart() {
+            dimensions.insert(0, Axis::Experts);
+        }
         if Matrix::of(role).is_some() && weights.summed(role) == 0 {
             dimensions.reverse();
         }

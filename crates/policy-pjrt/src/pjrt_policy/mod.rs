@@ -102,6 +102,8 @@ pub struct PjrtPolicyOptions {
     pub can_roll_back: bool,
     /// The peak of matmuls of all devices together in flop/s, for devices that [`backend_tpu::aot::Chip`] does not list.
     pub peak_flops: Option<f64>,
+    /// `true` if the routers of experts are not trained.
+    pub freeze_router: bool,
 }
 
 /// The state that [`Policy::roll_back`] restores. Its tensors are shared with the policy until an update writes new ones.
@@ -169,6 +171,7 @@ impl PjrtPolicy {
         let loss = loss.into();
         loss.validate()?;
         let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
+        let decoder = if options.freeze_router { decoder.with_frozen_routers() } else { decoder };
         let decoder = decoder.with_split(runtime.split())?;
         Ok(Self {
             runtime: runtime.clone(),

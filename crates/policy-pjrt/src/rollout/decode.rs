@@ -20,7 +20,7 @@
 
 use super::sampling::{Sampler, SamplerValues, mask_words};
 use super::state::{CACHE, ROWS, Shape, StateValues};
-use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, dot, zeros};
+use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, Role, dot, of_groups, zeros};
 use crate::error::Result;
 use crate::program::program_error;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
@@ -259,7 +259,8 @@ impl DecodeStep<'_> {
                     seen: seen.clone(),
                 };
                 let cached = part(keys, values, decode.columns_read, decode.prepared, filled);
-                attend_parts(decoder, heads, &[cached, part(&window[0], &window[1], decode.turns, false, done)])
+                let parts = [cached, part(&window[0], &window[1], decode.turns, false, done)];
+                attend_parts(decoder, heads, &parts, layer.get(Role::Sinks))
             });
             std::iter::once(x).chain(window).collect()
         })?;
@@ -335,7 +336,8 @@ pub(super) struct Part {
 }
 
 /// Computes attention `[B, T, A D]`, f32, of T tokens per sequence to the columns of both parts. The window contains the tokens themselves.
-pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
+/// `sinks` `[A]` are the logits of sinks.
+pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2], sinks: Option<&Value>) -> Value {
     let compute = decoder.compute();
     let [b, kv, r, t, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
     let queries = heads.queries.reshape(&[*b, *kv, r * t, *d]);
@@ -354,10 +356,16 @@ pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) 
     });
     // [B, K, R T]
     let [first, second] = scores.each_ref().map(|scores| scores.reduce(Reducer::Max, &[3]));
+    let sinks = sinks.map(|sinks| {
+        let of_tokens = of_groups(sinks, *kv).broadcast_in_dim(&[*b, *kv, *r, *t], &[1, 2]);
+        of_tokens.reshape(first.shape())
+    });
     let max = first.max(&second);
+    let max = sinks.as_ref().map_or(max.clone(), |sinks| max.max(sinks));
     let weights = scores.map(|scores| (&scores - max.along_first(&scores)).exp());
     let [first, second] = weights.each_ref().map(|weights| weights.reduce(Reducer::Add, &[3]));
     let sum = first + second;
+    let sum = sinks.map_or(sum.clone(), |sinks| sum + (sinks - &max).exp());
     // [B, K, R T, D]
     let mix = |i: usize| {
         let weights = weights[i].convert(compute.dtype());

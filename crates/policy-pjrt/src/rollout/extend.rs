@@ -7,7 +7,7 @@
 use super::decode::{Part, Window, attend_parts, columns_of, flush};
 use super::prefill::Begun;
 use super::state::Shape;
-use crate::decoder::{Broadcast, Decoder, Layers};
+use crate::decoder::{Broadcast, Decoder, Layers, Role};
 use crate::error::Result;
 use crate::program::program_error;
 use stablehlo::{Builder, Dtype, Module, Save, TensorType, Value};
@@ -82,7 +82,7 @@ impl Extend {
                     };
                     let [keys, values] = [keys, values].map(|all| columns_of(all, &of.xs[0], columns_read));
                     let own = part(heads.keys.clone(), heads.values.clone(), own);
-                    attend_parts(decoder, heads, &[part(keys, values, cached), own])
+                    attend_parts(decoder, heads, &[part(keys, values, cached), own], layer.get(Role::Sinks))
                 });
                 std::iter::once(x).chain(window).collect()
             },

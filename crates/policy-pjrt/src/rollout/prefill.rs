@@ -5,7 +5,7 @@
 //! vocabulary.
 
 use super::state::{CACHE, ROWS, Shape, StateValues, dimensions};
-use crate::decoder::{Axis, Broadcast, Decoder, Layers, Rows, zeros};
+use crate::decoder::{Axis, Broadcast, Decoder, Layers, Role, Rows, zeros};
 use crate::error::Result;
 use crate::program::program_error;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
@@ -47,7 +47,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
             let mut stacked = vec![];
             let x = decoder.block(layer, &values.carry[0], rotaries.get(spec.rope), |heads| {
                 stacked = [&heads.keys, &heads.values].map(|part| cached(part, kept)).to_vec();
-                decoder.attend(heads, masks.of(spec.sliding_window))
+                decoder.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
             });
             std::iter::once(x).chain(stacked).collect()
         });

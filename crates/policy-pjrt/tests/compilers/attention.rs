@@ -24,7 +24,7 @@ fn temporaries(length: usize, attention: Attention) -> u64 {
     let attend = trace(&types, |f, a| {
         let rows = Rows::of_sequences(&f.splat(0, TensorType::new(Dtype::I32, [ROWS, length])));
         let heads = Heads { queries: a[0].clone(), keys: a[1].clone(), values: a[2].clone() };
-        vec![decoder.attend(&heads, &decoder.mask(&rows, None))]
+        vec![decoder.attend(&heads, &decoder.mask(&rows, None), None)]
     })
     .expect("attention");
     let f = Builder::new();

@@ -5,11 +5,12 @@ use crate::support::{
     assert_close, assert_near, assert_same_tensors, blocks_of, both, by_name, cross_entropy, expected_gradients,
     exported, gradients, halves, host_gradients, import, on_device, on_host, state, weights,
 };
-use models::ModelConfig;
+use models::{ModelConfig, NamedTensor};
 use policy::{AdamWConfig, Policy};
 use policy_pjrt::PjrtPolicyOptions;
 use policy_pjrt::decoder::ATTENTION;
 use stablehlo::Save;
+use std::collections::BTreeMap;
 
 #[test]
 fn gradients_of_every_parameter_match_torch_and_the_cpu_policy() {
@@ -47,9 +48,18 @@ fn assert_gradients(mut options: impl FnMut(&ModelConfig) -> PjrtPolicyOptions) 
         let (mut device, mut host) = (on_device(&checkpoint, options(checkpoint.config())), on_host(&checkpoint));
         let [found, _] = both(&mut device, &mut host, |policy| policy.accumulate(&parts, loss).unwrap().loss);
         assert_near(name, found, checkpoint.expected.0["expected.loss"].data[0].into());
-        let found = gradients(&mut device);
-        assert_same_tensors(&format!("{name}, torch"), &found, &expected_gradients(&checkpoint.expected), 1e-4);
-        assert_same_tensors(&format!("{name}, host"), &found, &host_gradients(&host), 1e-5);
+        let with_gradient = |mut all: BTreeMap<String, NamedTensor>| {
+            all.retain(|parameter, gradient| {
+                let is_zero = checkpoint::has_no_gradient(name, parameter);
+                assert!(!is_zero || gradient.data.iter().all(|g| g.abs() < 1e-6), "{name}: {parameter}");
+                !is_zero
+            });
+            all
+        };
+        let found = with_gradient(gradients(&mut device));
+        let of_torch = with_gradient(expected_gradients(&checkpoint.expected));
+        assert_same_tensors(&format!("{name}, torch"), &found, &of_torch, 1e-4);
+        assert_same_tensors(&format!("{name}, host"), &found, &with_gradient(host_gradients(&host)), 1e-5);
     }
 }
 
@@ -80,11 +90,31 @@ fn an_optimizer_step_matches_torch() {
             // Compare updates, not weights.
             let step = |after: &[f32]| after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>();
             let expected = step(&expected.data);
-            assert!(expected.iter().any(|x| x.abs() > 1e-3), "{name}: {parameter}: no step");
+            // Without a gradient, weights decay.
+            let least = if checkpoint::has_no_gradient(name, &parameter) { 1e-5 } else { 1e-3 };
+            assert!(expected.iter().any(|x| x.abs() > least), "{name}: {parameter}: no step");
             assert_close(&format!("{name}: {parameter}"), &step(&found.data), &expected, 2e-4);
         }
     }
-    assert_eq!(steps, 17);
+    assert_eq!(steps, 22);
+}
+
+#[test]
+fn frozen_routers_are_not_trained() {
+    for name in ["qwen3_moe", "gpt_oss"] {
+        let checkpoint = Checkpoint::open(name);
+        let sequences = checkpoint.completions();
+        let is_router = |parameter: &str| parameter.contains("mlp.gate.") || parameter.contains("mlp.router.");
+        let mut policy = on_device(&checkpoint, PjrtPolicyOptions { freeze_router: true, ..Default::default() });
+        policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap();
+        assert!(!gradients(&mut policy).keys().any(|parameter| is_router(parameter)), "{name}");
+        policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap();
+        policy.apply(0.01).unwrap();
+        for (parameter, after) in exported(&policy) {
+            let is_same = after.data == checkpoint.weights.tensor(&parameter).unwrap().to_vec();
+            assert_eq!(is_same, is_router(&parameter), "{name}: {parameter}");
+        }
+    }
 }
 
 #[test]
@@ -107,7 +137,12 @@ fn checkpoints_match_the_cpu_policy() {
         import(&mut device, &policy, None, &optimizer, 1, &adamw);
         both(&mut device, &mut host, step);
         for (found, expected) in state(&device).into_iter().zip(state(&host)) {
-            assert_same_tensors(name, &by_name(found), &by_name(expected), 1e-4);
+            let compared = |tensors| {
+                let mut all = by_name(tensors);
+                all.retain(|tensor, _| !checkpoint::has_no_gradient(name, tensor));
+                all
+            };
+            assert_same_tensors(name, &compared(found), &compared(expected), 1e-4);
         }
     }
 }

@@ -294,7 +294,11 @@ impl Pullback {
                 // Operations that only move numbers keep the precision.
                 match operation.kind {
                     Kind::Convert | Kind::OptimizationBarrier => ct,
-                    Kind::Concatenate { .. } | Kind::Constrain(_) if self.activity.hands_digits_on(&self.function, *id) => ct,
+                    Kind::Concatenate { .. } | Kind::Constrain(_)
+                        if self.activity.hands_digits_on(&self.function, *id) =>
+                    {
+                        ct
+                    }
                     _ => ct.map(|ct| ct.convert(self.function.function().type_of(*id).dtype)),
                 }
             };

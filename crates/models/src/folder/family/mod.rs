@@ -1,6 +1,8 @@
 //! The families of decoders: each is a table from `config.json` to [`ModelConfig`], in a file of its own.
 
+mod experts_json;
 pub(super) mod gemma3;
+mod gpt_oss;
 mod granite;
 mod layer_types;
 mod llama;
@@ -8,6 +10,7 @@ pub(super) mod mistral;
 mod olmo;
 mod phi3;
 pub(super) mod qwen;
+mod qwen3_moe;
 mod smollm3;
 
 use super::config_json::ConfigJson;
@@ -26,6 +29,10 @@ pub enum Family {
     Qwen2,
     /// Qwen3: RMSNorm on every query and key head.
     Qwen3,
+    /// Qwen3-MoE: Qwen3 with a mixture of experts in every layer.
+    Qwen3Moe,
+    /// gpt-oss: attention sinks, biases, a sliding window in every other layer, YaRN, experts with a clamped SwiGLU.
+    GptOss,
     /// Llama 2 and 3: neither biases nor norms.
     Llama,
     /// Mistral 7B and Nemo: Llama with a sliding window in the first versions.
@@ -90,9 +97,11 @@ impl Defaults {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Qwen2,
         Self::Qwen3,
+        Self::Qwen3Moe,
+        Self::GptOss,
         Self::Llama,
         Self::Mistral,
         Self::Ministral3,
@@ -188,6 +197,8 @@ impl Family {
         match self {
             Self::Qwen2 => &qwen::QWEN2,
             Self::Qwen3 => &qwen::QWEN3,
+            Self::Qwen3Moe => &qwen3_moe::TABLE,
+            Self::GptOss => &gpt_oss::TABLE,
             Self::Llama => &llama::TABLE,
             Self::Mistral => &mistral::MISTRAL,
             Self::Ministral3 => &mistral::MINISTRAL3,

@@ -8,7 +8,7 @@ use crate::config::ModelConfig;
 use crate::error::Result;
 use serde_json::Value;
 
-const DEFAULTS: Defaults =
+pub(super) const DEFAULTS: Defaults =
     Defaults { max_position_embeddings: 32768, num_key_value_heads: Some(32), ..Defaults::USUAL };
 
 pub(super) const QWEN2: FamilyTable = FamilyTable {

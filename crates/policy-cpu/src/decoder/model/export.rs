@@ -1,13 +1,15 @@
 //! Export of weights and adapters in the layouts of `transformers` and PEFT.
 
 use super::Decoder;
+use crate::decoder::experts::dims;
 use crate::decoder::hugging_face::export_parts;
-use crate::decoder::layers::{Block, Linear};
+use crate::decoder::layers::{Block, Linear, Mlp};
 use crate::decoder::lora::{is_adapter, is_value_head};
 use crate::decoder::params::{Which, for_each_parameter, to_host};
-use crate::decoder::weight::{Weight, widened};
+use crate::decoder::weight::{Stored, Weight, widened};
 use models::NamedTensor;
 use policy::{Error, Result, TensorSink};
+use std::sync::Arc;
 
 impl Decoder {
     /// Passes every weight to `sink`, one by one, with the names and layout of `transformers`. Adapters are merged into their matrices. If
@@ -51,19 +53,38 @@ impl Decoder {
             let values = table.elements().next().ok_or_else(missing)??;
             return Ok((vec![vocab, width], widened(values)));
         }
+        if let Some(experts) = self.stored_experts(name) {
+            // The matrices of experts are below each other.
+            let [input, output] = experts.first().ok_or_else(missing)?.dims();
+            let values = experts.iter().map(Stored::to_vec).collect::<Result<Vec<_>>>()?.concat();
+            return Ok((vec![experts.len() * input, output], values));
+        }
         let weight = &self.linear(name).ok_or_else(missing)?.weight;
         Ok((weight.dims().to_vec(), weight.to_vec()?))
+    }
+
+    /// Returns the memory-mapped matrices of experts whose parameter is called `name`.
+    fn stored_experts(&self, name: &str) -> Option<Arc<[Stored]>> {
+        let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+        let Mlp::Experts(mlp) = &self.layers.get(layer.parse::<usize>().ok()?)?.mlp else { return None };
+        let [gate_up, down] = dims(self.config.experts.as_ref()?, self.config.hidden_size);
+        match (rest, &mlp.experts_gate_up, &mlp.experts_down) {
+            ("mlp.experts_gate_up", Weight::Stored(stored), _) => Some(stored.of_experts(gate_up[1])),
+            ("mlp.experts_down", _, Weight::Stored(stored)) => Some(stored.of_experts(down[1])),
+            _ => None,
+        }
     }
 
     /// Returns the linear layer whose weight is called `name`.
     fn linear(&self, name: &str) -> Option<&Linear> {
         let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
         let Block { attn, mlp, .. } = self.layers.get(layer.parse::<usize>().ok()?)?;
-        match rest {
-            "attn.qkv_proj.weight" => Some(&attn.qkv_proj),
-            "attn.o_proj.weight" => Some(&attn.o_proj),
-            "mlp.gate_up_proj.weight" => Some(&mlp.gate_up_proj),
-            "mlp.down_proj.weight" => Some(&mlp.down_proj),
+        match (rest, mlp) {
+            ("attn.qkv_proj.weight", _) => Some(&attn.qkv_proj),
+            ("attn.o_proj.weight", _) => Some(&attn.o_proj),
+            ("mlp.gate_up_proj.weight", Mlp::Dense(mlp)) => Some(&mlp.gate_up_proj),
+            ("mlp.down_proj.weight", Mlp::Dense(mlp)) => Some(&mlp.down_proj),
+            ("mlp.router.weight", Mlp::Experts(mlp)) => Some(&mlp.router),
             _ => None,
         }
     }

@@ -5,7 +5,7 @@ use super::batch::PackedBatch;
 use super::build::{Builder, Source};
 use super::hugging_face::{Read, Tensors, trained_tensors};
 use super::inference::Inference;
-use super::layers::{Block, Linear, RmsNorm, times};
+use super::layers::{Block, Linear, Mlp, RmsNorm, times};
 use super::lora::{Adapted, LowRank};
 use super::params::{Which, export_parameters, replace_parameters};
 use super::rope::Ropes;
@@ -45,6 +45,9 @@ pub struct Decoder {
     pub(crate) adapted: Adapted,
     #[module(skip)]
     pub(super) ropes: Ropes,
+    /// `true` if routers of experts are not trained.
+    #[module(skip)]
+    frozen_routers: bool,
     #[module(skip)]
     config: ModelConfig,
 }
@@ -99,8 +102,31 @@ impl Decoder {
             value_head: None,
             adapted: Adapted::default(),
             ropes,
+            frozen_routers: false,
             config,
         })
+    }
+
+    /// Freezes the routers of experts: they have no gradients, and updates leave them as they are.
+    #[must_use]
+    pub fn with_frozen_routers(mut self) -> Self {
+        for layer in &mut self.layers {
+            if let Mlp::Experts(mlp) = &mut layer.mlp {
+                mlp.router = mlp.router.clone().no_grad();
+            }
+        }
+        self.frozen_routers = true;
+        self
+    }
+
+    /// Returns `true` if routers are frozen.
+    pub fn has_frozen_routers(&self) -> bool {
+        self.frozen_routers
+    }
+
+    /// Returns the decoder with routers that updates may write.
+    pub(crate) fn with_free_routers(self) -> Self {
+        Self { frozen_routers: false, ..self }
     }
 
     /// Adds a value head initialised to zero: every state has value 0.

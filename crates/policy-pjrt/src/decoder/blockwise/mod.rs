@@ -8,6 +8,8 @@
 //! O = O / sum;  lse = m + log(sum)
 //! ```
 //!
+//! A sink is an entry of the softmax without a value: m begins as its logit, and sum as 1.
+//!
 //! The backward pass loops over the same pairs, recomputes the scores from `lse`, and accumulates the gradients in f32.
 //!
 //! Legend: B rows, T tokens of a row, C tokens of a block, K key/value heads, R query heads per key/value head, A = K R, D head dimension.
@@ -78,8 +80,9 @@ impl<'a> Blockwise<'a> {
         Self { rows, length: blocks * block, block, window, kv, group, width, scale, compute, split }
     }
 
-    /// Returns attention `[B, T, A D]`, f32. `positions` `[B, T]`, i32, is needed if sequences share rows.
-    pub(super) fn attend(self, heads: &Heads, positions: Option<&Value>) -> Value {
+    /// Returns attention `[B, T, A D]`, f32. `positions` `[B, T]`, i32, is needed if sequences share rows. `sinks` `[K, R]`, f32, are the
+    /// logits of sinks.
+    pub(super) fn attend(self, heads: &Heads, positions: Option<&Value>, sinks: Option<&Value>) -> Value {
         let Self { rows, kv, group, width, .. } = self;
         let tokens = heads.queries.shape()[3];
         let [queries, keys, values] =
@@ -88,7 +91,8 @@ impl<'a> Blockwise<'a> {
         let positions = positions.map(|positions| self.padded(positions, 0, 1));
         let arguments: Vec<&Value> = [&queries, &keys, &values].into_iter().chain(&positions).collect();
         let types: Vec<TensorType> = arguments.iter().map(|value| value.ty().clone()).collect();
-        let (forward, backward) = (self.forward(&types), self.backward(&types));
+        let (forward, backward) = (self.forward(&types, sinks.is_some()), self.backward(&types, sinks.is_some()));
+        let arguments: Vec<&Value> = arguments.into_iter().chain(sinks).collect();
         let mixed = queries.builder().custom_vjp(&forward, &backward, &arguments, 1).swap_remove(0);
         mixed.slice(&[0; 3], &[rows, tokens, kv * group * width]).convert(Dtype::F32)
     }
@@ -124,9 +128,14 @@ impl<'a> Blockwise<'a> {
         part.pad(&part.builder().scalar(number, part.dtype()), &vec![0; high.len()], &high)
     }
 
-    /// Traces the forward pass: from queries, keys, values (and positions) to the attention output `[B, T, A D]` in the compute dtype,
+    /// Returns the type of sinks, if there are any.
+    fn sinks(self, has_sinks: bool) -> Option<TensorType> {
+        has_sinks.then(|| f32s(&[self.kv, self.group]))
+    }
+
+    /// Traces the forward pass: from queries, keys, values (and positions, and sinks) to the attention output `[B, T, A D]` in the compute dtype,
     /// followed by the residuals of [`Blockwise::backward`]. Computed residuals are named [`ATTENTION`].
-    fn forward(self, types: &[TensorType]) -> Traced {
+    fn forward(self, types: &[TensorType], has_sinks: bool) -> Traced {
         let queries = [self.rows, self.kv, self.group, self.length];
         let (numbers, mixed) = (f32s(&queries), f32s(&[&queries[..], &[self.width]].concat()));
         let carried = [numbers.clone(), numbers, mixed];
@@ -151,10 +160,15 @@ impl<'a> Blockwise<'a> {
                 at.put(Of::Queries, mixed, &(&old * decay.along_first(&old) + more)),
             ]
         });
-        let forward = trace(types, |f, arguments| {
-            let begun = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
-            let begun = [&begun[0].like(MASKED), &begun[1], &begun[2]];
-            let out = self.over_pairs(f, &turn, &begun, &arguments.iter().collect::<Vec<_>>());
+        let takes: Vec<TensorType> = types.iter().cloned().chain(self.sinks(has_sinks)).collect();
+        let forward = trace(&takes, |f, arguments| {
+            let (own, sinks) = arguments.split_at(types.len());
+            let zeros = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
+            let [max, sum] = match sinks {
+                [sinks] => [sinks.broadcast_in_dim(zeros[0].shape(), &[1, 2]), zeros[1].like(1.0)],
+                _ => [zeros[0].like(MASKED), zeros[1].clone()],
+            };
+            let out = self.over_pairs(f, &turn, &[&max, &sum, &zeros[2]], &own.iter().collect::<Vec<_>>());
             let [max, sum, mixed] = &out[..] else { unreachable!("as many as are carried") };
             let mixed = self.of_tokens(&normalised(mixed, sum)).named(ATTENTION);
             let lse = (max + sum.log()).named(ATTENTION);
@@ -163,13 +177,13 @@ impl<'a> Blockwise<'a> {
         forward.expect("blocks are slices of the whole tensor")
     }
 
-    /// Traces the backward pass: from queries, keys, values (and positions), the attention output `[B, T, A D]`, the log-sum-exp
-    /// `[B, K, R, T]` and the cotangent of the output, to the cotangents of queries, keys and values.
+    /// Traces the backward pass: from queries, keys, values (and positions, and sinks), the attention output `[B, T, A D]`, the log-sum-exp
+    /// `[B, K, R, T]` and the cotangent of the output, to the cotangents of queries, keys and values (and sinks).
     ///
     /// With the log-sum-exp as a constant shift, attention is a sum over pairs of blocks, divided by a sum that is then 1. So the cotangent
     /// of the sum over pairs is the cotangent of the output, and the cotangent of the divisor is minus its product with the output. The rest
     /// is the derivative of [`Blockwise::scores`] and [`Blockwise::mix`] for every pair.
-    fn backward(self, types: &[TensorType]) -> Traced {
+    fn backward(self, types: &[TensorType], has_sinks: bool) -> Traced {
         let [queries, keys] = [&types[0], &types[1]].map(|ty| ty.with_dtype(Dtype::F32));
         let lse = f32s(&queries.shape[..4]);
         let own = types.len();
@@ -192,9 +206,10 @@ impl<'a> Blockwise<'a> {
             parts.map(|((sum, of), part)| at.put(of, sum, &(at.get(of, sum) + part))).collect()
         });
         let mixed = TensorType::new(self.compute.dtype(), [self.rows, self.length, self.kv * self.group * self.width]);
-        let takes = [types, &[mixed.clone(), lse, mixed]].concat();
+        let takes = types.iter().cloned().chain(self.sinks(has_sinks)).chain([mixed.clone(), lse, mixed]);
+        let takes: Vec<TensorType> = takes.collect();
         let backward = trace(&takes, |f, arguments| {
-            let [mixed, lse, cotangent] = &arguments[own..] else { unreachable!("as declared") };
+            let [sinks @ .., mixed, lse, cotangent] = &arguments[own..] else { unreachable!("as declared") };
             // Summed before tokens become heads, whose layout in f32 would be another copy.
             let products = mixed.convert(Dtype::F32) * cotangent.convert(Dtype::F32);
             let products = products.reshape(&[self.rows, self.length, self.kv, self.group, self.width]);
@@ -203,7 +218,13 @@ impl<'a> Blockwise<'a> {
             let constants: Vec<&Value> = arguments[..own].iter().chain([lse, &of_mixed, &of_sum]).collect();
             let sums = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
             let sums = self.over_pairs(f, &turn, &sums.each_ref(), &constants);
-            let sums: Vec<Value> = sums.iter().map(|sum| sum.convert(types[0].dtype)).collect();
+            let sums = sums.iter().map(|sum| sum.convert(types[0].dtype));
+            // A sink has the probability exp(sink - lse), and no value.
+            let of_sinks = sinks.first().map(|sinks| {
+                let shares = (sinks.broadcast_in_dim(lse.shape(), &[1, 2]) - lse).exp();
+                (shares * &of_sum).reduce(Reducer::Add, &[0, 3])
+            });
+            let sums: Vec<Value> = sums.chain(of_sinks).collect();
             // The barrier keeps compilers from widening the gradients again before they transpose them.
             f.optimization_barrier(&sums.iter().collect::<Vec<_>>())
         });

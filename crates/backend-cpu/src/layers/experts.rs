@@ -1,0 +1,385 @@
+//! Mixtures of experts: the router's choice, and the MLPs of the chosen experts on the rows of their tokens.
+//!
+//! ```text
+//! for each token: the k largest logits choose its experts and their weights
+//! sort the pairs of token and expert by expert
+//! for each expert with tokens, in parallel:
+//!     out[pairs of the expert] = down(activation(gate_up(x[tokens of the pairs])))
+//! for each token: y = sum over its pairs of weight * out[pair]
+//! ```
+//!
+//! Legend: N tokens, E experts, k experts of a token, P = N k pairs, H hidden size, I width of an expert's MLP.
+
+use super::stored::StoredWeight;
+use super::{Activation, Add, Layers, PackedWeight, fits};
+use crate::threads::slices::*;
+use grpo_core::error::{Error, Result};
+use std::ops::Range;
+
+/// The experts of each of N tokens.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    /// The weight of each token's experts, `[N, k]`, from the largest logit to the smallest.
+    pub weights: Vec<f32>,
+    /// The experts `[N, k]`.
+    chosen: Vec<u32>,
+    /// The sorted place of each pair, `[N, k]`.
+    places: Vec<u32>,
+    /// The pair `n k + j` at each sorted place, `[P]`.
+    pairs: Vec<u32>,
+    /// The first sorted place of each expert, and P.
+    starts: Vec<usize>,
+    top: usize,
+    normalised: bool,
+}
+
+impl Routing {
+    /// Returns the number of tokens of each expert, `[E]`.
+    pub fn loads(&self) -> Vec<usize> {
+        self.starts.windows(2).map(|ends| ends[1] - ends[0]).collect()
+    }
+
+    fn tokens(&self, expert: usize) -> impl Iterator<Item = usize> {
+        self.pairs[self.places_of(expert)].iter().map(|pair| *pair as usize / self.top)
+    }
+
+    fn places_of(&self, expert: usize) -> Range<usize> {
+        self.starts[expert]..self.starts[expert + 1]
+    }
+
+    /// Copies the rows `[tokens of the expert, width]` of `x` `[N, width]`.
+    fn rows_of(&self, expert: usize, x: &[f32], width: usize) -> Vec<f32> {
+        self.tokens(expert).flat_map(|token| &x[token * width..(token + 1) * width]).copied().collect()
+    }
+}
+
+/// The same matrix of all experts, such as gate and up, in one of three forms.
+#[derive(Debug)]
+pub struct ExpertWeights<'a> {
+    /// The matrix of each expert.
+    pub matrices: Vec<ExpertMatrix<'a>>,
+    /// Biases `[E, out]`.
+    pub biases: Option<&'a [f32]>,
+    /// `[in, out]`.
+    pub dims: [usize; 2],
+}
+
+/// The matrix of an expert.
+#[derive(Debug)]
+pub enum ExpertMatrix<'a> {
+    /// `[in, out]`.
+    Plain(&'a [f32]),
+    /// In the layout of model files.
+    Stored(StoredWeight<'a>),
+    /// Packed for products.
+    Packed(&'a PackedWeight),
+}
+
+impl ExpertWeights<'_> {
+    fn product(&self, layers: &Layers, expert: usize, x: &[f32], n: usize) -> Result<Vec<f32>> {
+        let [input, output] = self.dims;
+        let bias = self.bias(expert);
+        let add = bias.map_or(Add::Nothing, Add::Rows);
+        match &self.matrices[expert] {
+            ExpertMatrix::Plain(weight) => layers.linear(x, weight, add, [n, input, output]),
+            ExpertMatrix::Stored(weight) => layers.linear_stored(x, weight, add, n),
+            ExpertMatrix::Packed(weight) => layers.linear_packed(x, weight, add, n),
+        }
+    }
+
+    fn dx(&self, layers: &Layers, expert: usize, dy: &[f32], n: usize) -> Result<Vec<f32>> {
+        let [input, output] = self.dims;
+        match &self.matrices[expert] {
+            ExpertMatrix::Plain(weight) => layers.linear_dx(weight, dy, [n, input, output]),
+            ExpertMatrix::Stored(weight) => layers.linear_stored_dx(weight, dy, n),
+            ExpertMatrix::Packed(_) => Err(Error::shape("experts_grad", "weights", "plain or stored", "packed")),
+        }
+    }
+
+    fn bias(&self, expert: usize) -> Option<&[f32]> {
+        self.biases.map(|biases| &biases[expert * self.dims[1]..(expert + 1) * self.dims[1]])
+    }
+
+    fn check(&self, experts: usize) -> Result<()> {
+        if self.matrices.len() != experts {
+            let found = format!("{} matrices", self.matrices.len());
+            return Err(Error::shape("experts", "weights", format!("{experts} matrices"), found));
+        }
+        match self.biases {
+            Some(biases) => fits("experts", "biases", biases.len(), &[experts, self.dims[1]]),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The gradients of [`Layers::experts`].
+#[derive(Clone, Debug, Default)]
+pub struct ExpertsGrad {
+    /// dL/dx `[N, H]`.
+    pub dx: Vec<f32>,
+    /// dL/d(weights) `[N, k]`.
+    pub dweights: Vec<f32>,
+    /// dL/d(gate and up) `[E, H, 2I]`; empty if it was not requested.
+    pub dgate_up: Vec<f32>,
+    /// dL/d(bias of gate and up) `[E, 2I]`; empty if there is none, or it was not requested.
+    pub dgate_up_bias: Vec<f32>,
+    /// dL/d(down) `[E, I, H]`; empty if it was not requested.
+    pub ddown: Vec<f32>,
+    /// dL/d(bias of down) `[E, H]`; empty if there is none, or it was not requested.
+    pub ddown_bias: Vec<f32>,
+}
+
+/// What an expert adds to the gradients.
+#[derive(Default)]
+struct Part {
+    dx: Vec<f32>,
+    dweights: Vec<f32>,
+    dgate_up: Vec<f32>,
+    dgate_up_bias: Vec<f32>,
+    ddown: Vec<f32>,
+    ddown_bias: Vec<f32>,
+}
+
+impl Layers {
+    /// Chooses the `top` experts of each token with the largest of `experts` logits; of equal logits, those with the lowest index. The
+    /// weights are a softmax over the chosen logits if `normalised`, and otherwise those of the softmax over all logits.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `logits` is not `[N, experts]`, or `top` is 0 or above `experts`.
+    ///
+    /// ```
+    /// use backend_cpu::layers::Layers;
+    ///
+    /// let routing = Layers::new().route(&[0.0, 2.0, 2.0, 1.0], 4, 2, true)?;
+    /// assert_eq!((routing.weights.as_slice(), routing.loads()), (&[0.5, 0.5][..], vec![0, 1, 1, 0]));
+    /// # Ok::<(), grpo_core::Error>(())
+    /// ```
+    pub fn route(&self, logits: &[f32], experts: usize, top: usize, normalised: bool) -> Result<Routing> {
+        if !(1..=experts).contains(&top) {
+            return Err(Error::shape("route", "top", format!("between 1 and {experts}"), top));
+        }
+        let n = logits.len() / experts;
+        fits("route", "logits", logits.len(), &[n, experts])?;
+        let (mut weights, mut chosen) = (Vec::with_capacity(n * top), Vec::with_capacity(n * top));
+        let mut order: Vec<u32> = Vec::with_capacity(experts);
+        for logits in logits.chunks_exact(experts) {
+            order.clear();
+            order.extend(0..experts as u32);
+            let descending = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+            if top < experts {
+                order.select_nth_unstable_by(top - 1, descending);
+            }
+            let best = &mut order[..top];
+            best.sort_unstable_by(descending);
+            let max = logits[best[0] as usize];
+            let share = |expert: &u32| (logits[*expert as usize] - max).exp();
+            let sum: f32 = match normalised {
+                true => best.iter().map(share).sum(),
+                false => logits.iter().map(|logit| (logit - max).exp()).sum(),
+            };
+            weights.extend(best.iter().map(|expert| share(expert) / sum));
+            chosen.extend_from_slice(best);
+        }
+        let mut starts = vec![0; experts + 1];
+        chosen.iter().for_each(|expert| starts[*expert as usize + 1] += 1);
+        (0..experts).for_each(|expert| starts[expert + 1] += starts[expert]);
+        let (mut next, mut pairs) = (starts.clone(), vec![0; n * top]);
+        let place = |(pair, expert): (usize, &u32)| {
+            let next = &mut next[*expert as usize];
+            pairs[*next] = pair as u32;
+            *next += 1;
+            (*next - 1) as u32
+        };
+        let places = chosen.iter().enumerate().map(place).collect();
+        Ok(Routing { weights, chosen, places, pairs, starts, top, normalised })
+    }
+
+    /// Computes dL/d(logits) `[N, E]` of [`Layers::route`] from dL/d(weights) `[N, k]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a slice does not match the routing.
+    pub fn route_grad(&self, routing: &Routing, logits: &[f32], dweights: &[f32]) -> Result<Vec<f32>> {
+        let (experts, top) = (routing.starts.len() - 1, routing.top);
+        let n = routing.chosen.len() / top;
+        fits("route_grad", "logits", logits.len(), &[n, experts])?;
+        fits("route_grad", "dweights", dweights.len(), &[n, top])?;
+        let mut dlogits = vec![0.0; n * experts];
+        for (token, (to, logits)) in dlogits.chunks_exact_mut(experts).zip(logits.chunks_exact(experts)).enumerate() {
+            let of = token * top..(token + 1) * top;
+            let (weights, chosen, dweights) =
+                (&routing.weights[of.clone()], &routing.chosen[of.clone()], &dweights[of]);
+            let mean: f32 = weights.iter().zip(dweights).map(|(weight, dweight)| weight * dweight).sum();
+            if !routing.normalised {
+                let max = logits.iter().fold(f32::NEG_INFINITY, |max, logit| max.max(*logit));
+                let sum: f32 = logits.iter().map(|logit| (logit - max).exp()).sum();
+                to.iter_mut().zip(logits).for_each(|(to, logit)| *to = -mean * (logit - max).exp() / sum);
+            }
+            for ((weight, dweight), expert) in weights.iter().zip(dweights).zip(chosen) {
+                let to = &mut to[*expert as usize];
+                *to = if routing.normalised { weight * (dweight - mean) } else { *to + weight * dweight };
+            }
+        }
+        Ok(dlogits)
+    }
+
+    /// Computes y `[N, H]` of x `[N, H]`, the weighted sum of the outputs of each token's experts, and gate and up of all pairs, sorted by
+    /// expert, `[P, 2I]`, which the backward pass needs.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if weights or x do not match the routing.
+    pub fn experts(
+        &self,
+        x: &[f32],
+        routing: &Routing,
+        gate_up: &ExpertWeights<'_>,
+        down: &ExpertWeights<'_>,
+        activation: Activation,
+    ) -> Result<(Vec<f32>, Vec<f32>)> {
+        let (experts, top) = (routing.starts.len() - 1, routing.top);
+        let ([hidden, both], [width, _]) = (gate_up.dims, down.dims);
+        let n = routing.chosen.len() / top;
+        gate_up.check(experts)?;
+        down.check(experts)?;
+        fits("experts", "x", x.len(), &[n, hidden])?;
+        let (mut gates, mut outs) = (vec![0.0; n * top * both], vec![0.0; n * top * hidden]);
+        let (mut rest_of_gates, mut rest_of_outs, mut tasks) = (&mut gates[..], &mut outs[..], Vec::new());
+        for expert in 0..experts {
+            let count = routing.places_of(expert).len();
+            let (gates, outs);
+            (gates, rest_of_gates) = rest_of_gates.split_at_mut(count * both);
+            (outs, rest_of_outs) = rest_of_outs.split_at_mut(count * hidden);
+            if count > 0 {
+                tasks.push((expert, gates, outs, Ok(())));
+            }
+        }
+        tasks.par_chunks_mut(1).for_each(|tasks| {
+            for (expert, gates, outs, result) in tasks {
+                let mut run = || {
+                    let (rows, count) = (routing.rows_of(*expert, x, hidden), gates.len() / both);
+                    gates.copy_from_slice(&gate_up.product(self, *expert, &rows, count)?);
+                    let mixed = self.gated(gates, activation, width)?;
+                    outs.copy_from_slice(&down.product(self, *expert, &mixed, count)?);
+                    Ok(())
+                };
+                *result = run();
+            }
+        });
+        tasks.into_iter().try_for_each(|(.., result)| result)?;
+        let mut y = vec![0.0; n * hidden];
+        sum_pairs(routing, &outs, Some(&routing.weights), hidden, &mut y);
+        Ok((y, gates))
+    }
+
+    /// Computes the gradients of [`Layers::experts`] from dL/dy `[N, H]`; `gates` are the second result of the forward pass. `of_weights`
+    /// requests the gradients of the experts' matrices and biases.
+    ///
+    /// # Errors
+    /// As [`Layers::experts`]; packed weights.
+    #[allow(clippy::too_many_arguments)]
+    pub fn experts_grad(
+        &self,
+        x: &[f32],
+        routing: &Routing,
+        gate_up: &ExpertWeights<'_>,
+        down: &ExpertWeights<'_>,
+        activation: Activation,
+        gates: &[f32],
+        dy: &[f32],
+        of_weights: bool,
+    ) -> Result<ExpertsGrad> {
+        let (experts, top) = (routing.starts.len() - 1, routing.top);
+        let ([hidden, both], [width, _]) = (gate_up.dims, down.dims);
+        let n = routing.chosen.len() / top;
+        gate_up.check(experts)?;
+        down.check(experts)?;
+        fits("experts_grad", "x", x.len(), &[n, hidden])?;
+        fits("experts_grad", "gates", gates.len(), &[n, top, both])?;
+        fits("experts_grad", "dy", dy.len(), &[n, hidden])?;
+        let run = |expert: usize| -> Result<Part> {
+            let places = routing.places_of(expert);
+            let count = places.len();
+            let (rows, dy) = (routing.rows_of(expert, x, hidden), routing.rows_of(expert, dy, hidden));
+            let gates = &gates[places.start * both..places.end * both];
+            let weights: Vec<f32> = routing.pairs[places].iter().map(|pair| routing.weights[*pair as usize]).collect();
+            let mut mixed = self.gated(gates, activation, width)?;
+            // dL/d(output of the expert) is the weight times dL/dy.
+            let mut dmixed = down.dx(self, expert, &dy, count)?;
+            let of_bias = |dy: &[f32]| down.bias(expert).map_or(0.0, |bias| dot(dy, bias));
+            let products = dmixed.chunks_exact(width).zip(mixed.chunks_exact(width)).zip(dy.chunks_exact(hidden));
+            let dweights = products.map(|((dmixed, mixed), dy)| dot(dmixed, mixed) + of_bias(dy)).collect();
+            scale_rows(&mut dmixed, &weights, width);
+            let dgates = self.gated_grad(gates, &dmixed, activation, width)?;
+            let dx = gate_up.dx(self, expert, &dgates, count)?;
+            let mut part = Part { dx, dweights, ..Part::default() };
+            if of_weights {
+                scale_rows(&mut mixed, &weights, width);
+                part.dgate_up = self.linear_dweight(&rows, &dgates, [count, hidden, both])?;
+                part.ddown = self.linear_dweight(&mixed, &dy, [count, width, hidden])?;
+                if gate_up.biases.is_some() {
+                    part.dgate_up_bias = self.linear_dbias(&dgates, [count, both])?;
+                }
+                if down.biases.is_some() {
+                    let mut dy = dy;
+                    scale_rows(&mut dy, &weights, hidden);
+                    part.ddown_bias = self.linear_dbias(&dy, [count, hidden])?;
+                }
+            }
+            Ok(part)
+        };
+        let used = (0..experts).filter(|expert| !routing.places_of(*expert).is_empty());
+        let mut tasks: Vec<(usize, Result<Part>)> = used.map(|expert| (expert, Ok(Part::default()))).collect();
+        tasks.par_chunks_mut(1).for_each(|tasks| tasks.iter_mut().for_each(|(expert, part)| *part = run(*expert)));
+        let zeros = |is_there: bool, size: usize| vec![0.0; if is_there { experts * size } else { 0 }];
+        let mut grad = ExpertsGrad {
+            dx: vec![0.0; n * hidden],
+            dweights: vec![0.0; n * top],
+            dgate_up: zeros(of_weights, hidden * both),
+            dgate_up_bias: zeros(of_weights && gate_up.biases.is_some(), both),
+            ddown: zeros(of_weights, width * hidden),
+            ddown_bias: zeros(of_weights && down.biases.is_some(), hidden),
+        };
+        let mut dpairs = Vec::with_capacity(n * top * hidden);
+        for (expert, part) in tasks {
+            let part = part?;
+            for (pair, dweight) in routing.pairs[routing.places_of(expert)].iter().zip(part.dweights) {
+                grad.dweights[*pair as usize] = dweight;
+            }
+            dpairs.extend(part.dx);
+            for (to, of_expert) in [
+                (&mut grad.dgate_up, part.dgate_up),
+                (&mut grad.dgate_up_bias, part.dgate_up_bias),
+                (&mut grad.ddown, part.ddown),
+                (&mut grad.ddown_bias, part.ddown_bias),
+            ] {
+                to[expert * of_expert.len()..(expert + 1) * of_expert.len()].copy_from_slice(&of_expert);
+            }
+        }
+        sum_pairs(routing, &dpairs, None, hidden, &mut grad.dx);
+        Ok(grad)
+    }
+}
+
+/// Adds the rows `[P, width]` of each token's pairs, times their weights, to the token's row of `to` `[N, width]`, in the order of the
+/// pairs.
+fn sum_pairs(routing: &Routing, rows: &[f32], weights: Option<&[f32]>, width: usize, to: &mut [f32]) {
+    let (top, block) = (routing.top, super::ROWS);
+    to.par_chunks_mut((block * width).max(1)).enumerate().for_each(|(number, to)| {
+        for (token, to) in to.chunks_exact_mut(width).enumerate().map(|(i, to)| (number * block + i, to)) {
+            for pair in token * top..(token + 1) * top {
+                let (weight, place) = (weights.map_or(1.0, |weights| weights[pair]), routing.places[pair] as usize);
+                let row = &rows[place * width..(place + 1) * width];
+                to.iter_mut().zip(row).for_each(|(to, value)| *to += weight * value);
+            }
+        }
+    });
+}
+
+fn scale_rows(rows: &mut [f32], factors: &[f32], width: usize) {
+    for (row, factor) in rows.chunks_exact_mut(width.max(1)).zip(factors) {
+        row.iter_mut().for_each(|value| *value *= factor);
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}

@@ -1,0 +1,111 @@
+//! Mixtures of experts (arXiv 1701.06538): a router sends each token to some of the layer's MLPs.
+
+use crate::config::ModelConfig;
+use crate::error::{Result, check};
+use crate::parameters::Parameter;
+use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
+
+/// The experts of the MLP of every layer, with the field names of `config.json` of Qwen3-MoE.
+///
+/// The router computes a logit for each expert. A token goes to the `num_experts_per_tok` experts with the largest logits; of equal logits,
+/// those with the lowest index are taken. The output is the sum of the experts' outputs, each times its weight.
+///
+/// ```
+/// use models::{Experts, Family, ModelConfig};
+///
+/// let experts = Experts { num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 32, ..Experts::default() };
+/// let plain = ModelConfig { attention_bias: false, qk_norm: true, ..ModelConfig::default() };
+/// let config = ModelConfig { experts: Some(experts), ..plain };
+/// config.validate()?;
+/// assert_eq!(Family::of(&config)?, Family::Qwen3Moe);
+/// # Ok::<(), models::Error>(())
+/// ```
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Experts {
+    /// E, the number of experts.
+    #[default(8)]
+    pub num_experts: usize,
+    /// The number of experts of a token.
+    #[default(2)]
+    pub num_experts_per_tok: usize,
+    /// The width of an expert's MLP.
+    #[default(96)]
+    pub moe_intermediate_size: usize,
+    /// `true` if the weights of a token's experts are a softmax over their logits, so that they sum to 1; `false` if they are those of the
+    /// softmax over all experts.
+    #[default(true)]
+    pub norm_topk_prob: bool,
+    /// The activation and layout of gpt-oss; `None` is the activation `hidden_act` without biases, as in Qwen3-MoE.
+    pub clamped: Option<ClampedSwiglu>,
+}
+
+/// The experts of gpt-oss: SwiGLU with clamped inputs, `(clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g)` with
+/// `g = min(gate, limit)`. Router and experts have biases. In files, the experts of a layer are one tensor, `[in, out]`, and the columns of
+/// gate and up alternate.
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClampedSwiglu {
+    /// The factor of the gate in its sigmoid.
+    #[default(1.702)]
+    pub swiglu_alpha: f64,
+    /// The limit of gate and up.
+    #[default(7.0)]
+    pub swiglu_limit: f64,
+}
+
+/// The path of the experts within a layer.
+pub(crate) const EXPERTS: &str = "mlp.experts";
+
+impl Experts {
+    /// Returns the module of the router within a layer: `mlp.gate`, or `mlp.router` in gpt-oss.
+    pub fn router(&self) -> &'static str {
+        if self.clamped.is_some() { "mlp.router" } else { "mlp.gate" }
+    }
+
+    pub(crate) fn validate(&self, config: &ModelConfig) -> Result<()> {
+        for (key, value, limit) in [
+            ("model.experts.num_experts", self.num_experts, 1 << 12),
+            ("model.experts.num_experts_per_tok", self.num_experts_per_tok, self.num_experts),
+            ("model.experts.moe_intermediate_size", self.moe_intermediate_size, 1 << 18),
+        ] {
+            check((1..=limit).contains(&value), key, &format!("between 1 and {limit}"), value)?;
+        }
+        let clamped = self.clamped.unwrap_or_default();
+        for (key, value) in [
+            ("model.experts.clamped.swiglu_alpha", clamped.swiglu_alpha),
+            ("model.experts.clamped.swiglu_limit", clamped.swiglu_limit),
+        ] {
+            check(value.is_finite() && value > 0.0, key, "a number above 0", value)?;
+        }
+        check(!config.fused_projections, "model.fused_projections", "false beside model.experts", "true")
+    }
+
+    /// Returns the tensors of a layer's router and experts; `prefix` is the layer's name, `hidden` the width of the residual stream.
+    ///
+    /// # Shapes
+    /// The router is `[E, H]`. `gate_proj` and `up_proj` of an expert are `[I, H]`, `down_proj` is `[H, I]`. In gpt-oss, `gate_up_proj` is
+    /// `[E, H, 2I]`, `down_proj` is `[E, I, H]`, and their biases are `[E, 2I]` and `[E, H]`.
+    pub(crate) fn parameters(&self, prefix: &str, hidden: usize) -> Vec<Parameter> {
+        let (count, wide) = (self.num_experts, self.moe_intermediate_size);
+        let of = |name: &str, shape: &[usize]| Parameter { name: format!("{prefix}.{name}"), shape: shape.to_vec() };
+        let mut list = vec![of(&format!("{}.weight", self.router()), &[count, hidden])];
+        if self.clamped.is_some() {
+            list.push(of("mlp.router.bias", &[count]));
+            for (name, input, output) in [("gate_up_proj", hidden, 2 * wide), ("down_proj", wide, hidden)] {
+                list.push(of(&format!("{EXPERTS}.{name}"), &[count, input, output]));
+                list.push(of(&format!("{EXPERTS}.{name}_bias"), &[count, output]));
+            }
+            return list;
+        }
+        for expert in 0..count {
+            for (name, output, input) in
+                [("gate_proj", wide, hidden), ("up_proj", wide, hidden), ("down_proj", hidden, wide)]
+            {
+                list.push(of(&format!("{EXPERTS}.{expert}.{name}.weight"), &[output, input]));
+            }
+        }
+        list
+    }
+}
