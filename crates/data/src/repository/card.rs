@@ -57,7 +57,8 @@ pub(super) fn configurations(readme: &str) -> Result<Vec<Configuration>, String>
     let card: Card = serde_saphyr::from_str(&header).map_err(|error| {
         // The YAML reader adds a drawing of the position below the first line.
         let text = error.to_string();
-        format!("the header of README.md: {}", text.lines().next().unwrap_or_default())
+        let line = text.lines().next().unwrap_or_default();
+        format!("the header of README.md: {}", line.strip_prefix("error: ").unwrap_or(line))
     })?;
     let configuration = |entry: Entry| {
         let train = |patterns| vec![("train".to_owned(), patterns)];

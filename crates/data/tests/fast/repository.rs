@@ -59,7 +59,7 @@ fn broken_headers_and_patterns_are_named() {
     refuses("  data_files: \"[\"\n", "expected a pattern");
     refuses("  data_files: b.jsonl\n", "no file matches b.jsonl of the split \"train\"");
     refuses("  data_files: ../a.jsonl\n", "no file matches ../a.jsonl");
-    refuses(&format!("  data_files: {}\n", "*a".repeat(400)), "a pattern of at most 256 bytes");
+    refuses(&format!("  data_files: {}\n", "a*".repeat(400)), "a pattern of at most 256 bytes");
     refuses("  data_dir: b\n", "no file in the folder \"b\"");
     refuses("  data_files: a.jsonl\n- 7: [\n", "the header of README.md: ");
     // Without an end the lines are text.
@@ -281,4 +281,18 @@ fn a_name_whose_owner_is_a_folder_here_is_ambiguous() {
         text.contains("no such file in the folder tests here") && text.contains("hf://datasets/tests/gsm8k"),
         "{text}"
     );
+}
+
+/// The expected files are in the order of the rows that `datasets` returns (fixtures/make_splits.py).
+#[test]
+fn splits_have_the_files_that_datasets_finds() {
+    let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/splits.json")).unwrap();
+    let texts = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
+    for case in &cases {
+        for (split, expected) in case["splits"].as_object().unwrap() {
+            let found = data_files(&texts(&case["names"]), case["readme"].as_str(), case["config"].as_str(), split);
+            assert_eq!(found.as_ref(), Ok(&texts(expected)), "{split} of {case}");
+        }
+    }
+    assert!(cases.len() > 15);
 }
