@@ -14,7 +14,7 @@ COPY peers peers
 COPY crates crates
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/grpo/target \
-    cargo build --release --locked --bin grpo --features parquet && \
+    cargo build --release --locked --bin grpo && \
     install --strip target/release/grpo /usr/local/bin/grpo
 
 FROM debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171 AS base

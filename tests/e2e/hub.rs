@@ -52,6 +52,30 @@ fn a_model_is_read_from_the_cache_by_its_name() {
     assert!(tensors(&exported) == of_folder && tensors(&runs.path("pinned/model")) == of_folder);
 }
 
+/// Covers the names of a training and an evaluation split; a run of the files, and of the names with one more step after resuming, is the same.
+#[test]
+fn a_data_set_is_read_from_the_cache_by_its_name() {
+    let runs = Runs::small();
+    let cached = runs.path("home/hub/datasets--organisation--rows");
+    let snapshot = cached.join("snapshots").join(COMMIT);
+    std::fs::create_dir_all(snapshot.join("data")).unwrap();
+    std::fs::create_dir_all(cached.join("refs")).unwrap();
+    std::fs::write(cached.join("refs/main"), COMMIT).unwrap();
+    std::fs::write(snapshot.join("README.md"), "---\nconfigs:\n- config_name: a\n  data_files: data/a*\n---\n")
+        .unwrap();
+    std::fs::copy(runs.path("rows.jsonl"), snapshot.join("data/a.jsonl")).unwrap();
+    let offline = |call: Call| at_home(&runs, call).env("HF_HUB_OFFLINE", "1");
+    let named = "data.files={path: organisation/rows, config: a, name: rows}";
+    offline(call(&runs, "model", "named", &[named, "grpo.max_steps=1"])).succeed();
+    assert_has(&runs.read("named/config.yaml"), &[&format!("{COMMIT}/data/a.jsonl")]);
+    offline(runs.resume("named").set(["grpo.max_steps=2"])).succeed();
+    train(&runs, "model", "folder", &[]);
+    assert!(tensors(&runs.path("named/model")) == tensors(&runs.path("folder/model")));
+    let text = offline(call(&runs, "model", "other", &["data.files={path: organisation/rows, split: dev}"])).refuse();
+    assert_has(&text, &["data set organisation/rows", "no split \"dev\"", "the splits are train"]);
+    assert!(!runs.path("other").exists());
+}
+
 #[test]
 fn what_the_cache_has_not_is_said_offline() {
     let runs = Runs::small();
@@ -114,6 +138,9 @@ fn serve(model: PathBuf) -> (String, Arc<Mutex<Vec<String>>>) {
         let path = head.split(' ').nth(1).unwrap_or_default();
         log.lock().unwrap().push(path.to_owned());
         let names = names(&model);
+        if path.starts_with("/api/datasets/") {
+            return (404, String::new(), vec![]);
+        }
         let (etag, body) = if path.starts_with("/api/models/") {
             let files: Vec<_> = names.iter().map(|name| json!({"rfilename": name})).collect();
             ("0".repeat(40), json!({"sha": COMMIT, "siblings": files}).to_string().into_bytes())
@@ -142,7 +169,7 @@ fn no_weights_are_asked_for_before_everything_else_is_right() {
     let named = format!("model={NAME}");
     for (setting, words) in [
         ("data.files=/nowhere.jsonl", "`data.files`"),
-        ("data.files=openai/gsm8k", "load_dataset('openai/gsm8k'"),
+        ("data.files=openai/gsm8k", "has no openai/gsm8k with a revision main"),
         ("data.prompt_column=problem", "data: { prompt_column: "),
         ("data.chat_template=/nowhere.jinja", "`data.chat_template`"),
         ("eval.num_problems=64", "`eval.num_problems`"),

@@ -242,8 +242,8 @@ fn models_and_rows_that_do_not_say_enough_are_refused() {
     for (model, data, words) in [
         ("nowhere", "rows.jsonl", &["model \"nowhere\" was not found"][..]),
         ("model", "rows.json", &["`data.files`: ", "No such file"]),
-        ("model", "openai/gsm8k", &["load_dataset('openai/gsm8k'"]),
-        ("model", "model", &["got a folder"]),
+        ("model", "openai/gsm8k", &["data set \"openai/gsm8k\" was not found", "HF_HUB_OFFLINE"]),
+        ("model", "model/openai", &["no such file in the folder model here", "hf://datasets/model/openai"]),
     ] {
         let call = grpo(["init", "--model", model, "--data", data]).env("HF_HUB_OFFLINE", "1");
         assert_has(&call.at(&runs.path("")).refuse(), words);

@@ -24,7 +24,7 @@ const MOST_ROWS: usize = 10_000;
     `data` of a configuration defines how rows become prompts, `rewards` how answers are scored."
 )]
 pub(crate) struct Args {
-    /// Files of rows (JSONL; Parquet if the build supports it) [default: data.files of the configuration].
+    /// Files of rows (JSON lines, JSON, Parquet), or a data set on the Hugging Face Hub [default: data.files of the configuration].
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The model folder, or a model's name, whose tokenizer and chat template are used [default: the configuration's model].
@@ -110,7 +110,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let mut config = TrainConfig::from_layers(layers(&args)?)?;
     anyhow::ensure!(!config.data.files.is_empty(), "no data: expected files, or data.files in the configuration");
     config.data.validate()?;
-    config.data.expand_paths()?;
+    trainer::expand_paths(&mut config.data)?;
     config.data.check_files()?;
     let ModelSource::Pretrained(model) = &config.model else {
         anyhow::bail!("no model: expected --model FOLDER, or `model` in the configuration")

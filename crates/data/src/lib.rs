@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 //! A [`Task`] is a family of problems with a verifier; [`TaskMixture`] draws from several tasks without end and keeps a held-out split.
-//! [`FileDataset`] reads rows from JSONL (and Parquet with the feature `parquet`). A training loop takes any [`Dataset`], whose whole
+//! [`FileDataset`] reads rows from JSON lines, JSON and, with the feature `parquet`, Parquet; [`DataConfig::expand_paths`] finds files, also those
+//! of a folder or a name on a [`DatasetHub`]. A training loop takes any [`Dataset`], whose whole
 //! state is a cursor; [`open`] opens the one that a configuration names.
 #![forbid(unsafe_code)]
 
@@ -11,6 +12,7 @@ mod files;
 mod mixture;
 mod open;
 mod prompt;
+mod repository;
 pub mod task;
 
 pub use config::{
@@ -23,4 +25,5 @@ pub use files::{ANSWER_COLUMNS, Column, Columns, DataReport, FileDataset, FileRe
 pub use mixture::{TaskMixture, WeightedTasks};
 pub use open::{PromptEncoder, open};
 pub use prompt::Prompt;
+pub use repository::{DatasetHub, HubError, data_files};
 pub use task::{Problem, Task};

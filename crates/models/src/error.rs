@@ -136,6 +136,14 @@ pub enum Error {
         /// The attempts in order, with the reasons of their failure.
         tried: Vec<String>,
     },
+    /// A data set is not in Hugging Face's cache, and was not downloaded.
+    #[error("data set {name:?} was not found: {}", tried.join("; "))]
+    DatasetNotFound {
+        /// The requested name.
+        name: String,
+        /// The attempts in order, with the reasons of their failure.
+        tried: Vec<String>,
+    },
     /// The hub was not asked, or does not respond.
     #[error("{reason}")]
     HubAccess {

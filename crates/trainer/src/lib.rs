@@ -6,6 +6,7 @@
 mod adapter;
 mod ahead;
 pub mod coefficients;
+mod datasets;
 pub mod device;
 mod drift;
 mod engine;
@@ -25,6 +26,7 @@ mod warmup;
 /// The crates of the traits of [`Parts`], so that a program with its own parts depends on this package alone.
 pub use {agents, data, grpo_core, models, policy, rewards};
 
+pub use datasets::expand_paths;
 pub use error::{Error, Result};
 pub use factory::{Parts, export_policy};
 pub use prepared::{Overview, Prepared};

@@ -120,7 +120,7 @@ impl Prepared {
         store: Option<Arc<Store>>,
     ) -> Result<Self> {
         config.validate_sources()?;
-        config.data.expand_paths()?;
+        crate::datasets::expand_paths(&mut config.data)?;
         if let ModelSource::Pretrained(name) = &mut config.model {
             *name = data::at_home(name.as_str().as_ref()).to_string_lossy().into_owned();
         }

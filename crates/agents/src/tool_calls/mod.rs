@@ -1,6 +1,7 @@
 //! Parsers of tool calls in the text of a model.
 
 mod hermes;
+mod json_list;
 mod llama3_json;
 mod pythonic;
 mod qwen3_coder;
@@ -25,6 +26,16 @@ pub enum ToolParser {
     Llama3Json,
     /// `[f(x=1)]` as the whole message, of Llama 3.2 and Llama 4.
     Pythonic,
+    /// `[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]`, or `[TOOL_CALLS]f[ARGS]{"x": 1}`, of Mistral.
+    Mistral,
+    /// `<|tool_call|>[{"name": "f", "arguments": {"x": 1}}]`, of Granite 3.
+    Granite,
+    /// `functools[{"name": "f", "arguments": {"x": 1}}]`, of Phi-4-mini.
+    #[serde(rename = "phi4_mini_json")]
+    Phi4MiniJson,
+    /// `<function_calls>`, a call `f(x=1)` per line, `</function_calls>`, of OLMo 3.
+    #[serde(rename = "olmo3")]
+    Olmo3,
 }
 
 /// A call of a tool.
@@ -67,7 +78,21 @@ impl ToolCall {
 
 impl ToolParser {
     /// Every parser.
-    pub const ALL: [Self; 4] = [Self::Hermes, Self::Qwen3Coder, Self::Llama3Json, Self::Pythonic];
+    pub const ALL: [Self; 8] = [
+        Self::Hermes,
+        Self::Qwen3Coder,
+        Self::Llama3Json,
+        Self::Pythonic,
+        Self::Mistral,
+        Self::Granite,
+        Self::Phi4MiniJson,
+        Self::Olmo3,
+    ];
+
+    /// Returns `true` if the tags of calls are special tokens, so that the text must be decoded with them.
+    pub fn has_special_tags(self) -> bool {
+        matches!(self, Self::Mistral | Self::Granite)
+    }
 
     /// Finds the tool calls in a message of the assistant. `tools` are the functions as JSON schemas; `qwen3_coder` takes the types of
     /// arguments from them.
@@ -86,6 +111,10 @@ impl ToolParser {
             Self::Qwen3Coder => qwen3_coder::parse(text, tools),
             Self::Llama3Json => llama3_json::parse(text),
             Self::Pythonic => pythonic::parse(text),
+            Self::Mistral => json_list::parse_mistral(text),
+            Self::Granite => json_list::parse(text, &["<|tool_call|>", "<tool_call>"]),
+            Self::Phi4MiniJson => json_list::parse(text, &["functools"]),
+            Self::Olmo3 => pythonic::parse_olmo3(text),
         };
         parsed.calls.truncate(MOST_CALLS);
         parsed

@@ -1,4 +1,5 @@
-//! `[f(x=1), g(y='a')]` as the whole message: calls with keyword arguments, whose values are Python literals.
+//! `[f(x=1), g(y='a')]` as the whole message: calls with keyword arguments, whose values are Python literals. OLMo 3 writes a call per line
+//! between tags.
 
 use super::{Parsed, ToolCall};
 use serde_json::{Map, Number, Value};
@@ -20,6 +21,28 @@ pub(super) fn parse(text: &str) -> Parsed {
         Err(error) => vec![Err(error)],
     };
     Parsed { content: String::new(), calls }
+}
+
+/// Reads `<function_calls>`, calls separated by white space, and `</function_calls>`.
+pub(super) fn parse_olmo3(text: &str) -> Parsed {
+    let Some((before, behind)) = text.split_once("<function_calls>") else {
+        return Parsed { content: text.trim().to_owned(), calls: Vec::new() };
+    };
+    let (inside, after) = behind.split_once("</function_calls>").unwrap_or((behind, ""));
+    let (mut reader, mut calls) = (Reader { text: inside.trim(), at: 0 }, Vec::new());
+    while !reader.rest().is_empty() {
+        let call = reader.call();
+        let is_broken = call.is_err();
+        calls.push(call);
+        if is_broken {
+            break;
+        }
+        reader.skip_space();
+    }
+    if calls.is_empty() {
+        calls.push(Err("expected a call between <function_calls> and </function_calls>".into()));
+    }
+    Parsed { content: format!("{before}{after}").trim().to_owned(), calls }
 }
 
 struct Reader<'a> {
@@ -64,23 +87,27 @@ impl<'a> Reader<'a> {
         begins.then_some(name)
     }
 
+    fn call(&mut self) -> Result<ToolCall, String> {
+        let name = self.name().ok_or_else(|| self.unexpected("the name of a function"))?.to_owned();
+        self.expect('(')?;
+        let mut arguments = Map::new();
+        while !self.take(')') {
+            let key = self.name().ok_or_else(|| self.unexpected("the name of an argument"))?.to_owned();
+            self.expect('=')?;
+            let value = self.value(0)?;
+            arguments.insert(key, value);
+            if !self.take(',') {
+                self.expect(')')?;
+                break;
+            }
+        }
+        Ok(ToolCall { name, arguments })
+    }
+
     fn calls(&mut self) -> Result<Vec<ToolCall>, String> {
         let mut calls = Vec::new();
         loop {
-            let name = self.name().ok_or_else(|| self.unexpected("the name of a function"))?.to_owned();
-            self.expect('(')?;
-            let mut arguments = Map::new();
-            while !self.take(')') {
-                let key = self.name().ok_or_else(|| self.unexpected("the name of an argument"))?.to_owned();
-                self.expect('=')?;
-                let value = self.value(0)?;
-                arguments.insert(key, value);
-                if !self.take(',') {
-                    self.expect(')')?;
-                    break;
-                }
-            }
-            calls.push(ToolCall { name, arguments });
+            calls.push(self.call()?);
             let goes_on = self.take(',');
             if !self.take(']') {
                 if goes_on {

@@ -61,7 +61,7 @@ impl Settings {
     pub(super) fn config(&self) -> anyhow::Result<TrainConfig> {
         let chosen = Layers::new().value("the settings that `grpo init` has chosen", self.chosen.clone())?;
         let mut config = TrainConfig::from_layers(self.of_user.clone().over(chosen))?;
-        config.data.expand_paths()?;
+        trainer::expand_paths(&mut config.data)?;
         Ok(config)
     }
 

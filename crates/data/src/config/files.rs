@@ -5,35 +5,46 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// A file of rows.
+/// A file of rows, or a data set of several files.
 ///
-/// In a configuration it is a path, or an object: `{path: gsm8k.jsonl, weight: 2, name: gsm8k}`.
+/// In a configuration it is a path, or an object: `{path: gsm8k.jsonl, weight: 2, name: gsm8k}`, or `{path: openai/gsm8k, config: main}`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataFile {
-    /// The path of the file, absolute or relative to the working folder.
+    /// The path of a file or of a folder, absolute or relative to the working folder; or the name of a data set on the Hugging Face Hub,
+    /// `OWNER/NAME` or `hf://datasets/OWNER/NAME`. A file or folder takes precedence.
     pub path: PathBuf,
     /// The relative frequency of its rows, above 0. Without weights, every row of every file occurs once per epoch. Either all files have a
-    /// weight or none.
+    /// weight or none. The files of a data set share its weight equally.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
     /// The format; by default that of the file extension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<FileFormat>,
-    /// The name of its rows in metrics; by default the file name without extension.
+    /// The name of its rows in metrics; by default the file name without extension, or the name of the data set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The configuration of a data set, which `load_dataset` calls `name`; by default its only or its default one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+    /// The split of a data set; by default `train`, and `test` in `data.eval_files`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<String>,
+    /// The branch, tag or commit of a data set on the hub; by default `main`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
 }
 
 impl DataFile {
     /// Returns a file without a weight or a name.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), weight: None, format: None, name: None }
+        Self { path: path.into(), weight: None, format: None, name: None, config: None, split: None, revision: None }
     }
 
     /// Returns `format`, or else the format of the file extension.
     pub fn format(&self) -> FileFormat {
         self.format.unwrap_or(match self.path.extension().and_then(|ending| ending.to_str()) {
             Some("parquet") => FileFormat::Parquet,
+            Some("json") => FileFormat::Json,
             _ => FileFormat::Jsonl,
         })
     }
@@ -51,15 +62,25 @@ impl<'de> Deserialize<'de> for DataFile {
         #[serde(
             untagged,
             deny_unknown_fields,
-            expecting = "expected a path, or an object with `path` and perhaps `weight`, `format`, `name`"
+            expecting = "expected a path, or an object with `path` and perhaps `weight`, `format`, `name`, `config`, `split`, `revision`"
         )]
         enum Form {
             Path(PathBuf),
-            Whole { path: PathBuf, weight: Option<f64>, format: Option<FileFormat>, name: Option<String> },
+            Whole {
+                path: PathBuf,
+                weight: Option<f64>,
+                format: Option<FileFormat>,
+                name: Option<String>,
+                config: Option<String>,
+                split: Option<String>,
+                revision: Option<String>,
+            },
         }
         Ok(match Form::deserialize(deserializer)? {
             Form::Path(path) => Self::new(path),
-            Form::Whole { path, weight, format, name } => Self { path, weight, format, name },
+            Form::Whole { path, weight, format, name, config, split, revision } => {
+                Self { path, weight, format, name, config, split, revision }
+            }
         })
     }
 }
@@ -83,6 +104,8 @@ pub(super) fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
 pub enum FileFormat {
     /// A JSON object per line, in UTF-8.
     Jsonl,
+    /// A list of JSON objects, or a JSON object per line.
+    Json,
     /// Parquet, in builds with the feature `parquet`.
     Parquet,
 }

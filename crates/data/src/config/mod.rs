@@ -44,13 +44,14 @@ pub struct DataConfig {
     pub held_out_fraction: f64,
     /// The built-in tasks, and how often each is drawn. Files take their place.
     pub tasks: TasksConfig,
-    /// The training files; a path may start with `~` or be a pattern such as `data/*.jsonl`. A row is an object with one of `prompt` (text, or
+    /// The training files, or data sets on the Hugging Face Hub (`openai/gsm8k`); a path may start with `~` or be a pattern such as
+    /// `data/*.jsonl`. A row is an object with one of `prompt` (text, or
     /// a list of messages), `messages` (whose last one, if it is the assistant's, is the reference answer) and `question`; and `answer`
     /// (`#### ` separates a solution from the final answer, as in GSM8K), `completion` (a whole reference completion), and `tools` and
     /// `documents` for the chat template. Rewards receive every column except the prompt's.
     #[serde(deserialize_with = "files::one_or_more")]
     pub files: Vec<DataFile>,
-    /// The files of the held-out split. The default is `held_out_fraction` of `files`.
+    /// The files of the held-out split; of a data set, the split `test`. The default is `held_out_fraction` of `files`.
     #[serde(deserialize_with = "files::one_or_more")]
     pub eval_files: Vec<DataFile>,
     /// The column of the prompt, a text or a list of messages; the default is `prompt`, else `messages`, else `question`.

@@ -1,21 +1,30 @@
-//! Expands file paths: `~` for the home folder, and patterns for several files.
+//! Expands file paths: `~` for the home folder, patterns, folders and names of data sets for several files.
 
 use super::{DataConfig, DataFile};
 use crate::error::{Error, Result};
+use crate::repository::DatasetHub;
 use std::path::{Path, PathBuf};
 
 impl DataConfig {
     /// Replaces `~` by the home folder in every path, and each pattern (`*`, `?`, `[...]`, `**`) in `data.files` and `data.eval_files` by the
-    /// matching files, sorted by name. A file whose name equals the pattern takes precedence.
+    /// matching files, sorted by name. A file whose name equals the pattern takes precedence. A folder, or a name that is not a path
+    /// here, is a data set: the files of its split take its place, from `hub` if it is a name.
     ///
     /// # Errors
-    /// [`Error::File`] for a pattern without a match, or an invalid one.
-    pub fn expand_paths(&mut self) -> Result<()> {
+    /// [`Error::File`] for a pattern without a match, or an invalid one; for a data set without the configuration or split, for one that `hub`
+    /// does not return, and for a name that may also be a path.
+    pub fn expand_paths(&mut self, hub: &dyn DatasetHub) -> Result<()> {
         for (key, files) in [("data.files", &mut self.files), ("data.eval_files", &mut self.eval_files)] {
             let mut expanded = Vec::with_capacity(files.len());
             for file in files.iter() {
-                let paths = matches(key, &at_home(&file.path))?;
-                expanded.extend(paths.into_iter().map(|path| DataFile { path, ..file.clone() }));
+                let file = DataFile { path: at_home(&file.path), ..file.clone() };
+                match file.located(key, hub)? {
+                    Some(files) => expanded.extend(files),
+                    None => {
+                        let paths = matches(key, &file.path)?;
+                        expanded.extend(paths.into_iter().map(|path| DataFile { path, ..file.clone() }));
+                    }
+                }
             }
             *files = expanded;
         }

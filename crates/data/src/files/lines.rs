@@ -37,7 +37,6 @@ pub(super) type Line = (RowPosition, Vec<u8>);
 enum Bytes {
     File(Mutex<File>),
     /// The rows of a file in another format, converted to JSON.
-    #[cfg_attr(not(feature = "parquet"), allow(dead_code))]
     Memory(Vec<u8>),
 }
 
@@ -52,6 +51,10 @@ impl Lines {
         }
         let bytes = match file.format() {
             FileFormat::Jsonl => Bytes::File(Mutex::new(opened)),
+            FileFormat::Json => match super::json::as_json_lines(&path, &mut opened)? {
+                Some(lines) => Bytes::Memory(lines),
+                None => Bytes::File(Mutex::new(opened)),
+            },
             #[cfg(feature = "parquet")]
             FileFormat::Parquet => Bytes::Memory(super::parquet::as_json_lines(&path, opened)?),
             #[cfg(not(feature = "parquet"))]
@@ -149,7 +152,7 @@ impl Lines {
         match serde_json::from_str(&quote_long_integers(text)) {
             Ok(Value::Object(fields)) => Ok(fields),
             Ok(Value::Array(_)) if line == 1 => {
-                let once = "`datasets.Dataset.to_json` and `jq -c .[]` write such files";
+                let once = "`{path: FILE, format: json}` reads a list of rows";
                 Err(row(format!("expected a JSON object per line, got a list: {once}")))
             }
             Ok(other) => Err(row(format!("expected a JSON object, got {}", shown(&other)))),
@@ -237,8 +240,7 @@ fn expected_file(key: &str) -> String {
     format!("expected the path of a file, e.g. `data: {{ {name}: {example} }}` or `--set {key}={example}`")
 }
 
-/// Checks that the file in the key `key` exists and is a regular file. For a dataset name on the Hugging Face Hub, the error says how to
-/// convert it to a file.
+/// Checks that the file in the key `key` exists and is a regular file.
 pub(crate) fn check_file(key: &str, path: &Path) -> Result<()> {
     let file = |reason: String| Error::File { path: path.to_owned(), reason };
     match std::fs::metadata(path) {
@@ -246,38 +248,11 @@ pub(crate) fn check_file(key: &str, path: &Path) -> Result<()> {
             File::open(path).map(drop).map_err(|e| file(format!("`{key}`: {e}: {}", expected_file(key))))
         }
         Ok(found) => {
-            let kind = match (found.is_dir(), key.ends_with("files")) {
-                (true, true) => "a folder (`FOLDER/*.jsonl` stands for the files in a folder)",
-                (true, false) => "a folder",
-                (false, _) => "a device or a pipe",
-            };
+            let kind = if found.is_dir() { "a folder" } else { "a device or a pipe" };
             Err(file(format!("`{key}`: {}, got {kind}", expected_file(key))))
         }
-        Err(error) => Err(file(match hub_name(path) {
-            Some(name) => format!(
-                "`{key}`: there is no such file ({error}). It looks like the name of a data set on the Hugging Face Hub, and rows are read \
-                 from files: `pip install datasets`, then `python3 -c \"from datasets import load_dataset; load_dataset('{name}', \
-                 split='train').to_json('{stem}.jsonl')\"` (some data sets need the name of a configuration as second argument), and \
-                 `data: {{ files: {stem}.jsonl }}`",
-                stem = name.rsplit('/').next().unwrap_or_default()
-            ),
-            None => format!("`{key}`: {error}: {}", expected_file(key)),
-        })),
+        Err(error) => Err(file(format!("`{key}`: {error}: {}", expected_file(key)))),
     }
-}
-
-/// Returns the path if it may be a dataset name: `ORGANISATION/NAME` without a file extension.
-fn hub_name(path: &Path) -> Option<&str> {
-    let name = path.to_str()?;
-    let legal = |part: &str| {
-        !part.starts_with('.')
-            && !part.is_empty()
-            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-    };
-    let (organisation, set) = name.split_once('/')?;
-    let endings = ["json", "jsonl", "parquet", "csv", "tsv", "txt", "gz", "zst"];
-    let is_file = path.extension().is_some_and(|ending| endings.iter().any(|known| ending == *known));
-    (legal(organisation) && legal(set) && !is_file && !Path::new(organisation).exists()).then_some(name)
 }
 
 /// Returns the message of a JSON error without serde_json's position.

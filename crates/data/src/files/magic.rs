@@ -15,6 +15,7 @@ pub(super) fn fault(file: &mut File, format: FileFormat) -> std::io::Result<Opti
     file.rewind()?;
     let expected = match format {
         FileFormat::Jsonl => "a JSON object per line in UTF-8",
+        FileFormat::Json => "JSON in UTF-8",
         FileFormat::Parquet => "a Parquet file",
     };
     Ok(other_contents(&head, format).map(|found| format!("expected {expected}, got {found}")))

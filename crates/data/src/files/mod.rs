@@ -1,6 +1,7 @@
 //! Rows from files, in an order that depends on a cursor, with a held-out split.
 
 mod columns;
+mod json;
 mod lines;
 mod magic;
 mod order;

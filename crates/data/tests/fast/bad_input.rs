@@ -41,7 +41,10 @@ fn invalid_lines_are_errors_with_their_number() {
 
 #[test]
 fn files_without_rows_are_errors() {
-    assert!(refusal("[{\"prompt\": \"a\"}]\n").contains("line 1: expected a JSON object per line, got a list"));
+    assert!(
+        refusal("[{\"prompt\": \"a\"}]\n")
+            .contains("line 1: expected a JSON object per line, got a list: `{path: FILE, format: json}`")
+    );
     assert!(refusal("[\n  {\"prompt\": \"a\"}\n]\n").contains("line 1: expected a whole JSON object on this line"));
     assert!(refusal("").contains("no row is left to train on"));
     assert!(refusal("\n \n").contains("0 rows"));

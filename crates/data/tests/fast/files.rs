@@ -1,6 +1,6 @@
 //! Order, cursor, splits, weights and filters.
 
-use crate::support::{config, file, lines, numbers, open, prompts, without_split, words};
+use crate::support::{NoHub, config, file, lines, numbers, open, prompts, without_split, words};
 use data::{DataConfig, DataFile, Dataset, Error, FileDataset, PromptEncoder};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -159,7 +159,7 @@ fn patterns_and_the_home_folder_are_expanded() {
     let expanded = |pattern: &str| {
         let weighted = DataFile { weight: Some(2.0), ..DataFile::new(root.join(pattern)) };
         let mut config = DataConfig { files: vec![weighted], ..DataConfig::default() };
-        config.expand_paths().map(|()| {
+        config.expand_paths(&NoHub).map(|()| {
             assert!(config.files.iter().all(|file| file.weight == Some(2.0)));
             let names = config.files.iter().map(|file| file.path.strip_prefix(root).unwrap().display().to_string());
             names.collect::<Vec<_>>()
@@ -181,7 +181,7 @@ fn patterns_and_the_home_folder_are_expanded() {
         chat_template: Some("~".into()),
         ..DataConfig::default()
     };
-    config.expand_paths().unwrap();
+    config.expand_paths(&NoHub).unwrap();
     let paths: Vec<_> = config.files.iter().map(|file| file.path.clone()).collect();
     assert_eq!(paths, [home.join("rows.jsonl"), "a~b.jsonl".into(), "~other/rows.jsonl".into()]);
     assert_eq!((config.tools_file, config.chat_template), (Some(home.join("tools.json")), Some(home.join(""))));

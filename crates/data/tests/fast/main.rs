@@ -5,4 +5,5 @@ mod files;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod prompts;
+mod repository;
 mod support;

@@ -1,7 +1,7 @@
 //! The cache in the layout of `huggingface_hub`: `blobs/ETAG`, `snapshots/COMMIT/NAME` with links to blobs, `refs/REVISION` with the
 //! commit, and locks in `.locks`.
 
-use super::folder_name;
+use super::repository::Repository;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -33,15 +33,15 @@ pub(super) fn is_blob_name(text: &str) -> bool {
         && !text.ends_with(INCOMPLETE)
 }
 
-/// The folder of one model in the cache.
-pub(super) struct ModelCache {
+/// The folder of one repository in the cache.
+pub(super) struct RepositoryCache {
     folder: PathBuf,
     locks: PathBuf,
 }
 
-impl ModelCache {
-    pub(super) fn new(cache: &Path, model: &str) -> Self {
-        let name = folder_name(model);
+impl RepositoryCache {
+    pub(super) fn new(cache: &Path, repository: Repository<'_>) -> Self {
+        let name = repository.cache_folder();
         Self { folder: cache.join(&name), locks: cache.join(".locks").join(name) }
     }
 
@@ -66,15 +66,19 @@ impl ModelCache {
 
     /// Links `name` in the snapshot of `commit` to the blob of `etag`, replacing a link to another target.
     pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> io::Result<()> {
-        let snapshot = self.snapshot(commit);
-        std::fs::create_dir_all(&snapshot)?;
-        let link = snapshot.join(name);
+        let link = self.snapshot(commit).join(name);
+        if let Some(folder) = link.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
         match std::fs::remove_file(&link) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         #[cfg(unix)]
-        return std::os::unix::fs::symlink(Path::new("../../blobs").join(etag), &link);
+        return {
+            let up = "../".repeat(2 + name.matches('/').count());
+            std::os::unix::fs::symlink(Path::new(&up).join("blobs").join(etag), &link)
+        };
         #[cfg(not(unix))]
         return std::fs::copy(self.blob(etag), &link).map(drop);
     }

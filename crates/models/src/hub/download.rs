@@ -1,15 +1,17 @@
-//! Downloads the files of a model from the hub into the cache.
+//! Downloads the files of models and data sets from the hub into the cache.
 //!
-//! Data from a server becomes a path only if it is 40 hexadecimal digits (a commit) or a plain name (an ETag); file names are chosen from the
-//! known files of a model folder. A file is complete if it has the announced size and, if its ETag is a checksum, the announced
+//! Data from a server becomes a path only if it is 40 hexadecimal digits (a commit) or a plain name (an ETag); file names of models are
+//! chosen from the known files of a model folder, and those of data sets consist of plain names. A file is complete if it has the announced size and, if its ETag is a checksum, the announced
 //! contents; otherwise it is deleted.
 //!
 //! This module replaces the crate `hf-hub`, which builds paths from unchecked `sha`, `ETag` and `x-repo-commit` values, sends the token
 //! to any host that a metadata request is redirected to, follows relative redirects without limit, has no time-out, appends responses
 //! that ignore the range to the partial file, and compares neither sizes nor checksums. Its interface has no hook for these checks.
 
-use super::cache::{ModelCache, check_digest, is_blob_name, is_checksum, is_commit};
+use super::cache::{RepositoryCache, check_digest, is_blob_name, is_checksum, is_commit};
+use super::dataset::{MAX_LISTING, listing_path};
 use super::http::{Answer, Client, Failure};
+use super::repository::Repository;
 use super::{CONFIG, Hub, Part};
 use crate::error::shortened;
 use crate::folder::export::CARRIED;
@@ -27,8 +29,6 @@ const PAUSE: Duration = Duration::from_millis(500);
 const STALLED_ATTEMPTS: u32 = 2;
 /// The number of new bytes after which attempts are counted from 0 again.
 const PROGRESS: u64 = 1 << 20;
-/// The size limit of a model's file listing in bytes.
-const MAX_LISTING: u64 = 32 << 20;
 
 /// The longest text of a server in a message, in characters.
 const LONGEST: usize = 60;
@@ -39,27 +39,55 @@ pub(super) fn download(hub: &Hub, model: &str, revision: &str, part: Part) -> Re
     let endpoint = client.shown();
     let say = |failure: Failure| explain(hub, &endpoint, model, revision, failure);
     let root = std::path::absolute(&hub.cache).map_err(|error| error.to_string())?;
-    let cache = ModelCache::new(&root, model);
-    let listing = retried(|| Listing::request(&client, model, revision)).map_err(say)?;
+    let repository = Repository::model(model);
+    let cache = RepositoryCache::new(&root, repository);
+    let listing = retried(|| Listing::request(&client, repository, revision)).map_err(say)?;
     let names: Vec<&str> = listing.names.iter().map(String::as_str).collect();
     let files = wanted(&names, part).map_err(|reason| format!("{model} on {endpoint}: {reason}"))?;
     let commit = &listing.commit;
-    let mut source = Source { client: &client, cache: &cache, model, commit, etags: BTreeMap::new() };
-    for (number, name) in files.iter().enumerate() {
-        tracing::info!(model, revision, file = name, "file {} of {}", number + 1, files.len());
-        source.fetch(name).map_err(|failure| match failure {
-            Failure::Status(404) => {
-                format!("{name}: {endpoint} lists this file of {model}, and answers 404 when it is asked for")
-            }
-            failure => format!("{name}: {}", say(failure)),
-        })?;
-    }
+    let mut source = Source { client: &client, cache: &cache, repository, commit, etags: BTreeMap::new() };
+    source.fetch_all(hub, revision, &files)?;
     if revision != commit {
         cache
             .note(revision, commit)
             .map_err(|error| format!("the cache cannot be written: {}", with_causes(&error)))?;
     }
     Ok(cache.snapshot(commit))
+}
+
+/// Requests the listing of a data set, saves it in the cache, and returns its names; the error says why that failed.
+pub(super) fn listing(hub: &Hub, repository: Repository<'_>, revision: &str) -> Result<Vec<String>, String> {
+    let name = repository.name;
+    let client = Client::new(hub).map_err(|failure| explain(hub, &hub.endpoint, name, revision, failure))?;
+    let listing = retried(|| Listing::request(&client, repository, revision))
+        .map_err(|failure| explain(hub, &client.shown(), name, revision, failure))?;
+    let cache = RepositoryCache::new(&hub.cache, repository);
+    let path = listing_path(cache.folder(), &listing.commit);
+    let save = || {
+        if let Some(folder) = path.parent() {
+            grpo_files::make_folder(folder)?;
+        }
+        grpo_files::write_atomically(&path, serde_json::json!(listing.names).to_string().as_bytes())?;
+        if revision == listing.commit { Ok(()) } else { cache.note(revision, &listing.commit) }
+    };
+    save().map_err(|error| format!("the cache cannot be written: {}", with_causes(&error)))?;
+    Ok(listing.names)
+}
+
+/// Downloads files of a commit that are not cached; the error says why that failed.
+pub(super) fn download_files(
+    hub: &Hub,
+    repository: Repository<'_>,
+    revision: &str,
+    commit: &str,
+    files: &[String],
+) -> Result<(), String> {
+    let name = repository.name;
+    let client = Client::new(hub).map_err(|failure| explain(hub, &hub.endpoint, name, revision, failure))?;
+    let root = std::path::absolute(&hub.cache).map_err(|error| error.to_string())?;
+    let cache = RepositoryCache::new(&root, repository);
+    let mut source = Source { client: &client, cache: &cache, repository, commit, etags: BTreeMap::new() };
+    source.fetch_all(hub, revision, files)
 }
 
 /// Returns the required files of a model, weights last, so that a snapshot with weights is complete.
@@ -100,7 +128,7 @@ struct Listing {
 }
 
 impl Listing {
-    fn request(client: &Client, model: &str, revision: &str) -> Result<Self, Failure> {
+    fn request(client: &Client, repository: Repository<'_>, revision: &str) -> Result<Self, Failure> {
         #[derive(serde::Deserialize)]
         struct Info {
             sha: String,
@@ -110,8 +138,7 @@ impl Listing {
         struct Sibling {
             rfilename: String,
         }
-        let path = format!("/api/models/{model}/revision/{}", revision.replace('/', "%2F"));
-        let answer = client.get(&path, None, client.metadata)?;
+        let answer = client.get(&repository.listing_path(revision), None, client.metadata)?;
         let (host, announced) = (answer.host().to_owned(), answer.length());
         let mut body = Vec::new();
         let read = answer.read(MAX_LISTING, |bytes| {
@@ -119,7 +146,10 @@ impl Listing {
             Ok(())
         })?;
         if read > MAX_LISTING {
-            return Err(Failure::Final(format!("{host} lists the model's files in more than {MAX_LISTING} bytes")));
+            return Err(Failure::Final(format!(
+                "{host} lists the files of {} in more than {MAX_LISTING} bytes",
+                repository.name
+            )));
         }
         if announced.is_some_and(|length| read < length) {
             return Err(Failure::Broken(format!("the connection to {host} broke off after {read} bytes")));
@@ -127,7 +157,7 @@ impl Listing {
         let info: Info = serde_json::from_slice(&body).map_err(|error| {
             let begin = shortened(&String::from_utf8_lossy(&body), LONGEST);
             Failure::Final(format!(
-                "{host} answers with something other than a listing of the model's files in JSON ({error}): {begin:?}"
+                "{host} answers with something other than a listing of the files in JSON ({error}): {begin:?}"
             ))
         })?;
         let commit = commit(&info.sha, &host)?;
@@ -157,14 +187,29 @@ struct Announced {
 /// The files of a commit, on the hub and in the cache.
 struct Source<'a> {
     client: &'a Client,
-    cache: &'a ModelCache,
-    model: &'a str,
+    cache: &'a RepositoryCache,
+    repository: Repository<'a>,
     commit: &'a str,
     /// The file and size of every ETag so far.
     etags: BTreeMap<String, (String, u64)>,
 }
 
 impl Source<'_> {
+    /// Brings files into the snapshot; the error says why that failed.
+    fn fetch_all(&mut self, hub: &Hub, revision: &str, files: &[String]) -> Result<(), String> {
+        let (endpoint, repository) = (self.client.shown(), self.repository.name);
+        for (number, name) in files.iter().enumerate() {
+            tracing::info!(repository, revision, file = name, "file {} of {}", number + 1, files.len());
+            self.fetch(name).map_err(|failure| match failure {
+                Failure::Status(404) => {
+                    format!("{name}: {endpoint} lists this file of {repository}, and answers 404 when it is asked for")
+                }
+                failure => format!("{name}: {}", explain(hub, &endpoint, repository, revision, failure)),
+            })?;
+        }
+        Ok(())
+    }
+
     /// Brings a file into the snapshot, from the cache or from the hub. A partial download is continued.
     fn fetch(&mut self, name: &str) -> Result<(), Failure> {
         let present = self.cache.snapshot(self.commit).join(name);
@@ -355,9 +400,9 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// Returns the path of a file on the hub. It has the commit, so that a concurrent push cannot mix two versions.
+    /// Returns the path of a file on the hub.
     fn path(&self, name: &str) -> String {
-        format!("/{}/resolve/{}/{name}", self.model, self.commit)
+        self.repository.file_path(self.commit, name)
     }
 }
 

@@ -1,17 +1,20 @@
-//! Finds models by their name on Hugging Face, in the local cache or by download.
+//! Finds models and data sets by their name on Hugging Face, in the local cache or by download.
 
 #[cfg(feature = "hub")]
 mod access;
 #[cfg(feature = "hub")]
 mod cache;
+mod dataset;
 #[cfg(feature = "hub")]
 mod download;
 #[cfg(feature = "hub")]
 mod http;
+mod repository;
 
 use crate::error::{Error, Result};
 use crate::folder::exists;
 use crate::weights::files::WeightFiles;
+use repository::Repository;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -57,7 +60,7 @@ pub fn locate_weights(model: &str, revision: Option<&str>, described: &Path) -> 
 /// ```
 #[derive(Clone)]
 pub struct Hub {
-    /// The folder with one folder per model.
+    /// The folder with one folder per model or data set.
     pub cache: PathBuf,
     /// `true` if downloads are forbidden.
     pub offline: bool,
@@ -205,7 +208,7 @@ impl Hub {
             tried.push(format!("{revision:?} is not a branch, a tag or a commit"));
             return Err(not_found(model, tried));
         }
-        let cached = self.cached(model, revision)?;
+        let cached = self.cached(Repository::model(model), revision)?;
         tried.push(match &cached {
             Err(reason) => reason.clone(),
             Ok(snapshot) => match part.expect_in(snapshot) {
@@ -224,18 +227,16 @@ impl Hub {
     }
 
     /// Returns the snapshot in the cache, which may be incomplete, or why there is none.
-    fn cached(&self, model: &str, revision: &str) -> Result<std::result::Result<PathBuf, String>> {
-        let name = folder_name(model);
+    fn cached(&self, repository: Repository<'_>, revision: &str) -> Result<std::result::Result<PathBuf, String>> {
+        let name = repository.cache_folder();
         let folder = self.cache.join(&name);
         if !exists(&folder)? {
             return Ok(Err(format!("the cache {} has no {name}", self.cache.display())));
         }
-        let reference = folder.join("refs").join(revision);
-        // A commit has no reference of its own.
-        let commit = read_line(&reference).unwrap_or_else(|| revision.to_owned());
-        if !is_revision(&commit) || commit.contains('/') {
-            return Ok(Err(format!("{} holds no commit: remove it", reference.display())));
-        }
+        let commit = match commit_in(&folder, revision) {
+            Ok(commit) => commit,
+            Err(reason) => return Ok(Err(reason)),
+        };
         let snapshot = folder.join("snapshots").join(commit);
         if !snapshot.is_dir() {
             return Ok(Err(format!("the cache {} has no revision {revision} of it", folder.display())));
@@ -277,10 +278,16 @@ impl Hub {
     }
 
     #[cfg(feature = "hub")]
-    fn download(&self, model: &str, revision: &str, part: Part) -> std::result::Result<PathBuf, String> {
-        if self.offline {
-            return Err("nothing is downloaded, because HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set".into());
+    fn expect_online(&self) -> std::result::Result<(), String> {
+        match self.offline {
+            true => Err("nothing is downloaded, because HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set".into()),
+            false => Ok(()),
         }
+    }
+
+    #[cfg(feature = "hub")]
+    fn download(&self, model: &str, revision: &str, part: Part) -> std::result::Result<PathBuf, String> {
+        self.expect_online()?;
         let snapshot = download::download(self, model, revision, part)?;
         part.expect_least_in(&snapshot).map(|()| snapshot)
     }
@@ -337,9 +344,15 @@ fn has(snapshot: &Path, name: &str) -> std::result::Result<(), String> {
     }
 }
 
-/// Returns the name of a model's folder in the cache.
-fn folder_name(model: &str) -> String {
-    format!("models--{}", model.replace('/', "--"))
+/// Returns the commit of a revision according to the folder of a repository in the cache, or why there is none.
+fn commit_in(folder: &Path, revision: &str) -> std::result::Result<String, String> {
+    let reference = folder.join("refs").join(revision);
+    // A commit has no reference of its own.
+    let commit = read_line(&reference).unwrap_or_else(|| revision.to_owned());
+    if !is_revision(&commit) || commit.contains('/') {
+        return Err(format!("{} holds no commit: remove it", reference.display()));
+    }
+    Ok(commit)
 }
 
 /// Returns the trimmed text of a small file; `None` if it cannot be read or is not a regular file.

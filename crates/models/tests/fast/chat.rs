@@ -137,6 +137,39 @@ fn single_templates_render_as_in_jinja() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// The templates have the style of Mistral, Ministral 3, SmolLM3, Phi-4, Granite, OLMo 3, Gemma 3 and 4, gpt-oss and Qwen3.5
+/// (fixtures/styles/make.py).
+#[test]
+fn templates_in_the_style_of_families_render_as_in_transformers() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/styles");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let expected: Value = serde_json::from_str(&read("expected.json")).unwrap();
+    let (mut wrong, mut texts, mut errors) = (vec![], 0, 0);
+    for (name, cases) in expected["templates"].as_object().unwrap() {
+        let template = ChatTemplate::new(&read(name), name);
+        template.check().unwrap();
+        for (conversation, case) in cases.as_object().unwrap() {
+            let found = template.render(&expected["conversations"][conversation]);
+            let is_right = match (&found, case.get("text")) {
+                (Ok(text), Some(expected)) => expected == text,
+                // Python's own errors have other words.
+                (Err(error), None) => {
+                    let words = case["error"].as_str().unwrap();
+                    error.to_string().contains(words) || words.contains("concatenate")
+                }
+                _ => false,
+            };
+            texts += usize::from(case.get("text").is_some());
+            errors += usize::from(case.get("text").is_none());
+            if !is_right {
+                wrong.push(format!("{name}, {conversation}\n   expected {case}\n   found    {found:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(texts > 100 && errors > 8, "{texts} {errors}");
+}
+
 #[test]
 fn template_errors_have_a_line() {
     let case = &expected()["families"]["llama3"]["refused"];

@@ -46,8 +46,11 @@ impl Request {
         })
     }
 
-    /// Returns the requested file; `None` for the listing.
+    /// Returns the requested file; `None` for the listing. A data set's file may be in a folder.
     pub(super) fn file(&self) -> Option<&str> {
+        if let Some((_, file)) = self.path.strip_prefix("/datasets/").and_then(|path| path.split_once("/resolve/")) {
+            return file.split_once('/').map(|(_, name)| name);
+        }
         (!self.path.starts_with("/api/")).then(|| self.path.rsplit('/').next()).flatten()
     }
 

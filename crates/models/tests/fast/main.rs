@@ -9,6 +9,8 @@ mod folder;
 mod hub;
 #[cfg(all(unix, feature = "hub"))]
 mod hub_attack;
+#[cfg(all(unix, feature = "hub"))]
+mod hub_dataset;
 #[cfg(feature = "hub")]
 mod hub_server;
 mod lora;

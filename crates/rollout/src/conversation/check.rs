@@ -56,7 +56,7 @@ impl<'a> Tools<'a> {
         let properties = json!({"properties": {"x": {"type": "integer"}}});
         let example = json!([{"function": {"name": call.name, "parameters": properties}}]);
         let Some(parser) = ToolParser::of_rendered(turns.example_call(), &call, &example) else {
-            let expected = "hermes, qwen3_coder, llama3_json or pythonic, as none of them reads the calls that the chat template writes";
+            let expected = "a name of docs/agents.md, as no parser reads the calls that the chat template writes";
             let found = format!("null, and the template writes {:?}", turns.example_call());
             return Err(run_config::Error::key(PARSER, expected, found).into());
         };

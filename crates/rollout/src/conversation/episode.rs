@@ -148,12 +148,19 @@ impl<'a> Talk<'a> {
         limits: &MultiTurnConfig,
     ) -> Result<()> {
         self.text = tokenizer.decode(&turn.ids)?;
-        self.completion.append(turn);
-        self.turns += 1;
+        let with_tags = || {
+            let ends = turn.ids.last().is_some_and(|last| tokenizer.stop_ids().contains(last));
+            tokenizer.decode_with_special(&turn.ids[..turn.ids.len() - usize::from(ends)])
+        };
         let Parsed { content, calls } = match &self.tools {
-            Some(of_row) => tools.parser(of_row)?.parse(&self.text, of_row),
+            Some(of_row) => match tools.parser(of_row)? {
+                parser if parser.has_special_tags() => parser.parse(&with_tags()?, of_row),
+                parser => parser.parse(&self.text, of_row),
+            },
             None => Parsed { content: self.text.clone(), calls: Vec::new() },
         };
+        self.completion.append(turn);
+        self.turns += 1;
         let mut message = json!({"role": "assistant", "content": content});
         self.calls += calls.len();
         self.calling_turns += usize::from(!calls.is_empty());
