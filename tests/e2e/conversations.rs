@@ -4,6 +4,7 @@ use crate::support::{Runs, assert_has, names};
 use crate::tiny_model::{call, prepare_shape, small, train};
 use models::ModelConfig;
 use serde_json::{Value, json};
+use std::net::TcpListener;
 
 const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
 
@@ -115,6 +116,8 @@ fn wrong_environments_are_refused_before_anything_is_written() {
     let script = program(&runs, long);
     let missing = "environments={game: {command: [/nowhere/game]}}";
     let mute = "environments={game: {command: [/bin/sh, -c, 'exit 3']}}";
+    let closed = format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let absent = format!("environments={{game: {{url: '{closed}'}}}}");
     let two = "environments={sums: {built_in: calculator}, words: {built_in: word_guess}}";
     let calculator = "environments={sums: {built_in: calculator}}";
     let deaf = runs.write("deaf.jinja", "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}");
@@ -122,7 +125,9 @@ fn wrong_environments_are_refused_before_anything_is_written() {
     for (settings, words) in [
         (vec![missing], vec!["environments.game.command", "/nowhere/game"]),
         (vec![mute], vec!["`game` cannot start a conversation", "exit status: 3"]),
-        (vec!["environments={game: {}}"], vec!["environments.game", "`command` and `built_in`"]),
+        (vec![absent.as_str()], vec!["`game` cannot start a conversation", closed.as_str(), "cannot connect"]),
+        (vec!["environments={game: {url: game}}"], vec!["environments.game.url", "http://"]),
+        (vec!["environments={game: {}}"], vec!["environments.game", "`command`, `url` and `built_in`"]),
         (vec![two], vec!["column `environment`", "sums, words"]),
         (vec![calculator, "data.apply_chat_template=false"], vec!["a row with messages"]),
         (vec![calculator, &deaf], vec!["deaf.jinja", "does not show the tools"]),

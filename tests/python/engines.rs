@@ -80,7 +80,7 @@ impl Drop for Vllm {
     }
 }
 
-fn is_healthy(port: u16) -> bool {
+pub(crate) fn is_healthy(port: u16) -> bool {
     let ask = || {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;

@@ -3,6 +3,7 @@
 mod engines;
 mod installable;
 mod libraries;
+mod openenv;
 #[path = "../../crates/sinks/tests/python/readers/mod.rs"]
 mod readers;
 mod sinks;

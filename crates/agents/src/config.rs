@@ -3,6 +3,7 @@
 use crate::built_in::{Calculator, WordGuess};
 use crate::environment::Environment;
 use crate::error::{Result, check};
+use crate::openenv::OpenEnv;
 use crate::program::EnvironmentProgram;
 use grpo_files::KeyError;
 use serde::{Deserialize, Serialize};
@@ -11,25 +12,35 @@ use smart_default::SmartDefault;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The settings of an environment: one of `command` and `built_in`.
+/// The settings of an environment: one of `command`, `url` and `built_in`.
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EnvironmentConfig {
     /// The program and its arguments, which speaks JSON lines. A program without a slash is searched in `PATH`. `${NAME}` here and in `env`
     /// is an environment variable, so that secrets need not be in files; `$${NAME}` is the text `${NAME}`.
     pub command: Vec<String>,
+    /// The address of a server of OpenEnv: `http://` or `ws://`, or, with the feature `https`, `https://` or `wss://`. `${NAME}` here and in
+    /// `headers` is an environment variable.
+    pub url: Option<String>,
     /// A built-in environment: `calculator` or `word_guess`.
     pub built_in: Option<BuiltIn>,
     /// The tools that the model may call, a list of functions as JSON schemas. The column `tools` of a row takes precedence.
     pub tools: Option<Value>,
-    /// The number of parallel processes of a program.
+    /// The number of parallel processes of a program, or of conversations that a server answers at the same time.
     #[default(1)]
     pub workers: usize,
-    /// The time in seconds that a program has for an answer, including its start.
+    /// The time in seconds that a program has for an answer, including its start, or a server, including the connection.
     #[default(60.0)]
     pub timeout: f64,
     /// Additional environment variables of a program.
     pub env: BTreeMap<String, String>,
+    /// The field of an action of OpenEnv that takes the text of the model; `None` is `message`, or none if the server has tools. Without one,
+    /// a message without a tool call ends the conversation.
+    pub action: Option<String>,
+    /// The field of an observation of OpenEnv that the model reads; `None` is all fields but `metadata`, as JSON.
+    pub observation: Option<String>,
+    /// The HTTP headers of connections to a server.
+    pub headers: BTreeMap<String, String>,
 }
 
 /// A built-in environment.
@@ -43,17 +54,17 @@ pub enum BuiltIn {
 }
 
 impl EnvironmentConfig {
-    /// Returns the environment. A program is started with its first conversation.
+    /// Returns the environment. A program is started, and a server connected to, with its first conversation.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] with the key; [`crate::Error::Program`] for a missing program.
+    /// [`crate::Error::Config`] with the key; [`crate::Error::Program`] for a missing program or environment variable.
     pub(crate) fn environment(&self, name: &str) -> Result<Arc<dyn Environment>> {
         let key = |field: &str| format!("environments.{name}.{field}");
         if let Some(tools) = &self.tools {
             check_tools(&key("tools"), tools)?;
         }
-        match (self.built_in, self.command.is_empty()) {
-            (Some(built_in), true) => {
+        match (self.built_in, &self.url, self.command.is_empty()) {
+            (Some(built_in), None, true) => {
                 let plain = Self { built_in: self.built_in, ..Self::default() };
                 check(*self == plain, &key("built_in"), "no other key beside it", "others")?;
                 Ok(match built_in {
@@ -61,11 +72,22 @@ impl EnvironmentConfig {
                     BuiltIn::WordGuess => Arc::new(WordGuess::default()),
                 })
             }
-            (None, false) => Ok(Arc::new(EnvironmentProgram::new(name, self)?)),
-            (built_in, _) => {
-                let found = if built_in.is_some() { "both" } else { "neither" };
-                let expected = "one of `command` and `built_in`, e.g. `{ built_in: calculator }`".to_owned();
-                Err(KeyError { key: format!("environments.{name}"), expected, found: found.to_owned() }.into())
+            (None, Some(_), true) => {
+                check(self.env.is_empty(), &key("env"), "a program in `command`", "`url`")?;
+                Ok(Arc::new(OpenEnv::new(name, self)?))
+            }
+            (None, None, false) => {
+                let is_set = [self.action.is_some(), self.observation.is_some(), !self.headers.is_empty()];
+                for (field, is_set) in ["action", "observation", "headers"].into_iter().zip(is_set) {
+                    check(!is_set, &key(field), "a server in `url`", "`command`")?;
+                }
+                Ok(Arc::new(EnvironmentProgram::new(name, self)?))
+            }
+            (built_in, url, no_command) => {
+                let count = [built_in.is_some(), url.is_some(), !no_command].into_iter().filter(|given| *given).count();
+                let expected = "one of `command`, `url` and `built_in`, e.g. `{ built_in: calculator }`".to_owned();
+                let found = if count == 0 { "none".to_owned() } else { format!("{count} of them") };
+                Err(KeyError { key: format!("environments.{name}"), expected, found }.into())
             }
         }
     }

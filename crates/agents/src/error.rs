@@ -14,7 +14,7 @@ pub enum Error {
     /// An invalid value in the section `environments`.
     #[error(transparent)]
     Config(#[from] grpo_files::KeyError),
-    /// A program that cannot be started.
+    /// A program that cannot be started, or a reference to a missing environment variable.
     #[error(transparent)]
     Program(#[from] rewards::Error),
     /// An environment that cannot start a conversation, before the run.

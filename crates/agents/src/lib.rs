@@ -7,6 +7,7 @@ mod config;
 mod environment;
 mod environments;
 mod error;
+mod openenv;
 mod program;
 mod tool_calls;
 
@@ -15,5 +16,6 @@ pub use config::{BuiltIn, EnvironmentConfig};
 pub use environment::{Environment, Episode, Failure, Reply, Start, check_messages};
 pub use environments::Environments;
 pub use error::{Error, Result};
+pub use openenv::OpenEnv;
 pub use program::EnvironmentProgram;
 pub use tool_calls::{Parsed, ToolCall, ToolParser};

