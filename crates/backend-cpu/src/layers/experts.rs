@@ -252,17 +252,15 @@ impl Layers {
                 tasks.push((expert, gates, outs, Ok(())));
             }
         }
+        let run = |expert: usize, gates: &mut [f32], outs: &mut [f32]| -> Result<()> {
+            let (rows, count) = (routing.rows_of(expert, x, hidden), gates.len() / both);
+            gates.copy_from_slice(&gate_up.product(self, expert, &rows, count)?);
+            let mixed = self.gated(gates, activation, width)?;
+            outs.copy_from_slice(&down.product(self, expert, &mixed, count)?);
+            Ok(())
+        };
         tasks.par_chunks_mut(1).for_each(|tasks| {
-            for (expert, gates, outs, result) in tasks {
-                let mut run = || {
-                    let (rows, count) = (routing.rows_of(*expert, x, hidden), gates.len() / both);
-                    gates.copy_from_slice(&gate_up.product(self, *expert, &rows, count)?);
-                    let mixed = self.gated(gates, activation, width)?;
-                    outs.copy_from_slice(&down.product(self, *expert, &mixed, count)?);
-                    Ok(())
-                };
-                *result = run();
-            }
+            tasks.iter_mut().for_each(|(expert, gates, outs, result)| *result = run(*expert, gates, outs));
         });
         tasks.into_iter().try_for_each(|(.., result)| result)?;
         let mut y = vec![0.0; n * hidden];
