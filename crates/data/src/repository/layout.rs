@@ -179,7 +179,7 @@ fn split_of_shard(name: &str) -> Option<&str> {
         let digits = |range: std::ops::Range<usize>| bytes[range].iter().all(u8::is_ascii_digit);
         bytes.len() > 15 && bytes[0] == b'-' && digits(1..6) && &bytes[6..10] == b"-of-" && digits(10..15)
     };
-    let at = file.match_indices('-').map(|(at, _)| at).filter(|at| is_shard(&file[*at..])).last()?;
+    let at = file.match_indices('-').map(|(at, _)| at).rfind(|at| is_shard(&file[*at..]))?;
     let (split, rest) = file.split_at(at);
     (rest[15..].contains('.') && !split.is_empty()).then_some(split)
 }
