@@ -40,7 +40,7 @@ pub(crate) fn export(
     match config.lora.as_ref().filter(|_| !config.export.merge_adapters) {
         Some(lora) => {
             let dtype = dtype.unwrap_or(Dtype::F32);
-            let options = AdapterOptions { dtype, base_model, replace, card };
+            let options = AdapterOptions { dtype, base_model, replace, card, ..AdapterOptions::default() };
             let mut writer = AdapterWriter::create(target, lora, shape, folder, options)?;
             policy.export_adapter(&mut |tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?))?;
             writer.finish()?;
