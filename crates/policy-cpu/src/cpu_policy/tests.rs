@@ -48,7 +48,8 @@ fn an_update_drops_the_caches_of_turns() {
         stop_ids: &[],
         stop: None,
         sampling: policy::Sampling::Greedy,
-        turn: Some(policy::Turn { streams: &[0], limits: &[2] }),
+        turn: Some(policy::Turn { streams: &[0], limits: &[2], finished: None }),
+        return_sampling_mask: false,
     };
     policy.generate(&request).unwrap();
     assert!(policy.turns.is_some());
