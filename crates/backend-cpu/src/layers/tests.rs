@@ -475,7 +475,7 @@ fn a_continued_cache_attends_like_its_source() {
             samples,
         );
         cache.advance(samples);
-        found.unwrap()
+        found.unwrap().values
     };
     let mut source = KvCache::new(1, HEADS, &[3], 2, 6);
     source.fill_prompts(0, &rows(3, 1), &spans(&[(0..3, 0..0)])).unwrap();

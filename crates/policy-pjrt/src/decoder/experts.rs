@@ -108,7 +108,7 @@ mod tests {
         let argument = f.argument("logits", ty);
         let result = route(&argument, top, normalised);
         let module = f.finish("route", &[("weights", &result)]).unwrap();
-        let logits = Array::floats(Dtype::F32, &[1, 1, logits.len()], logits.iter().copied()).unwrap();
+        let logits = Array::floats(Dtype::F32, [1, 1, logits.len()], logits.iter().copied()).unwrap();
         module.interpret(&[logits]).unwrap()[0].to_floats()
     }
 
