@@ -99,7 +99,8 @@ fn a_replayed_sampling_mask_makes_loss_and_engine_agree() {
             config.loss.beta = 0.1;
             let report = Trainer::new(config).unwrap().grpo_step().unwrap();
             // The reference equals the policy, also over the kept ids.
-            assert!(report.metric("grad_norm") > 0.0 && report.metrics.value("kl") == Some(0.0));
+            let kl = report.metrics.value("kl").unwrap();
+            assert!(kl.abs() < 1e-6, "{top_k:?} {top_p:?} {min_p:?}: {kl}");
             report.metric("sampling/sampling_logp_difference/max")
         };
         let [with, without] = [true, false].map(of);
