@@ -147,6 +147,7 @@ fn shards_of_processes_need_a_mesh_of_all_their_devices() {
     let devices: Vec<DeviceDescription> = (0..8).map(device).collect();
     let on = |fsdp: i64| {
         let mut config = TrainConfig::built_in();
+        config.policy.logical_axis_rules.vocab = Some(vec![]);
         config.policy.mesh = Some(MeshChoice::Axes(MeshConfig { data: 2, fsdp, tensor: 1 }));
         RunPrograms::new(&config, Kind::Tpu, 8).unwrap()
     };
