@@ -110,6 +110,39 @@ fn an_environment_that_fails_too_often_ends_the_run_with_a_checkpoint() {
 }
 
 #[test]
+fn agents_that_fail_are_counted_and_their_run_goes_on() {
+    let runs = runs();
+    for (name, script, words) in [
+        ("exits", "echo no network >&2; exit 3", "exit status: 3"),
+        ("hangs", "read -r l; sleep 100", "neither sent a request nor ended in 0.2 seconds"),
+        ("mute", "while read -r l; do echo 1; done", "without a request to the endpoint"),
+        ("floods", "read -r l; yes", "expected a line of JSON"),
+    ] {
+        let timeout = if name == "hangs" { 0.2 } else { 60.0 };
+        let settings = [
+            &format!("environments={{game: {{agent: [/bin/sh, -c, '{script}'], timeout: {timeout}}}}}"),
+            "data.training_chat_template=chatml",
+            "grpo={prompts_per_step: 1, num_generations: 2, gradient_accumulation_steps: 1}",
+            "rollout.max_completion_length=100",
+        ];
+        let text = call(&runs, "model", name, &settings).exit(0).stderr;
+        assert_has(&text, &["the environment `game` has failed", words]);
+        let steps = runs.phase(name, "grpo");
+        let failures: Vec<f64> = steps.iter().map(|row| value(row, "environments/failures")).collect();
+        assert_eq!(failures, [2.0, 2.0], "{name}");
+    }
+    // Too many in a row end the run.
+    let settings = [
+        "environments={game: {agent: [/bin/sh, -c, 'exit 3']}}",
+        "data.training_chat_template=chatml",
+        "rollout.max_completion_length=100",
+        "rollout.multi_turn.max_consecutive_failures=4",
+    ];
+    let text = call(&runs, "model", "ends", &settings).exit(2).stderr;
+    assert_has(text.lines().last().expect("an error"), &["`game` has failed in 4 conversations", "exit status: 3"]);
+}
+
+#[test]
 fn wrong_environments_are_refused_before_anything_is_written() {
     let runs = runs();
     let long = "echo '{\"content\": \"x\"}'";
@@ -122,12 +155,31 @@ fn wrong_environments_are_refused_before_anything_is_written() {
     let calculator = "environments={sums: {built_in: calculator}}";
     let deaf = runs.write("deaf.jinja", "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}");
     let deaf = format!("data.chat_template={deaf}");
+    // Another run has the port.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("rollout.endpoint='{}'", listener.local_addr().unwrap());
+    let agent = "environments={game: {agent: [/bin/sh]}}";
+    let template = "data.training_chat_template=chatml";
     for (settings, words) in [
         (vec![missing], vec!["environments.game.command", "/nowhere/game"]),
         (vec![mute], vec!["`game` cannot start a conversation", "exit status: 3"]),
         (vec![absent.as_str()], vec!["`game` cannot start a conversation", closed.as_str(), "cannot connect"]),
         (vec!["environments={game: {url: game}}"], vec!["environments.game.url", "http://"]),
-        (vec!["environments={game: {}}"], vec!["environments.game", "`command`, `url` and `built_in`"]),
+        (vec!["environments={game: {agent: [/nowhere/agent]}}"], vec!["environments.game.agent", "/nowhere/agent"]),
+        (vec!["environments={game: {agent: [x], command: [x]}}"], vec!["environments.game", "got 2 of them"]),
+        (vec![agent, template, &taken], vec!["`rollout.endpoint`", "cannot listen on", "another run"]),
+        (vec![agent, "rollout.endpoint=localhost"], vec!["`rollout.endpoint`", "such as 127.0.0.1:8000"]),
+        (
+            vec![calculator, "rollout.endpoint='127.0.0.1:8000'"],
+            vec!["`rollout.endpoint`", "no environment is an agent"],
+        ),
+        (vec!["rollout.endpoint='127.0.0.1:8000'"], vec!["`rollout.endpoint`", "no environment is an agent"]),
+        (
+            vec![agent, template, "loss={loss_type: grpo, loss_agg_mode: prompt-mean}"],
+            vec!["loss.loss_agg_mode", "with agents"],
+        ),
+        (vec![agent], vec!["reasoning of earlier turns", "training_chat_template"]),
+        (vec!["environments={game: {}}"], vec!["environments.game", "`command`, `agent`, `url` and `built_in`"]),
         (vec![two], vec!["column `environment`", "sums, words"]),
         (vec![calculator, "data.apply_chat_template=false"], vec!["a row with messages"]),
         (vec![calculator, &deaf], vec!["deaf.jinja", "does not show the tools"]),

@@ -1,5 +1,6 @@
 //! Files of runs, and files for installation, read with the Python libraries and programs of their formats.
 
+mod agents;
 mod engines;
 mod installable;
 mod libraries;

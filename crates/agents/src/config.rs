@@ -1,7 +1,8 @@
 //! The section `environments` of a run's configuration.
 
+use crate::agent_program::AgentProgram;
 use crate::built_in::{Calculator, WordGuess};
-use crate::environment::Environment;
+use crate::environments::Kind;
 use crate::error::{Result, check};
 use crate::openenv::OpenEnv;
 use crate::program::EnvironmentProgram;
@@ -12,13 +13,15 @@ use smart_default::SmartDefault;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The settings of an environment: one of `command`, `url` and `built_in`.
+/// The settings of an environment: one of `command`, `agent`, `url` and `built_in`.
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EnvironmentConfig {
     /// The program and its arguments, which speaks JSON lines. A program without a slash is searched in `PATH`. `${NAME}` here and in `env`
     /// is an environment variable, so that secrets need not be in files; `$${NAME}` is the text `${NAME}`.
     pub command: Vec<String>,
+    /// An agent: a program and its arguments, as in `command`, which holds whole conversations and asks `rollout.endpoint` for messages.
+    pub agent: Vec<String>,
     /// The address of a server of OpenEnv: `http://` or `ws://`, or, with the feature `https`, `https://` or `wss://`. `${NAME}` here and in
     /// `headers` is an environment variable.
     pub url: Option<String>,
@@ -26,10 +29,12 @@ pub struct EnvironmentConfig {
     pub built_in: Option<BuiltIn>,
     /// The tools that the model may call, a list of functions as JSON schemas. The column `tools` of a row takes precedence.
     pub tools: Option<Value>,
-    /// The number of parallel processes of a program, or of conversations that a server answers at the same time.
+    /// The number of parallel processes of a program, or of conversations that a server answers at the same time; each agent has one conversation
+    /// at a time.
     #[default(1)]
     pub workers: usize,
-    /// The time in seconds that a program has for an answer, including its start, or a server, including the connection.
+    /// The time in seconds that a program has for an answer, including its start, or a server, including the connection; an agent, for its next
+    /// request or the end of the conversation.
     #[default(60.0)]
     pub timeout: f64,
     /// Additional environment variables of a program.
@@ -58,34 +63,40 @@ impl EnvironmentConfig {
     ///
     /// # Errors
     /// [`crate::Error::Config`] with the key; [`crate::Error::Program`] for a missing program or environment variable.
-    pub(crate) fn environment(&self, name: &str) -> Result<Arc<dyn Environment>> {
+    pub(crate) fn environment(&self, name: &str) -> Result<Kind> {
         let key = |field: &str| format!("environments.{name}.{field}");
         if let Some(tools) = &self.tools {
             check_tools(&key("tools"), tools)?;
         }
-        match (self.built_in, &self.url, self.command.is_empty()) {
-            (Some(built_in), None, true) => {
+        match (self.built_in, &self.url, self.command.is_empty(), self.agent.is_empty()) {
+            (Some(built_in), None, true, true) => {
                 let plain = Self { built_in: self.built_in, ..Self::default() };
                 check(*self == plain, &key("built_in"), "no other key beside it", "others")?;
-                Ok(match built_in {
+                Ok(Kind::Turns(match built_in {
                     BuiltIn::Calculator => Arc::new(Calculator::default()),
                     BuiltIn::WordGuess => Arc::new(WordGuess::default()),
-                })
+                }))
             }
-            (None, Some(_), true) => {
+            (None, Some(_), true, true) => {
                 check(self.env.is_empty(), &key("env"), "a program in `command`", "`url`")?;
-                Ok(Arc::new(OpenEnv::new(name, self)?))
+                Ok(Kind::Turns(Arc::new(OpenEnv::new(name, self)?)))
             }
-            (None, None, false) => {
+            (None, None, no_command, no_agent) if no_command != no_agent => {
                 let is_set = [self.action.is_some(), self.observation.is_some(), !self.headers.is_empty()];
                 for (field, is_set) in ["action", "observation", "headers"].into_iter().zip(is_set) {
-                    check(!is_set, &key(field), "a server in `url`", "`command`")?;
+                    let found = if no_agent { "`command`" } else { "`agent`" };
+                    check(!is_set, &key(field), "a server in `url`", found)?;
                 }
-                Ok(Arc::new(EnvironmentProgram::new(name, self)?))
+                Ok(match no_agent {
+                    true => Kind::Turns(Arc::new(EnvironmentProgram::new(name, self)?)),
+                    false => Kind::Agent(Arc::new(AgentProgram::new(name, self)?)),
+                })
             }
-            (built_in, url, no_command) => {
-                let count = [built_in.is_some(), url.is_some(), !no_command].into_iter().filter(|given| *given).count();
-                let expected = "one of `command`, `url` and `built_in`, e.g. `{ built_in: calculator }`".to_owned();
+            (built_in, url, no_command, no_agent) => {
+                let given = [built_in.is_some(), url.is_some(), !no_command, !no_agent];
+                let count = given.into_iter().filter(|given| *given).count();
+                let expected =
+                    "one of `command`, `agent`, `url` and `built_in`, e.g. `{ built_in: calculator }`".to_owned();
                 let found = if count == 0 { "none".to_owned() } else { format!("{count} of them") };
                 Err(KeyError { key: format!("environments.{name}"), expected, found }.into())
             }

@@ -1,5 +1,6 @@
 //! The environments of a run, by name.
 
+use crate::agent::Agent;
 use crate::config::EnvironmentConfig;
 use crate::environment::{Environment, Failure};
 use crate::error::{Error, Result, check};
@@ -22,9 +23,18 @@ const COLUMN: &str = "environment";
 /// ```
 #[derive(Clone, Default)]
 pub struct Environments {
-    list: Vec<(String, Arc<dyn Environment>)>,
+    list: Vec<(String, Kind)>,
     /// The consecutive failures of each environment; the last entry counts rows without a known environment.
     failures_in_a_row: Vec<u64>,
+}
+
+/// What answers the messages of the assistant.
+#[derive(Clone)]
+pub(crate) enum Kind {
+    /// An environment, turn by turn.
+    Turns(Arc<dyn Environment>),
+    /// An agent, which holds the conversation itself.
+    Agent(Arc<dyn Agent>),
 }
 
 impl Environments {
@@ -40,11 +50,20 @@ impl Environments {
             check(is_name, "environments", expected, format!("`{name}`"))?;
             Ok((name.clone(), environment.environment(name)?))
         });
-        Ok(Self::from_list(list.collect::<Result<_>>()?))
+        Ok(Self::from_kinds(list.collect::<Result<_>>()?))
     }
 
     /// Returns environments of your own, by name.
     pub fn from_list(list: Vec<(String, Arc<dyn Environment>)>) -> Self {
+        Self::from_kinds(list.into_iter().map(|(name, environment)| (name, Kind::Turns(environment))).collect())
+    }
+
+    /// Returns agents of your own, by name.
+    pub fn from_agents(list: Vec<(String, Arc<dyn Agent>)>) -> Self {
+        Self::from_kinds(list.into_iter().map(|(name, agent)| (name, Kind::Agent(agent))).collect())
+    }
+
+    fn from_kinds(list: Vec<(String, Kind)>) -> Self {
         Self { failures_in_a_row: vec![0; list.len() + 1], list }
     }
 
@@ -53,9 +72,14 @@ impl Environments {
         self.list.is_empty()
     }
 
-    /// Returns the names and the environments.
+    /// Returns `true` if one of them is an agent: the run then has an endpoint.
+    pub fn has_agents(&self) -> bool {
+        self.list.iter().any(|(_, kind)| matches!(kind, Kind::Agent(_)))
+    }
+
+    /// Returns the names and the environments, without agents.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &dyn Environment)> {
-        self.list.iter().map(|(name, environment)| (name.as_str(), &**environment))
+        (0..self.list.len()).filter_map(|index| self.get(index)).map(|(name, environment)| (name, &**environment))
     }
 
     /// Returns the index of the environment of a row.
@@ -77,9 +101,20 @@ impl Environments {
         }
     }
 
-    /// Returns the environment at `index`, a result of [`Environments::of_row`].
+    /// Returns the environment at `index`, a result of [`Environments::of_row`]; `None` for an agent.
     pub fn get(&self, index: usize) -> Option<(&str, &Arc<dyn Environment>)> {
-        self.list.get(index).map(|(name, environment)| (name.as_str(), environment))
+        match self.list.get(index)? {
+            (name, Kind::Turns(environment)) => Some((name, environment)),
+            (_, Kind::Agent(_)) => None,
+        }
+    }
+
+    /// Returns the agent at `index`, a result of [`Environments::of_row`]; `None` for another environment.
+    pub fn agent(&self, index: usize) -> Option<&Arc<dyn Agent>> {
+        match self.list.get(index)? {
+            (_, Kind::Agent(agent)) => Some(agent),
+            (_, Kind::Turns(_)) => None,
+        }
     }
 
     /// Counts a conversation of the environment at `index`, and its failure. `None` counts rows without a known environment.

@@ -17,6 +17,26 @@ pub enum Error {
     /// A program that cannot be started, or a reference to a missing environment variable.
     #[error(transparent)]
     Program(#[from] rewards::Error),
+    /// An address at which no endpoint can be opened.
+    #[error(
+        "`rollout.endpoint`: cannot listen on {address}: {source}; choose another port, or leave the key out for a free one, if another run has \
+         it"
+    )]
+    Endpoint {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The error of the system.
+        source: std::io::Error,
+    },
+    /// Agents without an endpoint.
+    #[error("agents need an endpoint, which a run opens at `rollout.endpoint`")]
+    NoEndpoint,
+    /// The operating system has no random numbers for the keys of agents.
+    #[error("the keys of agents need random numbers of the operating system: {reason}")]
+    Random {
+        /// The error of the system.
+        reason: String,
+    },
     /// An environment that cannot start a conversation, before the run.
     #[error("the environment `{name}` cannot start a conversation: {failure}")]
     Failed {

@@ -1,9 +1,13 @@
 #![doc = include_str!("../README.md")]
-//! [`Environments`] are the environments of a run by name, [`ToolParser`] finds the tool calls in the text of a model.
+//! [`Environments`] are the environments of a run by name, [`ToolParser`] finds the tool calls in the text of a model, and an [`Endpoint`]
+//! answers agents.
 #![forbid(unsafe_code)]
 
+mod agent;
+mod agent_program;
 mod built_in;
 mod config;
+pub mod endpoint;
 mod environment;
 mod environments;
 mod error;
@@ -11,8 +15,11 @@ mod openenv;
 mod program;
 mod tool_calls;
 
+pub use agent::{Agent, Connection};
+pub use agent_program::AgentProgram;
 pub use built_in::{Calculator, WordGuess, evaluate};
 pub use config::{BuiltIn, EnvironmentConfig};
+pub use endpoint::Endpoint;
 pub use environment::{Environment, Episode, Failure, Reply, Start, check_messages};
 pub use environments::Environments;
 pub use error::{Error, Result};

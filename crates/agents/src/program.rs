@@ -58,7 +58,7 @@ impl EnvironmentProgram {
         let workers = config.workers;
         let expected = format!("1 to {MAX_WORKERS}");
         check((1..=MAX_WORKERS).contains(&workers), &format!("{section}.workers"), &expected, workers)?;
-        let launch = Launch::new(&section, name, &config.command, &config.env, config.timeout)?;
+        let launch = Launch::new(&section, "command", name, &config.command, &config.env, config.timeout)?;
         let workers = (0..workers).map(|_| Mutex::default()).collect();
         let shared = Arc::new(Shared { launch: Arc::new(launch), workers, next: AtomicU64::new(0) });
         Ok(Self { shared, tools: config.tools.clone() })
@@ -211,13 +211,13 @@ impl Worker {
     }
 }
 
-fn failure(stop: Stop) -> Failure {
+pub(crate) fn failure(stop: Stop) -> Failure {
     let (Stop::Ended(message) | Stop::Broken(message)) = stop;
     Failure::new(message)
 }
 
 /// Returns a row as a program reads it.
-fn row_of(row: &Item) -> Value {
+pub(crate) fn row_of(row: &Item) -> Value {
     let prompt = match &row.prompt {
         Prompt::Text(text) | Prompt::Rendered(text) => Value::from(text.as_str()),
         Prompt::Messages { messages, .. } => Value::from(messages.clone()),

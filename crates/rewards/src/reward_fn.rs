@@ -24,7 +24,8 @@ pub struct RewardInput<'a> {
 /// A conversation between the policy and an environment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversation {
-    /// The messages behind the prompt: those of the assistant, with their `tool_calls`, and those of tools and of the environment.
+    /// The messages behind the prompt: those of the assistant, with their `tool_calls`, and those of tools and of the environment. Of an agent, which
+    /// writes its own prompts, all messages of its last request, and the answer.
     pub messages: Vec<Value>,
     /// The sum of the rewards of the environment; `None` if it has given none.
     pub reward: Option<f32>,

@@ -16,7 +16,7 @@ pub enum Error {
     /// An error of the policy or the engine.
     #[error(transparent)]
     Policy(#[from] policy::Error),
-    /// An environment that cannot start a conversation.
+    /// An environment that cannot start a conversation, or agents without an endpoint.
     #[error(transparent)]
     Environments(#[from] agents::Error),
     /// The engine returned other completions than it was asked for.

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod agent;
 mod conversation;
 mod error;
 mod prompts;
@@ -10,7 +11,8 @@ pub use conversation::{Conversed, check_environments, with_tools};
 pub use error::{Error, Result};
 pub use prompts::{encode_prompt, encode_prompts, opens_think};
 
-use agents::Environments;
+use agents::{Endpoint, Environments};
+use conversation::{Conversations, Ended};
 use data::Item;
 use models::Tokenizer;
 use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
@@ -21,6 +23,7 @@ use std::time::Duration;
 use stops::Stops;
 
 /// Completions of prompts, the same number of each.
+#[derive(Default)]
 pub struct Completed {
     /// The token ids of the prompt of each completion.
     pub prompts: Vec<Vec<u32>>,
@@ -49,6 +52,23 @@ impl Completed {
         let (opens_think, prompts) = of_prompts.flat_map(|each| std::iter::repeat_n(each, num_generations)).unzip();
         let (conversations, environment_time) = (Vec::new(), Duration::ZERO);
         Ok(Self { prompts, completions, texts, opens_think, conversations, environment_time })
+    }
+
+    /// Returns conversations as completions.
+    fn of_conversations(
+        tokenizer: &dyn Tokenizer,
+        conversations: impl Iterator<Item = Ended>,
+        environment_time: Duration,
+    ) -> Self {
+        let mut completed = Self { environment_time, ..Self::default() };
+        for Ended { prompt, completion, text, conversed } in conversations {
+            completed.opens_think.push(opens_think(tokenizer, &prompt));
+            completed.prompts.push(prompt);
+            completed.completions.push(completion);
+            completed.texts.push(text);
+            completed.conversations.push(conversed);
+        }
+        completed
     }
 
     /// Replaces the completions of some prompts, by index. `fresh` has `per_prompt` completions of each of them.
@@ -92,6 +112,10 @@ pub struct Rollout<'a> {
     pub tokenizer: &'a dyn Tokenizer,
     /// The environments of conversations; without one, a completion is one message.
     pub environments: &'a Environments,
+    /// The endpoint of agents; `None` if no environment is one.
+    pub endpoint: Option<&'a Endpoint>,
+    /// The maximum number of tokens of a prompt of an agent; `None` is what the completion leaves of the context.
+    pub max_prompt_length: Option<usize>,
     /// The section `rollout`: stop tokens and texts, and the limits of conversations.
     pub config: &'a RolloutConfig,
 }
@@ -110,13 +134,42 @@ impl Rollout<'_> {
         sampling: Sampling,
     ) -> Result<Completed> {
         if !self.environments.is_empty() {
-            return self.converse(items, num_generations, max_completion_length, sampling);
+            return self.complete_conversations(items, num_generations, max_completion_length, sampling);
         }
         let prompts = encode_prompts(self.tokenizer, items.iter().copied())?;
         let stops = Stops::new(self.config, self.tokenizer);
         let request = request(self.config, &stops, &prompts, num_generations, max_completion_length, sampling);
         let completions = self.generate(&request)?;
         Completed::of_prompts(self.tokenizer, prompts, num_generations, completions)
+    }
+
+    /// Holds conversations with the environments and the agents of rows.
+    fn complete_conversations(
+        &mut self,
+        items: &[&Item],
+        num_generations: usize,
+        max_completion_length: usize,
+        sampling: Sampling,
+    ) -> Result<Completed> {
+        let agent = |item: &Item| self.environments.agent(self.environments.of_row(item).ok()?);
+        let (of_agents, others): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(|i| agent(items[*i]).is_some());
+        let rows = |indices: &[usize]| indices.iter().map(|i| items[*i]).collect::<Vec<&Item>>();
+        let (mut all, mut time) = (Vec::with_capacity(items.len() * num_generations), Duration::ZERO);
+        let mut add = |indices: &[usize], Conversations { ended, environment_time }| {
+            all.extend(indices.iter().flat_map(|i| std::iter::repeat_n(*i, num_generations)).zip(ended));
+            time += environment_time;
+        };
+        if !others.is_empty() {
+            add(&others, self.converse(&rows(&others), num_generations, max_completion_length, sampling)?);
+        }
+        if !of_agents.is_empty() {
+            let first_stream = (others.len() * num_generations) as u64;
+            let rows = rows(&of_agents);
+            add(&of_agents, self.hold_agents(&rows, num_generations, max_completion_length, sampling, first_stream)?);
+        }
+        // The sort is stable: conversations about a row stay in their order.
+        all.sort_by_key(|(item, _)| *item);
+        Ok(Completed::of_conversations(self.tokenizer, all.into_iter().map(|(_, ended)| ended), time))
     }
 
     /// Starts to sample completions of up to `rollout.max_completion_length` in the background.

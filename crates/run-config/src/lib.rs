@@ -160,6 +160,9 @@ pub struct RolloutConfig {
     pub batch_size: usize,
     /// The limits of conversations with `environments`.
     pub multi_turn: MultiTurnConfig,
+    /// The address and the port at which agents ask the policy for messages, such as 127.0.0.1:8000; `None` is a free port that only this
+    /// machine reaches.
+    pub endpoint: Option<String>,
     /// The mesh of sampling, over the devices of `policy.mesh`: `auto`, or the number of devices along each axis; null is `auto`, as a
     /// rule with tensor = gcd(key/value heads, devices) and data = the rest.
     pub mesh: Option<MeshChoice>,

@@ -2,6 +2,7 @@
 
 use crate::{Result, TrainConfig, check};
 use agents::{Environments, ToolParser};
+use grpo_core::LossAggMode;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
@@ -82,12 +83,25 @@ impl TrainConfig {
             check(count != Some(0), &format!("rollout.multi_turn.{key}"), "at least 1", 0)?;
         }
         if self.environments.is_empty() {
-            return Ok(());
+            return self.validate_agents(false);
         }
-        Environments::new(&self.environments)?;
+        let environments = Environments::new(&self.environments)?;
+        self.validate_agents(environments.has_agents())?;
         let files = "given with environments: conversations begin with the messages of rows, and tasks have none";
         check(!self.data.files.is_empty(), "data.files", files, "none")?;
         let one = "left out in a run of several processes: an environment may answer each of them differently";
         check(self.distributed.coordinator_address.is_none(), "environments", one, "environments")
+    }
+
+    /// Checks the keys that depend on agents.
+    fn validate_agents(&self, has_agents: bool) -> Result<()> {
+        if let Some(address) = &self.rollout.endpoint {
+            agents::endpoint::socket_address(address)?;
+            check(has_agents, "rollout.endpoint", "left out: no environment is an agent", address)?;
+        }
+        let (mode, groups) = (self.loss.loss_agg_mode, [LossAggMode::PromptMean, LossAggMode::TokenMeanLegacy]);
+        let is_grouped = [mode, self.loss.kl_agg_mode].iter().flatten().any(|mode| groups.contains(mode));
+        let expected = "another one with agents: it averages over a fixed number of sequences, and a conversation of an agent may have several";
+        check(!(has_agents && is_grouped), "loss.loss_agg_mode", expected, "prompt-mean or token-mean-legacy")
     }
 }

@@ -26,6 +26,7 @@ pub const SAFE: &[&str] = &[
     "export",
     "rollout.mesh",
     "rollout.server",
+    "rollout.endpoint",
     "distributed",
     "optimizer.learning_rate",
     "optimizer.warmup_ratio",

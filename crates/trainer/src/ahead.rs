@@ -80,7 +80,7 @@ impl Batch {
             step: cursor,
             first: 0,
         };
-        let pending = parts.rollout(&config.rollout).start(&prompts, config.grpo.num_generations, sampling)?;
+        let pending = parts.rollout(config).start(&prompts, config.grpo.num_generations, sampling)?;
         Ok(Self { items, prompts, cursor, version: step, sampling, pending })
     }
 
@@ -88,7 +88,7 @@ impl Batch {
     fn finish(self, config: &TrainConfig, parts: &mut Parts, step: u64) -> Result<Drawn> {
         let Self { items, prompts, cursor: _, version, sampling, pending } = self;
         let per_prompt = config.grpo.num_generations;
-        let mut completed = parts.rollout(&config.rollout).wait(pending, prompts, per_prompt, sampling)?;
+        let mut completed = parts.rollout(config).wait(pending, prompts, per_prompt, sampling)?;
         let oldest = |completion: &Completion| {
             completion.weight_versions.iter().map(|span| span.version).min().unwrap_or(version)
         };
@@ -116,7 +116,7 @@ impl Batch {
                 Sampling::Greedy => Sampling::Greedy,
             };
             let longest = config.rollout.max_completion_length();
-            let fresh = parts.rollout(&config.rollout).complete(&again, per_prompt, longest, sampling)?;
+            let fresh = parts.rollout(config).complete(&again, per_prompt, longest, sampling)?;
             completed.replace(&stale, fresh, per_prompt);
         }
         let staleness = completed.completions.iter().map(staleness).collect();

@@ -224,7 +224,7 @@ fn generate(
 ) -> Result<Completed> {
     let longest = config.eval.max_completion_length(&config.rollout);
     let rows: Vec<&Item> = items.iter().collect();
-    let completed = parts.rollout(&config.rollout).complete(&rows, num_generations, longest, sampling)?;
+    let completed = parts.rollout(config).complete(&rows, num_generations, longest, sampling)?;
     let all = &completed.conversations;
     let failures: Vec<&str> = all.iter().filter_map(|each| each.conversation.failure.as_deref()).collect();
     if let Some(first) = failures.first() {

@@ -4,7 +4,7 @@ use crate::device;
 use crate::error::{Error, Result};
 use crate::prepared::Prepared;
 use crate::pretrained::{Purpose, keeps_files, training_memory};
-use agents::Environments;
+use agents::{Endpoint, Environments};
 use backend_cpu::CpuBackend;
 use backend_tpu::plugins::Kind;
 use data::Dataset;
@@ -17,7 +17,7 @@ use policy_pjrt::decoder::{Axis, AxisRules};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime, TrainingSizes};
 use rewards::Rewards;
 use rollout::Rollout;
-use run_config::{PolicyConfig, PolicyDevice, RolloutConfig, TrainConfig, check};
+use run_config::{PolicyConfig, PolicyDevice, TrainConfig, check};
 use std::sync::Arc;
 
 /// The parts that [`crate::Trainer`] works with; each can be replaced by your own.
@@ -48,6 +48,8 @@ pub struct Parts {
     pub engine: Box<dyn RolloutEngine>,
     /// The environments of conversations; without one, a completion is one message.
     pub environments: Environments,
+    /// The endpoint of agents; the trainer opens it at `rollout.endpoint` if the environments have agents.
+    pub endpoint: Option<Endpoint>,
     /// The connection to the other processes of the run, if it has several. Process 0 scores the completions of all.
     pub store: Option<Arc<Store>>,
 }
@@ -72,10 +74,18 @@ impl Parts {
 }
 
 impl Parts {
-    /// Returns what samples completions with a section `rollout`.
-    pub(crate) fn rollout<'a>(&'a mut self, config: &'a RolloutConfig) -> Rollout<'a> {
-        let Self { policy, tokenizer, engine, environments, .. } = self;
-        Rollout { policy: &mut **policy, engine: &mut **engine, tokenizer: &**tokenizer, environments, config }
+    /// Returns what samples the completions of a run.
+    pub(crate) fn rollout<'a>(&'a mut self, config: &'a TrainConfig) -> Rollout<'a> {
+        let Self { policy, tokenizer, engine, environments, endpoint, .. } = self;
+        Rollout {
+            policy: &mut **policy,
+            engine: &mut **engine,
+            tokenizer: &**tokenizer,
+            environments,
+            endpoint: endpoint.as_ref(),
+            max_prompt_length: config.data.max_prompt_length,
+            config: &config.rollout,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::factory::{Parts, PolicyTarget};
 use crate::pretrained::{Purpose, open_described, with_weights};
 use crate::prompts::{check_rows, open_data, open_tokenizer};
 use crate::trainer::{Rows, Trainer, leads};
-use agents::Environments;
+use agents::{Endpoint, Environments};
 use data::{DataReport, Dataset, RowIndex};
 use distributed::Store;
 use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained};
@@ -40,6 +40,7 @@ pub struct Prepared {
     dataset: Box<dyn Dataset>,
     rewards: Rewards,
     environments: Environments,
+    endpoint: Option<Endpoint>,
     rows: Rows,
     place: PolicyTarget,
     overview: Overview,
@@ -193,6 +194,15 @@ impl Prepared {
             }
         };
         let longest_prompt = longest_prompt + rows.added_by_environments;
+        // Agents write their prompts, of any length for which there is room.
+        let longest_prompt = match environments.has_agents() {
+            true => longest_prompt.max(planner::longest_prompt(&config, &shape)),
+            false => longest_prompt,
+        };
+        let endpoint = match environments.has_agents() {
+            true => Some(Endpoint::open(config.rollout.endpoint.as_deref())?),
+            false => None,
+        };
         let engine = engine(&config, described.as_ref(), longest_prompt, store.as_deref())?;
         let place = PolicyTarget::open(&config, &shape, longest_prompt, store.as_ref())?;
         let model = described.map(|described| with_weights(described, &config)).transpose()?;
@@ -224,6 +234,7 @@ impl Prepared {
             dataset,
             rewards,
             environments,
+            endpoint,
             rows,
             place,
             overview,
@@ -268,6 +279,7 @@ impl Prepared {
             dataset,
             rewards,
             environments,
+            endpoint,
             rows,
             place,
             overview,
@@ -276,7 +288,7 @@ impl Prepared {
         } = self;
         let mut policy = place.policy(&config, &shape, model.as_ref(), Purpose::Training)?;
         adapter::start(&config, &shape, model.as_ref(), &mut *policy)?;
-        let parts = Parts { policy, tokenizer, dataset, rewards, engine, environments, store };
+        let parts = Parts { policy, tokenizer, dataset, rewards, engine, environments, endpoint, store };
         Ok((config, parts, rows, overview))
     }
 }

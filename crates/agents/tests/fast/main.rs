@@ -1,4 +1,5 @@
 //! Environments outside of this process: programs and servers.
 
+mod endpoint;
 mod openenv;
 mod programs;

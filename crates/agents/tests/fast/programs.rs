@@ -136,7 +136,7 @@ fn invalid_settings_are_named() {
     let of = |text: &str| Environments::new(&serde_json::from_str(text).unwrap()).unwrap_err().to_string();
     for (text, words) in [
         (r#"{"a b": {"built_in": "calculator"}}"#, "`a b`"),
-        (r#"{"a": {}}"#, "one of `command`, `url` and `built_in`"),
+        (r#"{"a": {}}"#, "one of `command`, `agent`, `url` and `built_in`"),
         (r#"{"a": {"built_in": "calculator", "command": ["x"]}}"#, "got 2 of them"),
         (r#"{"a": {"built_in": "calculator", "timeout": 1}}"#, "environments.a.built_in"),
         (r#"{"a": {"command": ["/nowhere/x"]}}"#, "environments.a.command"),

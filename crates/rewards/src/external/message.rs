@@ -47,7 +47,10 @@ pub fn parsed(text: &str) -> serde_json::Result<Value> {
 /// Parses the answer for completion `id`: a number, true (1), false (0), null, `{"reward": NUMBER, true, false or null}` or `{"error":
 /// TEXT}`; the objects may have the key `id`. `secrets` are hidden in messages. Anything else, or the answer for another completion, is an
 /// error, and all later answers are unreliable.
-pub(super) fn answer(id: usize, value: &Value, secrets: &Secrets) -> Result<Score, String> {
+///
+/// # Errors
+/// The reason why the answer is invalid.
+pub fn answer(id: usize, value: &Value, secrets: &Secrets) -> Result<Score, String> {
     let expected = "expected a number, null, true, false, {\"reward\": one of these} or {\"error\": text}";
     let garbage = || format!("{expected}, got `{}`", shown(&value.to_string(), secrets));
     match value {

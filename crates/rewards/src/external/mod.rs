@@ -9,7 +9,7 @@ mod worker;
 
 pub use group::kill_programs;
 pub use http::{Http, HttpConfig};
-pub use message::{expand, parsed, seconds, shown};
+pub use message::{answer, expand, parsed, seconds, shown};
 pub use program::{MAX_WORKERS, Program, ProgramConfig};
 pub use worker::back_off;
 

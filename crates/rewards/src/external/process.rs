@@ -42,14 +42,15 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Checks the settings of a program. `section` is the section of its configuration, such as `rewards.programs.judge`, and `name` its name in
-    /// logs. `timeout` is the time in seconds that it has for its answers, including its start.
+    /// Checks the settings of a program. `section` is the section of its configuration, such as `rewards.programs.judge`, `field` its key for
+    /// `command`, and `name` its name in logs. `timeout` is the time in seconds that it has for its answers, including its start.
     ///
     /// # Errors
     /// [`Error::Config`] for invalid settings; [`Error::Reference`] for a missing environment variable; [`Error::Program`] if the program
     /// does not exist.
     pub fn new(
         section: &str,
+        field: &str,
         name: &str,
         command: &[String],
         env: &BTreeMap<String, String>,
@@ -57,10 +58,10 @@ impl Launch {
     ) -> ConfigResult<Self> {
         let key = |field: &str| format!("{section}.{field}");
         let is_named = command.first().is_some_and(|program| !program.is_empty());
-        check(is_named, &key("command"), "a program and its arguments", "none")?;
+        check(is_named, &key(field), "a program and its arguments", "none")?;
         let timeout = seconds(&key("timeout"), timeout)?;
         let mut secrets = Secrets::of(&json!({ "command": command, "env": env }));
-        let expanded = command.iter().map(|text| expand(&key("command"), text, &mut secrets));
+        let expanded = command.iter().map(|text| expand(&key(field), text, &mut secrets));
         let mut arguments = expanded.collect::<ConfigResult<Vec<String>>>()?;
         let variable = |(name, value): (&String, &String)| {
             Ok((name.clone(), expand(&key(&format!("env.{name}")), value, &mut secrets)?))
@@ -69,7 +70,7 @@ impl Launch {
         // Includes the resolved variables.
         secrets.extend(Secrets::of(&json!({ "command": arguments, "env": env })));
         let program = find(&arguments.remove(0))
-            .map_err(|reason| Error::Program { key: key("command"), reason: secrets.hide(&reason) })?;
+            .map_err(|reason| Error::Program { key: key(field), reason: secrets.hide(&reason) })?;
         Ok(Self { name: name.to_owned(), program, arguments, env, timeout, secrets })
     }
 
@@ -120,8 +121,16 @@ impl Process {
     /// # Errors
     /// [`Stop::Broken`] if it cannot be started.
     pub fn start(launch: &Arc<Launch>) -> Result<Self, Stop> {
+        Self::start_with(launch, &[])
+    }
+
+    /// Like [`Process::start`], with more environment variables.
+    ///
+    /// # Errors
+    /// [`Stop::Broken`] if it cannot be started.
+    pub fn start_with(launch: &Arc<Launch>, env: &[(&str, &str)]) -> Result<Self, Stop> {
         let mut command = Command::new(&launch.program);
-        command.args(&launch.arguments).envs(&launch.env);
+        command.args(&launch.arguments).envs(env.iter().copied()).envs(&launch.env);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut group = Group::spawn(&mut command).map_err(|error| {
             let message = format!("cannot start {}: {error}", launch.program.display());
@@ -170,18 +179,35 @@ impl Process {
     /// # Errors
     /// [`Stop::Broken`] if there is no line until `deadline`, or it is not JSON; [`Stop::Ended`] if the program exited.
     pub fn answer(&mut self, deadline: Instant, answered: usize, count: usize) -> Result<Value, Stop> {
+        self.line(deadline, answered, count)?.ok_or_else(|| {
+            let limit = self.launch.timeout.as_secs_f64();
+            let message = format!("it has given {answered} of {count} answers in {limit} seconds, its timeout");
+            Stop::Broken(self.with_last_words(message))
+        })
+    }
+
+    /// Returns the next line of the program's output, which is JSON; `None` if there is none until `deadline`.
+    ///
+    /// # Errors
+    /// [`Stop::Broken`] for a line that is not JSON; [`Stop::Ended`] if the program exited.
+    pub fn poll(&mut self, deadline: Instant) -> Result<Option<Value>, Stop> {
+        self.line(deadline, 0, 1)
+    }
+
+    /// Returns `true` if the program has exited with status 0.
+    pub fn has_succeeded(&mut self) -> bool {
+        self.group.leader.try_wait().is_ok_and(|status| status.is_some_and(|status| status.success()))
+    }
+
+    fn line(&mut self, deadline: Instant, answered: usize, count: usize) -> Result<Option<Value>, Stop> {
         let left = deadline.saturating_duration_since(Instant::now());
         let line = match self.answers.recv_timeout(left) {
             Ok(line) => line.map_err(Stop::Broken)?,
-            Err(RecvTimeoutError::Timeout) => {
-                let limit = self.launch.timeout.as_secs_f64();
-                let message = format!("it has given {answered} of {count} answers in {limit} seconds, its timeout");
-                return Err(Stop::Broken(self.with_last_words(message)));
-            }
+            Err(RecvTimeoutError::Timeout) => return Ok(None),
             Err(RecvTimeoutError::Disconnected) => return Err(self.ended(answered, count)),
         };
         let secrets = &self.launch.secrets;
-        parsed(&line).map_err(|error| {
+        parsed(&line).map(Some).map_err(|error| {
             let (line, error) = (shown(&line, secrets), shown(&error.to_string(), secrets));
             Stop::Broken(format!("expected a line of JSON for each question, got `{line}` ({error})"))
         })
@@ -204,7 +230,7 @@ impl Process {
     }
 
     /// Returns the message with the last lines of standard error.
-    fn with_last_words(&self, message: String) -> String {
+    pub fn with_last_words(&self, message: String) -> String {
         // Nothing is sent on this channel: the call returns when standard error is closed, or after the timeout.
         let _ = self.stderr.recv_timeout(if message.contains("ended") { LAST_WORDS } else { Duration::ZERO });
         let words = lock(&self.last_words);

@@ -89,7 +89,7 @@ impl Program {
         let workers = config.workers;
         check((1..=MAX_WORKERS).contains(&workers), &key("workers"), &format!("1 to {MAX_WORKERS}"), workers)?;
         let section = format!("rewards.programs.{name}");
-        let launch = Arc::new(Launch::new(&section, &name, &config.command, &config.env, config.timeout)?);
+        let launch = Arc::new(Launch::new(&section, "command", &name, &config.command, &config.env, config.timeout)?);
         let worker = |_| Mutex::new(Worker::new(Arc::clone(&launch)));
         let workers = (0..workers).map(worker).collect();
         Ok(Self { name, batch_size: config.batch_size, workers })

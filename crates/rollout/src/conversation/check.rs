@@ -98,8 +98,8 @@ pub fn with_tools<'a>(environments: &Environments, row: &'a Item) -> Cow<'a, Pro
     }
 }
 
-/// Checks before a run that the environments of some rows start, and that the chat template can be used for their conversations. Returns the
-/// number of tokens that environments add to prompts.
+/// Checks before a run that the environments of some rows start, and that the chat template can be used for their conversations. Agents are
+/// not started. Returns the number of tokens that environments add to prompts.
 ///
 /// # Errors
 /// [`Error::Environments`] for an environment that cannot start a conversation; [`Error::Model`] for the template;
@@ -114,8 +114,15 @@ pub fn check_environments<'a>(
     for row in rows {
         let failed = |failure| Error::from(agents::Error::Failed { name: row.source.to_string(), failure });
         let index = environments.of_row(row).map_err(failed)?;
-        let Some((name, environment)) = environments.get(index).filter(|_| !checked.contains(&index)) else { continue };
+        if checked.contains(&index) {
+            continue;
+        }
         checked.push(index);
+        let Some((name, environment)) = environments.get(index) else {
+            // An agent brings its own messages and tools; without tools, its turns begin with a message of the user.
+            tools.turns(None, "user")?;
+            continue;
+        };
         let failed = |failure| Error::from(agents::Error::Failed { name: name.to_owned(), failure });
         let Start { messages, episode } = environment.reset(row, 0).map_err(failed)?;
         drop(episode);

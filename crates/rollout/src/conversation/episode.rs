@@ -1,7 +1,7 @@
 //! One conversation with its environment.
 
-use super::Conversed;
 use super::check::{Tools, beginning};
+use super::{Conversed, Ended};
 use crate::{Result, encode_prompt};
 use agents::{Environment, Environments, Episode, Failure, Parsed, Reply, Start};
 use data::{Item, Prompt};
@@ -272,8 +272,8 @@ impl<'a> Talk<'a> {
         self.episode = None;
     }
 
-    /// Returns the prompt, the completion, its last message and the conversation.
-    pub(super) fn finish(mut self, tokenizer: &dyn Tokenizer) -> Result<(Vec<u32>, Completion, String, Conversed)> {
+    /// Returns the conversation after its end.
+    pub(super) fn finish(mut self, tokenizer: &dyn Tokenizer) -> Result<Ended> {
         if self.prompt.is_empty() {
             self.prompt.push(tokenizer.eos_id());
         }
@@ -289,8 +289,9 @@ impl<'a> Talk<'a> {
             turns: self.turns,
             calls: self.calls,
             failed_calls: self.failed_calls,
+            other_rows: Vec::new(),
         };
-        Ok((self.prompt, self.completion, self.text, conversed))
+        Ok(Ended { prompt: self.prompt, completion: self.completion, text: self.text, conversed })
     }
 }
 

@@ -15,15 +15,15 @@ mod check;
 mod episode;
 mod listener;
 
-use check::Tools;
+pub(crate) use check::Tools;
 pub use check::{check_environments, with_tools};
 
 use crate::stops::Stops;
-use crate::{Completed, Error, Result, Rollout, opens_think, request};
+use crate::{Error, Result, Rollout, request};
 use data::Item;
 use episode::{Answer, Talk, for_each_worker};
 use listener::{Listener, Turns};
-use policy::{Finished, RolloutRequest, Sampling, Turn};
+use policy::{Completion, Finished, RolloutRequest, Sampling, Turn};
 use rewards::Conversation;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -31,8 +31,24 @@ use std::time::{Duration, Instant};
 /// The bit of a random stream above which the turns of a conversation are counted.
 const TURN_BITS: u32 = 32;
 
-/// A finished conversation.
-#[derive(Clone, Debug)]
+/// Conversations after their end.
+pub(crate) struct Conversations {
+    pub(crate) ended: Vec<Ended>,
+    /// The time in which environments answered.
+    pub(crate) environment_time: Duration,
+}
+
+/// A conversation after its end.
+pub(crate) struct Ended {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) completion: Completion,
+    /// The last message of the assistant.
+    pub(crate) text: String,
+    pub(crate) conversed: Conversed,
+}
+
+/// A finished conversation, beside its prompt and completion.
+#[derive(Clone, Debug, Default)]
 pub struct Conversed {
     /// Its messages behind the prompt, its reward and its failure.
     pub conversation: Conversation,
@@ -46,6 +62,8 @@ pub struct Conversed {
     pub calls: usize,
     /// The number of tool calls that failed.
     pub failed_calls: usize,
+    /// The prompts and the completions of other rows: an agent may edit its messages, or hold several conversations.
+    pub other_rows: Vec<(Vec<u32>, Completion)>,
 }
 
 impl Rollout<'_> {
@@ -60,7 +78,7 @@ impl Rollout<'_> {
         num_generations: usize,
         max_completion_length: usize,
         sampling: Sampling,
-    ) -> Result<Completed> {
+    ) -> Result<Conversations> {
         let (tokenizer, environments, config) = (self.tokenizer, self.environments, self.config);
         let (limits, context) = (&config.multi_turn, self.policy.context_length());
         let stops = Stops::new(config, tokenizer);
@@ -105,23 +123,8 @@ impl Rollout<'_> {
         let began = Instant::now();
         for_each_worker(talks.iter_mut().collect(), Talk::close);
         environment_time += began.elapsed();
-        let mut completed = Completed {
-            prompts: Vec::new(),
-            completions: Vec::new(),
-            texts: Vec::new(),
-            opens_think: Vec::new(),
-            conversations: Vec::new(),
-            environment_time,
-        };
-        for talk in talks {
-            let (prompt, completion, text, conversed) = talk.finish(tokenizer)?;
-            completed.opens_think.push(opens_think(tokenizer, &prompt));
-            completed.prompts.push(prompt);
-            completed.completions.push(completion);
-            completed.texts.push(text);
-            completed.conversations.push(conversed);
-        }
-        Ok(completed)
+        let ended = talks.into_iter().map(|talk| talk.finish(tokenizer)).collect::<Result<_>>()?;
+        Ok(Conversations { ended, environment_time })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Builds the training batch of a step, with advantages, from scored completions.
 
 use super::generate::{Group, greedy_rewards};
-use super::{PhaseTimes, Sample, StepContext, micro_batches};
+use super::{PhaseTimes, Sample, StepContext, pass_micro_batches};
 use crate::error::Result;
 use crate::micro_batch::sequence_batches;
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, RewardValues};
@@ -11,12 +11,15 @@ use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
 use policy::{Sequence, SequenceBatch, Weights, token_batch};
 use rewards::{Reward, Rewards};
+use std::ops::Range;
 
 /// The completions of one step, ready for training.
 pub(super) struct Generation {
     pub(super) sequences: Vec<Sequence>,
     pub(super) batch: TokenBatch,
     pub(super) samples: Vec<Sample>,
+    /// The index of the sample of each sequence, ascending: a conversation of an agent may have several sequences.
+    pub(super) sample_of: Vec<usize>,
 }
 
 impl Generation {
@@ -36,15 +39,17 @@ impl Generation {
             }
             _ => None,
         };
-        let (mut sequences, mut samples) = (Vec::new(), Vec::new());
+        let (mut sequences, mut samples, mut sample_of) = (Vec::new(), Vec::new(), Vec::new());
         let (mut sampler_logp, mut mask, mut sampling_mask) = (Vec::new(), Vec::new(), SamplingMask::default());
         for group in groups {
-            for (prompt, mut completion) in group.prompts.into_iter().zip(group.completions) {
-                completion.sampling_mask.resize(completion.ids.len());
-                sampling_mask.extend(&completion.sampling_mask);
-                sequences.push(Sequence { prompt, completion: completion.ids });
-                sampler_logp.extend(completion.logps);
+            for (sample, prompt, completion) in group.rows() {
+                let mut kept = completion.sampling_mask.clone();
+                kept.resize(completion.ids.len());
+                sampling_mask.extend(&kept);
+                sequences.push(Sequence { prompt: prompt.clone(), completion: completion.ids.clone() });
+                sampler_logp.extend_from_slice(&completion.logps);
                 mask.extend(completion.mask.iter().map(|sampled| f32::from(*sampled)));
+                sample_of.push(samples.len() + sample);
             }
             samples.extend(group.samples);
         }
@@ -53,7 +58,8 @@ impl Generation {
             batch = batch.with_sampling_mask(sampling_mask)?;
         }
         // These are the micro-batches of the updates, so that an unchanged policy gets ratios of exactly 1.
-        let parts = sequence_batches(&sequences, &batch, micro_batches(grpo))?;
+        let rows = pass_micro_batches(grpo, &sample_of);
+        let parts = sequence_batches(&sequences, &batch, rows)?;
         let batch = with_logps(context, &parts, batch, sampler_logp, times)?;
         let policy = &mut context.parts.policy;
         let values = match policy.has_value_head() {
@@ -61,14 +67,25 @@ impl Generation {
             false => None,
         };
         drop(parts);
+        // Conversations are compared as a whole: their rows are one sequence here.
+        let joined = joined(&batch, &sample_of)?;
         let (advantages, returns) = times
-            .time("adv", || advantages(context, &batch, &samples, greedy.as_deref(), values.as_deref(), metrics))?;
+            .time("adv", || advantages(context, &joined, &samples, greedy.as_deref(), values.as_deref(), metrics))?;
         for (b, sample) in samples.iter_mut().enumerate() {
             sample.advantage = match &advantages {
                 Advantages::PerSequence(of) => of[b],
-                Advantages::PerToken(of) => mean(batch.range(b).filter(|row| batch.is_active(*row)).map(|row| of[row])),
+                Advantages::PerToken(of) => {
+                    mean(joined.range(b).filter(|row| joined.is_active(*row)).map(|row| of[row]))
+                }
             };
         }
+        // Every row has the advantage of its conversation.
+        let advantages = match advantages {
+            Advantages::PerSequence(of) => {
+                Advantages::PerSequence(sample_of.iter().map(|sample| of[*sample]).collect())
+            }
+            per_token @ Advantages::PerToken(_) => per_token,
+        };
         let mut batch = batch.with_advantages(advantages)?;
         if let (Some(old_values), Some(returns)) = (values, returns) {
             batch = batch.with_value_targets(ValueTargets { old_values, returns })?;
@@ -76,8 +93,29 @@ impl Generation {
                 metrics.mean("explained_variance", explained, 1.0);
             }
         }
-        Ok(Self { batch, sequences, samples })
+        Ok(Self { batch, sequences, samples, sample_of })
     }
+}
+
+/// Returns the sequences of some samples.
+pub(super) fn rows_of(sample_of: &[usize], samples: Range<usize>) -> Range<usize> {
+    let first = |sample: usize| sample_of.partition_point(|of| *of < sample);
+    first(samples.start)..first(samples.end)
+}
+
+/// Returns the tokens with one sequence per sample, as estimators of advantages read them.
+fn joined(batch: &TokenBatch, sample_of: &[usize]) -> Result<TokenBatch> {
+    let samples = sample_of.last().map_or(0, |last| last + 1);
+    let offsets = (0..=samples).map(|sample| batch.offsets()[rows_of(sample_of, sample..sample).start]).collect();
+    let mask: Vec<f32> = (0..batch.tokens()).map(|row| f32::from(u8::from(batch.is_active(row)))).collect();
+    let mut joined = TokenBatch::packed(batch.targets().to_vec(), offsets)?.with_mask(&mask)?;
+    if let Some(logp) = batch.old_logp() {
+        joined = joined.with_old_logp(logp.to_vec())?;
+    }
+    if let Some(logp) = batch.ref_logp() {
+        joined = joined.with_ref_logp(logp.to_vec())?;
+    }
+    Ok(joined)
 }
 
 /// Adds the log-probabilities that the loss and the rewards require.

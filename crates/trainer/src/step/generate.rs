@@ -22,6 +22,22 @@ pub(super) struct Group {
     pub(super) conversations: Vec<Conversed>,
 }
 
+impl Group {
+    /// Returns the rows to train on, each with the index of its sample, its prompt and its completion: one of each sample, behind the other rows
+    /// of the conversation of an agent.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, &Vec<u32>, &Completion)> {
+        let of_sample = |(i, (prompt, completion))| {
+            let others = self.conversations.get(i).map_or(&[][..], |conversed: &Conversed| &conversed.other_rows);
+            others
+                .iter()
+                .map(|(prompt, completion)| (prompt, completion))
+                .chain([(prompt, completion)])
+                .map(move |(p, c)| (i, p, c))
+        };
+        self.prompts.iter().zip(&self.completions).enumerate().flat_map(of_sample)
+    }
+}
+
 /// The groups that a step has sampled.
 pub(super) struct Sampled {
     /// All groups, in sampling order.
@@ -33,14 +49,15 @@ pub(super) struct Sampled {
 impl Sampled {
     /// Returns the number of prompt and completion tokens of all groups.
     pub(super) fn tokens(&self) -> usize {
-        let prompts = |group: &Group| group.prompts.iter().map(Vec::len).sum::<usize>();
-        let of_group = |group: &Group| prompts(group) + group.completions.iter().map(|c| c.ids.len()).sum::<usize>();
+        let of_group = |group: &Group| {
+            group.rows().map(|(_, prompt, completion)| prompt.len() + completion.ids.len()).sum::<usize>()
+        };
         self.all.iter().map(of_group).sum()
     }
 
     /// Returns the number of sampled tokens of all groups.
     pub(super) fn sampled_tokens(&self) -> usize {
-        self.all.iter().flat_map(|group| &group.completions).map(Completion::sampled_len).sum()
+        self.all.iter().flat_map(Group::rows).map(|(_, _, completion)| completion.sampled_len()).sum()
     }
 
     /// Returns the groups to train on.
@@ -192,9 +209,9 @@ fn complete(
     num_generations: usize,
     sampling: Sampling,
 ) -> Result<Completed> {
-    let rollout = &context.config.rollout;
-    let longest = rollout.max_completion_length();
-    Ok(context.parts.rollout(rollout).complete(items, num_generations, longest, sampling)?)
+    let config = context.config;
+    let longest = config.rollout.max_completion_length();
+    Ok(context.parts.rollout(config).complete(items, num_generations, longest, sampling)?)
 }
 
 /// Counts the failures of environments; too many in a row are an error.

@@ -59,7 +59,8 @@ pub struct StepReport {
     /// step). Standard deviations are over all completions, with ddof 1.
     ///
     /// With environments, over all conversations: `num_turns/{mean,min,max}` (messages of the assistant), `tools/call_frequency` (tool calls per
-    /// conversation), `tools/failure_frequency` (share of calls that failed), `environments/failures`. Lengths count sampled tokens only.
+    /// conversation), `tools/failure_frequency` (share of calls that failed), `environments/failures`. Lengths count sampled tokens only. With
+    /// agents, also `num_rows/{mean,max}`, the rows per conversation.
     ///
     /// Over the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` if the loss has a KL term;
     /// `frac_rows_empty`, the share of rows without a sequence, of policies that pad rows (on a device);
@@ -111,7 +112,8 @@ pub(crate) fn grpo_step(context: &mut StepContext<'_>, step: u64) -> Result<Step
     let grpo = &context.config.grpo;
     let (mut metrics, mut times) = (Metrics::default(), PhaseTimes::default());
     let sampled = generate::sample(context, step, &mut metrics, &mut times)?;
-    record::record(&mut metrics, &sampled.all, &context.parts.rewards, context.config);
+    let has_agents = context.parts.environments.has_agents();
+    record::record(&mut metrics, &sampled.all, &context.parts.rewards, context.config, has_agents);
     let tokens = sampled.tokens();
     metrics.mean("num_tokens", tokens as f64, 1.0);
     let sampled_tokens = sampled.sampled_tokens();
@@ -178,17 +180,21 @@ impl PhaseTimes {
     }
 }
 
-/// Returns the sequences of each optimizer step of one pass: contiguous whole groups.
+/// Returns the samples of each optimizer step of one pass: contiguous whole groups.
 fn updates(grpo: &GrpoConfig) -> impl Iterator<Item = Range<usize>> {
     let per_prompt = grpo.num_generations;
     split_evenly(grpo.prompts_per_step, grpo.steps_per_generation)
         .map(move |groups| groups.start * per_prompt..groups.end * per_prompt)
 }
 
-/// Returns the sequences of every micro-batch of a pass.
-fn micro_batches(grpo: &GrpoConfig) -> impl Iterator<Item = Range<usize>> {
-    updates(grpo).flat_map(|rows| {
-        split_evenly(rows.len(), grpo.gradient_accumulation_steps)
-            .map(move |part| rows.start + part.start..rows.start + part.end)
-    })
+/// Returns the sequences of every micro-batch of a pass. `sample_of` has the sample of each sequence.
+fn pass_micro_batches<'a>(grpo: &'a GrpoConfig, sample_of: &'a [usize]) -> impl Iterator<Item = Range<usize>> + 'a {
+    updates(grpo).flat_map(|samples| micro_batches(grpo, advantage::rows_of(sample_of, samples)))
+}
+
+/// Returns the sequences of every micro-batch of an update with the sequences `rows`. Micro-batches have at most
+/// [`GrpoConfig::micro_batch_sequences`] sequences, also if conversations of agents have several rows.
+fn micro_batches(grpo: &GrpoConfig, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    let parts = grpo.gradient_accumulation_steps.max(rows.len().div_ceil(grpo.micro_batch_sequences().max(1)));
+    split_evenly(rows.len(), parts).map(move |part| rows.start + part.start..rows.start + part.end)
 }

@@ -2,13 +2,18 @@
 
 use super::generate::Group;
 use grpo_core::Metrics;
-use policy::Completion;
 use rewards::Rewards;
 use rollout::Conversed;
 use run_config::TrainConfig;
 
 /// Records rewards and lengths of all samples, including groups that were filtered out.
-pub(super) fn record(metrics: &mut Metrics, groups: &[Group], rewards: &Rewards, config: &TrainConfig) {
+pub(super) fn record(
+    metrics: &mut Metrics,
+    groups: &[Group],
+    rewards: &Rewards,
+    config: &TrainConfig,
+    has_agents: bool,
+) {
     let samples = || groups.iter().flat_map(|group| &group.samples);
     record_rewards(metrics, "reward", "reward_std", samples().filter_map(|s| s.reward.total));
     for (k, name) in rewards.names().enumerate() {
@@ -27,14 +32,14 @@ pub(super) fn record(metrics: &mut Metrics, groups: &[Group], rewards: &Rewards,
         let equal = present.all(|reward| Some(reward) == first);
         metrics.mean("frac_reward_zero_std", f64::from(u8::from(equal)), 1.0);
     }
-    record_lengths(metrics, groups.iter().flat_map(|group| &group.completions));
+    record_lengths(metrics, groups);
     if groups.iter().any(|group| !group.conversations.is_empty()) {
-        record_conversations(metrics, groups);
+        record_conversations(metrics, groups, has_agents);
     }
 }
 
-/// Records turns, tool calls and failures of environments.
-fn record_conversations(metrics: &mut Metrics, groups: &[Group]) {
+/// Records turns, tool calls and failures of environments; with agents, the rows of conversations.
+fn record_conversations(metrics: &mut Metrics, groups: &[Group], has_agents: bool) {
     let all = || groups.iter().flat_map(|group| &group.conversations);
     let (mut calls, mut failed_calls) = (0, 0);
     for Conversed { turns, calls: of_one, failed_calls: failed, .. } in all() {
@@ -43,6 +48,13 @@ fn record_conversations(metrics: &mut Metrics, groups: &[Group]) {
         metrics.max("num_turns/max", *turns as f64);
         metrics.mean("tools/call_frequency", *of_one as f64, 1.0);
         (calls, failed_calls) = (calls + of_one, failed_calls + failed);
+    }
+    if has_agents {
+        for conversed in all() {
+            let rows = 1.0 + conversed.other_rows.len() as f64;
+            metrics.mean("num_rows/mean", rows, 1.0);
+            metrics.max("num_rows/max", rows);
+        }
     }
     let share = if calls > 0 { failed_calls as f64 / calls as f64 } else { 0.0 };
     metrics.mean("tools/failure_frequency", share, 1.0);
@@ -65,10 +77,16 @@ fn record_rewards(metrics: &mut Metrics, mean: &str, std: &str, rewards: impl It
 }
 
 /// Records lengths in sampled tokens, including EOS. If every completion was truncated, the terminated lengths are 0 (as in TRL).
-fn record_lengths<'a>(metrics: &mut Metrics, completions: impl Iterator<Item = &'a Completion>) {
+fn record_lengths(metrics: &mut Metrics, groups: &[Group]) {
     let mut terminated = Vec::new();
-    for completion in completions {
-        let length = completion.sampled_len() as f64;
+    let of_group = |group: &Group| {
+        let mut lengths = vec![0; group.completions.len()];
+        group.rows().for_each(|(sample, _, completion)| lengths[sample] += completion.sampled_len());
+        lengths
+    };
+    let lengths = groups.iter().flat_map(of_group);
+    for (completion, length) in groups.iter().flat_map(|group| &group.completions).zip(lengths) {
+        let length = length as f64;
         record_length(metrics, "length", length);
         metrics.mean("completions/clipped_ratio", f64::from(u8::from(completion.truncated)), 1.0);
         if !completion.truncated {

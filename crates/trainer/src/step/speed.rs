@@ -29,7 +29,7 @@ impl Speed {
     ) -> Self {
         let grpo = &context.config.grpo;
         let policy = &*context.parts.policy;
-        let micro_batches = super::micro_batches(grpo);
+        let micro_batches = super::pass_micro_batches(grpo, &generation.sample_of);
         let (mut tokens, mut counts) = (0, TokenCounts::default());
         for rows in micro_batches.filter_map(|rows| generation.sequences.get(rows)) {
             for (prompt, completions) in by_prompt(rows) {

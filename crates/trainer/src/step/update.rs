@@ -1,9 +1,9 @@
 //! One optimizer step on a part of the generated batch.
 
-use super::advantage::Generation;
-use super::{Sample, StepContext};
+use super::advantage::{Generation, rows_of};
+use super::{Sample, StepContext, micro_batches};
 use crate::error::{Error, Result};
-use crate::micro_batch::{sequence_batches, split_evenly};
+use crate::micro_batch::sequence_batches;
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::{Rows, StepData};
 use grpo_core::controllers::AdaptiveEntropy;
@@ -11,22 +11,25 @@ use grpo_core::{LossOutput, Metric, Metrics, Scores, TokenBatch};
 use policy::{StepLoss, Weights};
 use std::ops::Range;
 
-/// Does one optimizer step on the sequences `rows`. Returns `true` if it was applied, `false` if skipped.
+/// Does one optimizer step on the sequences of `samples`. Returns `true` if it was applied, `false` if skipped.
 pub(super) fn update_policy(
     context: &mut StepContext<'_>,
     generation: &Generation,
-    rows: Range<usize>,
+    samples: Range<usize>,
     metrics: &mut Metrics,
 ) -> Result<bool> {
     let grpo = &context.config.grpo;
+    let rows = rows_of(&generation.sample_of, samples);
+    let sample = |row: usize| &generation.samples[generation.sample_of[row]];
     let whole = generation.batch.select_sequences(rows.clone())?;
     let sequences = &generation.sequences[rows.clone()];
-    let (loss, policy, parts) = (context.loss, &mut *context.parts.policy, grpo.gradient_accumulation_steps);
+    let (loss, policy) = (context.loss, &mut *context.parts.policy);
+    let split = || micro_batches(grpo, 0..rows.len());
     // Masked truncated completions do not count (as in TRL).
-    let counts = |row: &usize| !(loss.mask_truncated_completions && generation.samples[*row].truncated);
-    let tokens: usize = (0..generation.samples.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();
+    let counts = |row: &usize| !(loss.mask_truncated_completions && sample(*row).truncated);
+    let tokens: usize = (0..generation.sequences.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();
     let those = |is: fn(&Sample) -> bool| {
-        let indices = (0..rows.len()).filter(|row| is(&generation.samples[rows.start + row])).collect();
+        let indices = (0..rows.len()).filter(|row| is(sample(rows.start + row))).collect();
         Rows::Indices(indices)
     };
     let whole = whole.with_step(StepData {
@@ -41,7 +44,7 @@ pub(super) fn update_policy(
     // Tokens are chosen over the whole update, independent of micro-batches.
     let mut chosen_from = None;
     let scored = |batch: &TokenBatch| {
-        let parts = sequence_batches(sequences, batch, split_evenly(batch.sequences(), parts))?;
+        let parts = sequence_batches(sequences, batch, split())?;
         let scores = policy.score(Weights::Policy, &parts)?;
         chosen_from = Some(scores.clone());
         Ok::<_, Error>(scores.into())
@@ -59,7 +62,7 @@ pub(super) fn update_policy(
         }
     };
 
-    let parts = sequence_batches(sequences, &whole, split_evenly(rows.len(), parts))?;
+    let parts = sequence_batches(sequences, &whole, split())?;
     let check = |sum: &LossOutput| check_finite(sum, &generation.batch, rows.start);
     let (sum, done) = context.updates.step(policy, &parts, StepLoss::Grpo, check)?;
     metrics.merge(&sum.metrics);

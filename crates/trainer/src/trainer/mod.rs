@@ -16,7 +16,7 @@ use crate::prepared::{Overview, Prepared};
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
-use agents::Environments;
+use agents::{Endpoint, Environments};
 use data::{Dataset, Item};
 use distributed::Store;
 use grpo_core::LossConfig;
@@ -185,6 +185,12 @@ impl Trainer {
             );
         }
         warn_of_truncated_sampling(&config);
+        if parts.environments.has_agents() && parts.endpoint.is_none() {
+            parts.endpoint = Some(Endpoint::open(config.rollout.endpoint.as_deref())?);
+        }
+        if let Some(endpoint) = &parts.endpoint {
+            tracing::info!("agents ask the policy for messages at {}", endpoint.base_url());
+        }
         let failures = Failures::new(&parts.rewards, config.rewards.max_consecutive_failures);
         parts.policy.reset_optimizer(&config.warmup.optimizer.adamw)?;
         let mut trainer = Self {

@@ -15,15 +15,15 @@ use std::time::Duration;
 use trainer::step::StepReport;
 use trainer::{Error, Parts, Result, TrainConfig, Trainer, agents};
 
-const QUESTION: &str = "What is 6 x 7?";
+pub(crate) const QUESTION: &str = "What is 6 x 7?";
 
-fn tokenizer() -> HfTokenizer {
+pub(crate) fn tokenizer() -> HfTokenizer {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/chat/qwen2_5");
     HfTokenizer::open(folder.as_ref(), &[], 512).unwrap()
 }
 
 /// The same question again and again.
-struct Questions(u64);
+pub(crate) struct Questions(pub(crate) u64);
 
 impl Dataset for Questions {
     fn next_batch(&mut self, count: usize) -> data::Result<Vec<Item>> {
@@ -47,10 +47,10 @@ impl Dataset for Questions {
 }
 
 /// An engine that writes the turns of every conversation, and records its prompts as text.
-struct Script {
-    tokenizer: HfTokenizer,
-    turns: Vec<Vec<&'static str>>,
-    prompts: Arc<Mutex<Vec<String>>>,
+pub(crate) struct Script {
+    pub(crate) tokenizer: HfTokenizer,
+    pub(crate) turns: Vec<Vec<&'static str>>,
+    pub(crate) prompts: Arc<Mutex<Vec<String>>>,
 }
 
 impl RolloutEngine for Script {
@@ -91,7 +91,7 @@ fn user(content: &str) -> Reply {
     Reply { messages: vec![json!({"role": "user", "content": content})], ..Reply::default() }
 }
 
-fn config(settings: Value) -> TrainConfig {
+pub(crate) fn config(settings: Value) -> TrainConfig {
     let shape = ModelConfig {
         vocab_size: 512,
         hidden_size: 16,
@@ -112,7 +112,7 @@ fn config(settings: Value) -> TrainConfig {
 }
 
 /// A reward of 1 for the last message `42`.
-fn answers() -> Rewards {
+pub(crate) fn answers() -> Rewards {
     scored("answers", |input: &RewardInput<'_>| Some(f32::from(input.completion == "42")))
 }
 
@@ -185,8 +185,10 @@ fn an_environment_answers_while_other_turns_are_sampled() {
     assert_eq!((report.metric("num_turns/mean"), report.metric("reward")), (1.5, 0.5));
 }
 
-const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}\n</tool_call>";
-const RESULT: &str = "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n";
+pub(crate) const CALL: &str =
+    "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}\n</tool_call>";
+pub(crate) const RESULT: &str =
+    "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n";
 
 #[test]
 fn a_tool_answers_and_its_tokens_are_not_trained_on() {

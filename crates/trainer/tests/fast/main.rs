@@ -1,5 +1,6 @@
 //! The training loop with custom parts.
 
+mod agents;
 mod ahead;
 mod conversations;
 mod documents;

@@ -271,6 +271,7 @@ fn minimal(settings: impl FnOnce(&mut TrainConfig)) -> trainer::Result<Trainer> 
         dataset: Box::new(Prompts(0)),
         rewards: sevens(),
         engine: Box::new(PolicyEngine),
+        endpoint: None,
         store: None,
         environments: Default::default(),
     };

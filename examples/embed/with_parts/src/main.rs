@@ -135,6 +135,7 @@ fn main() -> trainer::Result<()> {
         rewards: Rewards::from_terms(vec![(Box::new(CountsUp), 1.0)])?,
         engine: Box::new(PolicyEngine),
         environments: Default::default(),
+        endpoint: None,
         store: None,
     };
     let (mut run, mut reward) = (Trainer::with_parts(config, parts)?, 0.0);

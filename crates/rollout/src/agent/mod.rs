@@ -1,0 +1,161 @@
+//! Conversations that agents hold over the endpoint of the run.
+//!
+//! ```text
+//! while agents run:
+//!     for each request that waits: find its row, and the tokens between the row's last message and the answer
+//!     sample the answers of all of them
+//!     append their tokens to the rows with mask 1, and return their messages
+//! ```
+
+mod history;
+
+use crate::conversation::{Conversations, Conversed, Ended, Tools};
+use crate::stops::Stops;
+use crate::{Result, Rollout, request};
+use agents::endpoint::{ApiError, Asked, ChatRequest, Job};
+use data::Item;
+use history::{History, Limits, Row};
+use models::Tokenizer;
+use policy::{Completion, RolloutRequest, Sampling, Turn};
+use rewards::Conversation;
+use run_config::RolloutConfig;
+use std::sync::Arc;
+
+/// The bit of a random stream above which the turns of a conversation are counted.
+const TURN_BITS: u32 = 32;
+
+impl Rollout<'_> {
+    /// Lets agents hold `num_generations` conversations about each row. `first_stream` is the random stream of the first conversation.
+    ///
+    /// # Errors
+    /// The errors of the engine and the tokenizer. An agent that fails is no error: its conversation has a failure.
+    pub(crate) fn hold_agents(
+        &mut self,
+        items: &[&Item],
+        num_generations: usize,
+        max_completion_length: usize,
+        sampling: Sampling,
+        first_stream: u64,
+    ) -> Result<Conversations> {
+        let (tokenizer, environments, config) = (self.tokenizer, self.environments, self.config);
+        let endpoint = self.endpoint.ok_or(agents::Error::NoEndpoint)?;
+        let stops = Stops::new(config, tokenizer);
+        let mut tools = Tools::new(tokenizer, config.multi_turn.tool_parser);
+        let room = self.policy.context_length().saturating_sub(max_completion_length);
+        let limits = Limits {
+            multi_turn: &config.multi_turn,
+            prompt: self.max_prompt_length.unwrap_or(room).min(room),
+            completion: max_completion_length,
+        };
+        let (mut jobs, mut indices) = (Vec::new(), Vec::new());
+        for row in items.iter().flat_map(|item| std::iter::repeat_n(*item, num_generations)) {
+            // Its caller has found the agents of these rows.
+            let Ok(index) = environments.of_row(row) else { continue };
+            let Some(agent) = environments.agent(index) else { continue };
+            jobs.push(Job { agent: Arc::clone(agent), row });
+            indices.push(index);
+        }
+        let mut histories: Vec<History> = jobs.iter().map(|_| History::default()).collect();
+        let held = endpoint.hold(&jobs, |asked| {
+            let mut placed = Vec::new();
+            for asked in asked {
+                let history = &mut histories[asked.job];
+                let turn = history.started as u64;
+                let place = check_sampling(&asked.request, config)
+                    .and_then(|()| history.place(&asked.request, tokenizer, &mut tools, limits));
+                match place {
+                    Ok(place) => placed.push(Placed { stream: stream(first_stream, &asked, turn), asked, place }),
+                    Err(error) => asked.answer(Err(error)),
+                }
+            }
+            if placed.is_empty() {
+                return Ok(());
+            }
+            let prompts: Vec<Vec<u32>> =
+                placed.iter().map(|placed| histories[placed.asked.job].prompt(&placed.place)).collect();
+            let streams: Vec<u64> = placed.iter().map(|placed| placed.stream).collect();
+            let limits: Vec<usize> = placed.iter().map(|placed| placed.place.limit).collect();
+            let turn = Some(Turn { streams: &streams, limits: &limits, finished: None });
+            let base = request(config, &stops, &prompts, 1, max_completion_length, sampling);
+            let sampled = self.generate(&RolloutRequest { turn, ..base })?;
+            for (Placed { asked, place, .. }, completion) in placed.into_iter().zip(sampled) {
+                let history = &mut histories[asked.job];
+                let reply = history.answer(place, &asked.request, completion, tokenizer, &mut tools)?;
+                asked.answer(Ok(reply));
+            }
+            Ok::<_, crate::Error>(())
+        })?;
+        let ended = histories.into_iter().zip(held.outcomes).zip(indices);
+        let ended = ended.map(|((history, outcome), index)| finish(history, outcome, index, tokenizer));
+        Ok(Conversations { ended: ended.collect::<Result<_>>()?, environment_time: held.waited })
+    }
+}
+
+/// A request with its place.
+struct Placed {
+    asked: Asked,
+    place: history::Place,
+    stream: u64,
+}
+
+/// Returns the random stream of request number `turn` of a conversation.
+fn stream(first: u64, asked: &Asked, turn: u64) -> u64 {
+    (turn << TURN_BITS) + first + asked.job as u64
+}
+
+/// Checks that a request expects the sampling of the run: the log-probabilities of its tokens must be those of the loss.
+fn check_sampling(request: &ChatRequest, config: &RolloutConfig) -> Result<(), ApiError> {
+    let other = |name: &str, value: String| {
+        let message = format!("`{name}`: the run samples with rollout.{name}: {value}; leave it out, or send the same");
+        ApiError::param(name, message).with_code("unsupported_value")
+    };
+    let differs = |asked: Option<f64>, own: f64| asked.is_some_and(|asked| (asked - own).abs() > 1e-6);
+    let (temperature, top_p) = (config.temperature(), config.top_p.unwrap_or(1.0));
+    let stop = config.stop.as_deref().unwrap_or_default();
+    if differs(request.temperature, temperature) {
+        return Err(other("temperature", temperature.to_string()));
+    }
+    if differs(request.top_p, top_p) {
+        return Err(other("top_p", top_p.to_string()));
+    }
+    match &request.stop {
+        Some(texts) if texts != stop && !texts.is_empty() => Err(other("stop", format!("{stop:?}"))),
+        _ => Ok(()),
+    }
+}
+
+/// Returns a conversation after its agent has ended.
+fn finish(
+    history: History,
+    outcome: Result<Option<f32>, agents::Failure>,
+    environment: usize,
+    tokenizer: &dyn Tokenizer,
+) -> Result<Ended> {
+    let History { turns, calls, failed_calls, .. } = history;
+    let text = history.text.clone();
+    let (reward, failure) = match outcome {
+        Ok(reward) => (reward, None),
+        Err(failure) => (None, Some(failure.to_string())),
+    };
+    let Some((Row { prompt, completion, .. }, messages, others)) = history.into_rows() else {
+        // Nothing was sampled, and nothing is trained on.
+        let mut completion = Completion::default();
+        completion.append_given(&[tokenizer.eos_id()]);
+        let unanswered = "none of its requests was answered with a message".to_owned();
+        let conversation = Conversation { failure: failure.or(Some(unanswered)), ..Conversation::default() };
+        let conversed = Conversed { conversation, environment: Some(environment), ..Conversed::default() };
+        return Ok(Ended { prompt: vec![tokenizer.eos_id()], completion, text, conversed });
+    };
+    let sampled = others.iter().map(|row| row.completion.sampled_len()).sum::<usize>();
+    let sampled_tokens = sampled + completion.sampled_len();
+    let conversed = Conversed {
+        transcript: tokenizer.decode_with_special(&[&prompt[..], &completion.ids].concat())?,
+        conversation: Conversation { messages, reward, sampled_tokens, failure },
+        environment: Some(environment),
+        turns,
+        calls,
+        failed_calls,
+        other_rows: others.into_iter().map(|row| (row.prompt, row.completion)).collect(),
+    };
+    Ok(Ended { prompt, completion, text, conversed })
+}

@@ -1,0 +1,349 @@
+//! Agents that hold conversations over the endpoint: scripted answers with the tokenizer and template of Qwen2.5, and a real policy.
+
+use crate::conversations::{CALL, QUESTION, Questions, RESULT, Script, answers, config, tokenizer};
+use crate::scored;
+use data::Item;
+use grpo_core::advantages::{AdvantageEstimator, Whitening};
+use models::Tokenizer;
+use policy::{PolicyEngine, RolloutEngine};
+use rewards::Rewards;
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use trainer::agents::{Agent, Calculator, Connection, Environment, Environments, Failure};
+use trainer::step::StepReport;
+use trainer::{Error, Parts, Result, TrainConfig, Trainer, agents};
+
+/// An agent that is a function of its connection and the index of its conversation among those of the run.
+struct Function(fn(&Client<'_>, usize) -> std::result::Result<Option<f32>, Failure>, Mutex<usize>);
+
+impl Agent for Function {
+    fn run(&self, _: &Item, connection: &Connection, _: usize) -> std::result::Result<Option<f32>, Failure> {
+        let index = {
+            let mut count = self.1.lock().unwrap();
+            *count += 1;
+            *count - 1
+        };
+        (self.0)(&Client(connection), index)
+    }
+}
+
+struct Client<'a>(&'a Connection);
+
+impl Client<'_> {
+    /// Sends a request with more fields, and returns the status and the body.
+    fn send(&self, messages: &[Value], more: Value) -> (u16, Value) {
+        let mut body = json!({"model": "policy", "messages": messages});
+        for (name, value) in more.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let agent = ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().new_agent();
+        let request = agent.post(format!("{}/chat/completions", self.0.base_url())).content_type("application/json");
+        let request = request.header("Authorization", format!("Bearer {}", self.0.api_key()));
+        let mut response = request.send(body.to_string()).unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), serde_json::from_str(&text).unwrap())
+    }
+
+    /// Returns the message and the reason of its end.
+    fn ask(&self, messages: &[Value], more: Value) -> (Value, String) {
+        let (status, body) = self.send(messages, more);
+        assert_eq!(status, 200, "{body}");
+        let choice = &body["choices"][0];
+        (choice["message"].clone(), choice["finish_reason"].as_str().unwrap().to_owned())
+    }
+
+    /// Returns the code of a refusal.
+    fn refusal(&self, messages: &[Value], more: Value) -> (u16, String) {
+        let (status, body) = self.send(messages, more);
+        (status, body["error"]["code"].as_str().unwrap_or_else(|| panic!("{body}")).to_owned())
+    }
+}
+
+fn user(content: &str) -> Value {
+    json!({"role": "user", "content": content})
+}
+
+type Hold = fn(&Client<'_>, usize) -> std::result::Result<Option<f32>, Failure>;
+
+fn trainer(config: TrainConfig, hold: Hold, rewards: Rewards, engine: Box<dyn RolloutEngine>) -> Result<Trainer> {
+    let agent: Arc<dyn Agent> = Arc::new(Function(hold, Mutex::new(0)));
+    let environments = Environments::from_agents(vec![("test".into(), agent)]);
+    let parts = Parts::with_tokenizer(&config, Box::new(tokenizer()))?;
+    let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards, engine, ..parts };
+    Trainer::with_parts(config, parts)
+}
+
+/// Returns the report of a step with two conversations, and the prompts of all answers.
+fn step(config: TrainConfig, hold: Hold, turns: [&[&'static str]; 2]) -> (StepReport, Vec<String>) {
+    let prompts = Arc::new(Mutex::new(Vec::new()));
+    let turns = turns.map(<[_]>::to_vec).to_vec();
+    let engine = Box::new(Script { tokenizer: tokenizer(), turns, prompts: Arc::clone(&prompts) });
+    let report = trainer(config, hold, answers(), engine).unwrap().grpo_step().unwrap();
+    let prompts = prompts.lock().unwrap().clone();
+    (report, prompts)
+}
+
+/// Returns the number of tokens that the policy writes for a text.
+fn tokens(text: &str) -> f64 {
+    tokenizer().encode_completion(text).unwrap().len() as f64
+}
+
+/// Returns the number of tokens that the loss counts.
+fn trained(report: &StepReport) -> f64 {
+    match report.metrics.get("entropy") {
+        Some(grpo_core::Metric::Mean { count, .. }) => *count,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_agent_with_a_tool_has_the_tokens_of_the_same_environment() {
+    let hold: Hold = |client, _| {
+        let tools = json!({"tools": Calculator::default().tools().unwrap(), "logprobs": true});
+        let mut messages = vec![user(QUESTION)];
+        let (message, reason) = client.ask(&messages, tools.clone());
+        if reason == "stop" {
+            assert_eq!(message["content"], "41");
+            return Ok(None);
+        }
+        let call = &message["tool_calls"][0];
+        assert_eq!((reason.as_str(), &message["content"]), ("tool_calls", &Value::Null));
+        assert_eq!(call["function"], json!({"name": "calculator", "arguments": "{\"expression\":\"6*7\"}"}));
+        let result = json!({"role": "tool", "tool_call_id": call["id"], "content": "42"});
+        messages.extend([message.clone(), result]);
+        let (status, body) = client.send(&messages, tools);
+        assert_eq!((status, &body["choices"][0]["message"]["content"]), (200, &json!("42")));
+        let logprobs = body["choices"][0]["logprobs"]["content"].as_array().unwrap();
+        let text: String = logprobs.iter().map(|entry| entry["token"].as_str().unwrap()).collect();
+        assert_eq!(text, "42<|im_end|>");
+        assert!(logprobs.iter().all(|entry| entry["logprob"] == -1.0));
+        assert_eq!(body["usage"]["completion_tokens"], logprobs.len());
+        Ok(None)
+    };
+    let (report, mut prompts) = step(config(json!({})), hold, [&[CALL, "42"], &["41"]]);
+    prompts.sort_by_key(String::len);
+    let first = &prompts[0];
+    assert!(first.contains("\"name\": \"calculator\"") && first.contains(QUESTION), "{first}");
+    assert_eq!(prompts, [first.clone(), first.clone(), format!("{first}{CALL}<|im_end|>{RESULT}")]);
+    let sampled = [tokens(CALL) + tokens("42"), tokens("41")];
+    for (name, expected) in [
+        ("num_turns/mean", 1.5),
+        ("num_rows/max", 1.0),
+        ("tools/call_frequency", 0.5),
+        ("tools/failure_frequency", 0.0),
+        ("environments/failures", 0.0),
+        ("completions/mean_length", (sampled[0] + sampled[1]) / 2.0),
+        ("completions/clipped_ratio", 0.0),
+        ("reward", 0.5),
+    ] {
+        assert_eq!(report.metrics.value(name), Some(expected), "{name}");
+    }
+    assert_eq!(trained(&report), sampled[0] + sampled[1]);
+    assert_eq!(report.samples[0].completion, format!("{first}{CALL}<|im_end|>{RESULT}42<|im_end|>"));
+    assert!(report.samples[0].advantage > 0.0 && report.samples[1].advantage < 0.0);
+}
+
+/// Holds conversations with rows of their own: the first continues, begins anew, goes back to its first turn, and continues that.
+const FORKS: Hold = |client, index| {
+    let first = vec![user("one")];
+    let (answer, _) = client.ask(&first, json!({}));
+    if index == 1 {
+        return Ok(None);
+    }
+    let told = [first.clone(), vec![answer.clone(), user("two")]].concat();
+    client.ask(&told, json!({}));
+    // Other words, and the same words with other tools.
+    client.ask(&[user("three")], json!({}));
+    // Back to the first turn, without what was said then.
+    let back = [first, vec![answer, user("four")]].concat();
+    let (last, _) = client.ask(&back, json!({}));
+    client.ask(&[back, vec![last, user("five")]].concat(), json!({}));
+    Ok(None)
+};
+
+#[test]
+fn edited_histories_become_rows_and_sampled_tokens_are_trained_once() {
+    let run = |parts: usize| {
+        let mut config = config(json!({}));
+        config.grpo.gradient_accumulation_steps = parts;
+        step(config, FORKS, [&["a", "b", "c", "d", "42"], &["e"]])
+    };
+    let (report, prompts) = run(1);
+    let turn = |said: &str, next: &str| {
+        format!("{said}<|im_end|>\n<|im_start|>user\n{next}<|im_end|>\n<|im_start|>assistant\n")
+    };
+    let begin = |text: &str| prompts[0].replace("one", text);
+    let mut of_first: Vec<&String> = prompts.iter().collect();
+    // The other conversation has the same first prompt, once.
+    of_first.remove(prompts.iter().rposition(|prompt| *prompt == prompts[0]).unwrap());
+    let back = format!("{}{}", begin("one"), turn("a", "four"));
+    let expected = [
+        begin("one"),
+        format!("{}{}", begin("one"), turn("a", "two")),
+        begin("three"),
+        back.clone(),
+        format!("{back}{}", turn("d", "five")),
+    ];
+    assert_eq!(of_first, expected.iter().collect::<Vec<_>>());
+    let sampled = ["a", "b", "c", "d", "42", "e"].map(tokens);
+    assert_eq!(trained(&report), sampled.iter().sum::<f64>());
+    for (name, expected) in [
+        ("num_rows/mean", 2.0),
+        ("num_rows/max", 3.0),
+        ("num_turns/mean", 3.0),
+        ("completions/max_length", sampled[..5].iter().sum()),
+        ("reward", 0.5),
+    ] {
+        assert_eq!(report.metrics.value(name), Some(expected), "{name}");
+    }
+    // Samples are conversations, compared with the conversations about the same row.
+    assert_eq!(report.samples.len(), 2);
+    assert!(report.samples[0].advantage > 0.0 && report.samples[1].advantage < 0.0);
+    // Micro-batches have at most as many rows as without forks, and change nothing but the order of sums.
+    let (split, _) = run(2);
+    for name in ["loss", "entropy", "grad_norm"] {
+        let [one, two] = [&report, &split].map(|report| report.metric(name));
+        assert!((one - two).abs() <= 1e-5 * one.abs().max(1.0), "{name}: {one} {two}");
+    }
+    assert!(report.metric("grad_norm") > 0.0);
+}
+
+#[test]
+fn every_estimator_of_advantages_takes_conversations_with_rows() {
+    let with = |change: fn(&mut TrainConfig)| {
+        let mut config = config(json!({}));
+        config.loss.mask_truncated_completions = true;
+        change(&mut config);
+        let (report, _) = step(config, FORKS, [&["a", "b", "c", "d", "42"], &["e"]]);
+        assert!(report.metric("grad_norm") > 0.0 && report.metric("loss").is_finite());
+        [report.samples[0].advantage, report.samples[1].advantage]
+    };
+    let plain = with(|_| {});
+    assert_eq!(plain[0], -plain[1]);
+    for advantages in [
+        with(|config| {
+            config.grpo.advantages.estimator = AdvantageEstimator::ReinforcePlusPlus;
+            config.grpo.advantages.whiten = Some(Whitening::Tokens);
+        }),
+        with(|config| config.grpo.advantages.estimator = AdvantageEstimator::Opo),
+        with(|config| config.grpo.use_kl_in_reward = true),
+        with(|config| config.grpo.advantages.estimator = AdvantageEstimator::Gae),
+    ] {
+        assert!(advantages[0] > advantages[1], "{advantages:?}");
+    }
+}
+
+#[test]
+fn requests_that_the_run_cannot_sample_are_refused() {
+    let hold: Hold = |client, index| {
+        let messages = vec![user("Hi")];
+        for (more, param) in [
+            (json!({"temperature": 0.5}), "temperature"),
+            (json!({"top_p": 0.9}), "top_p"),
+            (json!({"stop": ["x"]}), "stop"),
+        ] {
+            let (status, body) = client.send(&messages, more);
+            assert_eq!((status, &body["error"]["param"]), (400, &json!(param)));
+            assert!(body["error"]["message"].as_str().unwrap().contains(&format!("rollout.{param}")), "{body}");
+        }
+        let same = json!({"temperature": 1, "top_p": 1.0, "stop": [], "max_tokens": 2});
+        let (message, reason) = client.ask(&messages, same);
+        assert_eq!(reason, "length");
+        let long = user(&"long ".repeat(1200));
+        assert_eq!(client.refusal(&[long.clone()], json!({})), (400, "context_length_exceeded".into()));
+        if index == 0 {
+            // The answer that the agent has cut is continued.
+            let next = [messages, vec![message, user("Go on.")]].concat();
+            assert_eq!(client.ask(&next, json!({})).1, "stop");
+        } else {
+            let next = [messages, vec![message, long]].concat();
+            assert_eq!(client.refusal(&next, json!({})), (400, "context_length_exceeded".into()));
+        }
+        Ok(Some(0.5))
+    };
+    let (report, prompts) = step(config(json!({})), hold, [&["abcdefgh", "42"], &["ijklmnop"]]);
+    let cut = prompts.iter().max_by_key(|prompt| prompt.len()).unwrap();
+    // The end of the turn that the policy has not written is not trained on.
+    assert!(cut.contains("<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>"), "{cut}");
+    assert_eq!(trained(&report), 2.0 + tokens("42") + 2.0);
+    // Requests that were too long for the run end the conversation early.
+    assert_eq!(report.metric("completions/clipped_ratio"), 1.0);
+}
+
+#[test]
+fn limits_of_turns_end_conversations() {
+    let hold: Hold = |client, index| {
+        let tools = json!({"tools": Calculator::default().tools().unwrap()});
+        let mut messages = vec![user(QUESTION)];
+        let turns = if index == 0 { 2 } else { 3 };
+        for _ in 0..turns {
+            let (message, _) = client.ask(&messages, tools.clone());
+            messages.extend([message, user("More?")]);
+        }
+        assert_eq!(client.refusal(&messages, tools), (400, "conversation_over".into()));
+        Ok(None)
+    };
+    let limits = json!({"max_tool_calling_iterations": 1, "max_assistant_turns": 3});
+    let (report, _) = step(config(limits), hold, [&[CALL, CALL], &["a", "b", "42"]]);
+    assert_eq!((report.metric("num_turns/mean"), report.metric("completions/clipped_ratio")), (2.5, 0.0));
+    assert_eq!((report.metric("environments/failures"), report.metric("reward")), (0.0, 0.5));
+}
+
+#[test]
+fn agents_that_fail_are_counted_and_left_out() {
+    let hold: Hold = |client, index| match index % 2 {
+        0 => {
+            client.ask(&[user(QUESTION)], json!({}));
+            Ok(None)
+        }
+        _ => Err(Failure::new("the shop is closed")),
+    };
+    let (report, _) = step(config(json!({})), hold, [&["42"], &["42"]]);
+    assert_eq!((report.metric("environments/failures"), report.metric("reward")), (1.0, 1.0));
+    assert_eq!((report.samples[1].reward.total, report.samples[1].advantage), (None, 0.0));
+    // Too many in a row end the run, which stays as it was before the step.
+    let closed: Hold = |_, _| Err(Failure::new("the shop is closed"));
+    let config = config(json!({"max_consecutive_failures": 3}));
+    let mut run = trainer(config, closed, answers(), Box::new(PolicyEngine)).unwrap();
+    assert_eq!(run.grpo_step().unwrap().metric("environments/failures"), 2.0);
+    let error = run.grpo_step().unwrap_err();
+    assert!(matches!(error, Error::Environments(agents::Error::TooManyFailures { failures: 3, .. })), "{error}");
+    assert!(error.to_string().contains("the shop is closed"), "{error}");
+    // Without an answer there is nothing to score.
+    let mute: Hold = |_, _| Ok(Some(1.0));
+    let config = crate::conversations::config(json!({}));
+    let mut run = trainer(config, mute, answers(), Box::new(PolicyEngine)).unwrap();
+    assert_eq!(run.grpo_step().unwrap().metric("environments/failures"), 2.0);
+}
+
+#[test]
+fn a_policy_learns_from_an_agent_and_repeats_it() {
+    // The reward is the number of letters e in both messages.
+    let hold: Hold = |client, _| {
+        let mut messages = vec![user(QUESTION)];
+        let mut count = 0;
+        for _ in 0..2 {
+            let (message, _) = client.ask(&messages, json!({"max_tokens": 16}));
+            count += message["content"].as_str().unwrap().matches('e').count();
+            messages.extend([message, user("again")]);
+        }
+        Ok(Some(count as f32))
+    };
+    let run = |batch_size: usize| {
+        let mut config = config(json!({}));
+        (config.grpo.num_generations, config.grpo.max_steps, config.rollout.batch_size) = (8, 12, batch_size);
+        config.optimizer.learning_rate = 0.02;
+        let rewards = scored("environment", |input| input.conversation?.reward);
+        let mut run = trainer(config, hold, rewards, Box::new(PolicyEngine)).unwrap();
+        (0..12).map(|_| run.grpo_step().unwrap()).collect::<Vec<StepReport>>()
+    };
+    let reports = run(256);
+    let reward =
+        |reports: &[StepReport]| reports.iter().map(|r| r.metric("reward")).sum::<f64>() / reports.len() as f64;
+    let (first, last) = (reward(&reports[..3]), reward(&reports[9..]));
+    assert!(last > first + 1.0, "{first} {last}");
+    for (first, again) in reports.iter().zip(run(1)).take(3) {
+        let texts = |report: &StepReport| report.samples.iter().map(|s| s.completion.clone()).collect::<Vec<_>>();
+        assert_eq!(texts(first), texts(&again));
+    }
+}
