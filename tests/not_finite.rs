@@ -130,7 +130,12 @@ pub fn assert_seen(
             assert!(message.contains(&format!("logp at token {row} (sequence ")), "{what}: {message}");
         }
         if !tokens.is_empty() {
-            let policy = changed(&|_, lm_head| poison(lm_head, file.hidden + 1, f32::NAN));
+            // A token sees only the columns that its sampling mask keeps.
+            let entries = match file.batch.sampling_mask() {
+                Some(_) => 0..file.hidden * file.vocab,
+                None => file.hidden + 1..file.hidden + 2,
+            };
+            let policy = changed(&|_, lm_head| entries.clone().for_each(|at| poison(lm_head, at, f32::NAN)));
             let Called { out, lm_head, .. } = call(plan.as_mut(), file, &policy, &file.batch);
             assert!(out.loss.is_nan() && lm_head.iter().any(|g| g.is_nan()), "{what}, head: {}", out.loss);
             assert!(file.batch.active_rows().iter().all(|row| out.scores.logp[*row].is_nan()), "{what}, head");

@@ -153,7 +153,9 @@ impl Endpoint {
         jobs: &[Job<'_>],
         mut answer: impl FnMut(Vec<Asked>) -> std::result::Result<(), E>,
     ) -> std::result::Result<Held, E> {
-        let mut queues: BTreeMap<*const (), (&Arc<dyn Agent>, VecDeque<(usize, String)>)> = BTreeMap::new();
+        /// An agent, with its jobs and their keys.
+        type Queue<'a> = (&'a Arc<dyn Agent>, VecDeque<(usize, String)>);
+        let mut queues: BTreeMap<*const (), Queue<'_>> = BTreeMap::new();
         for (index, job) in jobs.iter().enumerate() {
             let queue = queues.entry(Arc::as_ptr(&job.agent).cast()).or_insert_with(|| (&job.agent, VecDeque::new()));
             queue.1.push_back((index, new_key()?));

@@ -151,7 +151,7 @@ ADAPTERS = [
     ("gemma3", dict(target_modules="all-linear")),
     ("gemma3-vision", dict(target_modules=r"model\.language_model\..*_proj")),
     ("qwen2-vl", dict(target_modules=r"model\.language_model\..*(q|down)_proj|lm_head")),
-    ("qwen3_moe", dict(target_modules="all-linear")),
+    ("qwen3_moe", dict(target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     ("gpt_oss", dict(target_modules=["q_proj", "o_proj"])),
 ]
 

@@ -170,7 +170,7 @@ impl Activity {
 
     fn count(&mut self, function: &Traced, region: &Region) {
         region.results.iter().for_each(|id| self.uses[id.0] += 1);
-        // Arguments, also after a concatenation, barrier or constraint.
+        // Arguments, also after a concatenation, reshape, barrier or constraint.
         let mut given: HashSet<ValueId> = region.arguments.iter().copied().collect();
         for operation in &region.operations {
             if operation.results.iter().any(|id| self.wanted[id.0]) {
@@ -189,7 +189,7 @@ impl Activity {
                     self.unrounded[to.0] = operation.operands.iter().all(|id| self.unrounded[id.0]);
                     given.extend(operation.operands.iter().all(|id| given.contains(id)).then_some(to));
                 }
-                (Kind::OptimizationBarrier | Kind::Constrain(_), operands) => {
+                (Kind::OptimizationBarrier | Kind::Constrain(_) | Kind::Reshape, operands) => {
                     for (from, to) in operands.iter().zip(&operation.results) {
                         self.from[to.0] = self.from[from.0];
                         self.unrounded[to.0] = self.unrounded[from.0];

@@ -294,7 +294,7 @@ impl Pullback {
                 // Operations that only move numbers keep the precision.
                 match operation.kind {
                     Kind::Convert | Kind::OptimizationBarrier => ct,
-                    Kind::Concatenate { .. } | Kind::Constrain(_)
+                    Kind::Concatenate { .. } | Kind::Constrain(_) | Kind::Reshape
                         if self.activity.hands_digits_on(&self.function, *id) =>
                     {
                         ct

@@ -250,7 +250,7 @@ fn requests_that_the_run_cannot_sample_are_refused() {
         let (message, reason) = client.ask(&messages, same);
         assert_eq!(reason, "length");
         let long = user(&"long ".repeat(1200));
-        assert_eq!(client.refusal(&[long.clone()], json!({})), (400, "context_length_exceeded".into()));
+        assert_eq!(client.refusal(std::slice::from_ref(&long), json!({})), (400, "context_length_exceeded".into()));
         if index == 0 {
             // The answer that the agent has cut is continued.
             let next = [messages, vec![message, user("Go on.")]].concat();

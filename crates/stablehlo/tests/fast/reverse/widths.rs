@@ -79,7 +79,8 @@ fn sums_of_layers(
     let slices: Vec<TensorType> = std::iter::once(narrow(&[4, 3])).chain(slices).collect();
     let body = built(trace(&slices, |f, a| {
         let weight = |weight: &Value| {
-            let sharded = sharding.map_or(weight.clone(), |sharding| weight.constrain(sharding));
+            let reshaped = weight.reshape(&[1, 3, weight.shape()[1]]).reshape(weight.shape());
+            let sharded = sharding.map_or(reshaped.clone(), |sharding| reshaped.constrain(sharding));
             sharded.convert(Dtype::Bf16)
         };
         let weights: Vec<Value> = a[1..].iter().map(weight).collect();
