@@ -123,6 +123,7 @@ fn agents_that_fail_are_counted_and_their_run_goes_on() {
             &format!("environments={{game: {{agent: [/bin/sh, -c, '{script}'], timeout: {timeout}}}}}"),
             "data.training_chat_template=chatml",
             "grpo={prompts_per_step: 1, num_generations: 2, gradient_accumulation_steps: 1}",
+            "data.held_out_fraction=0",
             "rollout.max_completion_length=100",
         ];
         let text = call(&runs, "model", name, &settings).exit(0).stderr;

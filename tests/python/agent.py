@@ -11,7 +11,7 @@ def refused(kind, status, words, call):
         call()
     except openai.APIStatusError as error:
         assert type(error) is kind and error.status_code == status, repr(error)
-        assert words in str(error), str(error)
+        assert words in str(error) and error.body["message"] in str(error), (str(error), error.body)
     else:
         raise AssertionError(f"no {kind.__name__} with {words}")
 
@@ -43,7 +43,7 @@ def check_errors(client, url, closed):
     huge = [{"role": "user", "content": "x" * (9 << 20)}]
     refused(openai.APIStatusError, 413, "8388608 bytes", lambda: create(messages=huge))
     if closed:
-        refused(openai.NotFoundError, 404, "conversation_closed", lambda: create(closed))
+        refused(openai.NotFoundError, 404, "the conversation of this key is over", lambda: create(closed))
 
 
 def hold(client, row):

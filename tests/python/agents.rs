@@ -50,7 +50,8 @@ fn the_sdk_gets_messages_tool_calls_log_probabilities_and_its_own_exceptions() {
         "rollout={max_completion_length: 200, temperature: 0.2}",
         "run.log_completions_steps=1",
     ];
-    run(&runs, "tests/python/agent.py", &settings).succeed();
+    let text = run(&runs, "tests/python/agent.py", &settings).exit(0).stderr;
+    assert!(!text.contains("has failed"), "{text}");
     let steps = runs.phase("a", "grpo");
     assert_eq!(steps.len(), 2);
     for row in &steps {
@@ -71,7 +72,7 @@ fn the_sdk_gets_messages_tool_calls_log_probabilities_and_its_own_exceptions() {
 fn an_agent_loop_with_the_sdk_trains() {
     let runs = runs();
     let settings = [
-        "grpo={max_steps: 30, num_generations: 8}",
+        "grpo={max_steps: 45, num_generations: 8}",
         "rollout.max_completion_length=100",
         "rewards.environment=10",
         "optimizer.learning_rate=0.02",
@@ -84,6 +85,6 @@ fn an_agent_loop_with_the_sdk_trains() {
     assert!(steps.iter().all(|row| value(row, "environments/failures") == 0.0 && value(row, "num_turns/min") == 2.0));
     // The share of digits in what the model writes.
     let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len() as f64;
-    let (first, last) = (mean(&rewards[..3]), mean(&rewards[27..]));
+    let (first, last) = (mean(&rewards[..3]), mean(&rewards[42..]));
     assert!(last > first + 0.2, "{rewards:?}");
 }
