@@ -131,7 +131,6 @@ fn a_file_that_cannot_be_used_is_said_with_its_key_and_an_example() {
         ("data.chat_template", &raises, ["raises.jinja), line 1: only for tools", "gsm8k.jsonl, line 1"]),
         ("data.chat_template", &binary, ["utf-8", jinja]),
         ("data.files", nowhere, ["No such file", "`data: { files: train.jsonl }` or `--set data.files=train.jsonl`"]),
-        ("data.files", &directory, ["tokenizer.json", "expected a prompt in column `prompt`"]),
         ("data.eval_files", nowhere, ["No such file", "`--set data.eval_files=test.jsonl`"]),
         ("data.eval_files", &directory, ["there is no split \"test\"", "name one with `split`"]),
         ("data.tools_file", nowhere, ["No such file", "`--set data.tools_file=tools.json`"]),

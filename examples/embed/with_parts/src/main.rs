@@ -64,8 +64,7 @@ impl Policy for Bigram {
             return Err(policy::Error::argument("accumulate", "the GRPO loss (warmup.steps: 0)", "another loss"));
         }
         let mut output = LossOutput::default();
-        for batch in batches {
-            let hidden = Self::hidden(batch);
+        for (batch, hidden) in batches.iter().map(|batch| (batch, Self::hidden(batch))) {
             let mut dhidden = vec![0.0; hidden.len()]; // a model below the head would need it
             let grads = Grads::new(&mut dhidden, &mut self.gradient);
             output.merge(self.loss.step(&hidden, &self.head, &batch.tokens, grads)?);
