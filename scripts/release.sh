@@ -30,9 +30,11 @@ step cargo test --workspace --locked --test public_api
 RUSTDOCFLAGS="--cfg docsrs -D warnings" step cargo doc "${packages[@]}" --no-deps --lib --all-features
 
 # Cargo builds each package from its archive, with the archives of its dependencies in a temporary registry.
+# Cargo unpacks and builds a version of such a registry once, and would use the packages of an earlier check again.
+rm -rf "${CARGO_HOME:-$HOME/.cargo}"/registry/{cache,src}/-*/grpo-*-"$version"* target/release-check
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-CARGO_PROFILE_DEV_DEBUG=false step cargo package "${packages[@]}" 2>&1 | tee "$log"
+CARGO_PROFILE_DEV_DEBUG=false step cargo package "${packages[@]}" --target-dir target/release-check 2>&1 | tee "$log"
 
 printf '\nThe packages in the order of publication, which "cargo publish %s" follows:\n' "${packages[*]}"
 awk '/^ *Packaging /{name = $2} /^ *Packaged /{sub(/^ *Packaged /, ""); printf "%3d  %-18s %s\n", ++n, name, $0}' "$log"
