@@ -2,4 +2,4 @@
 //! may change in any release.
 
 pub use crate::external::process::{Launch, Process, Stop};
-pub use crate::external::{MAX_WORKERS, answer, back_off, expand, parsed, seconds, shown};
+pub use crate::external::{MAX_WORKERS, answer, back_off, expand, lock, parsed, seconds, shown};

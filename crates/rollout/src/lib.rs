@@ -102,7 +102,7 @@ impl Completed {
     }
 }
 
-/// What samples the completions of a run.
+/// Samples completions with a policy, an engine and environments.
 pub struct Rollout<'a> {
     /// The policy.
     pub policy: &'a mut dyn Policy,

@@ -271,24 +271,19 @@ impl Prepared {
     }
 
     fn load(self) -> Result<(TrainConfig, Parts, Rows, Overview)> {
-        let Self {
-            config,
-            shape,
-            model,
-            tokenizer,
-            dataset,
-            rewards,
-            environments,
-            endpoint,
-            rows,
-            place,
-            overview,
-            engine,
-            store,
-        } = self;
-        let mut policy = place.policy(&config, &shape, model.as_ref(), Purpose::Training)?;
-        adapter::start(&config, &shape, model.as_ref(), &mut *policy)?;
-        let parts = Parts { policy, tokenizer, dataset, rewards, engine, environments, endpoint, store };
-        Ok((config, parts, rows, overview))
+        let (config, model) = (self.config, self.model.as_ref());
+        let mut policy = self.place.policy(&config, &self.shape, model, Purpose::Training)?;
+        adapter::start(&config, &self.shape, model, &mut *policy)?;
+        let parts = Parts {
+            policy,
+            tokenizer: self.tokenizer,
+            dataset: self.dataset,
+            rewards: self.rewards,
+            engine: self.engine,
+            environments: self.environments,
+            endpoint: self.endpoint,
+            store: self.store,
+        };
+        Ok((config, parts, self.rows, self.overview))
     }
 }

@@ -21,12 +21,13 @@ use data::Item;
 use http::{Handler, Head, Server};
 use rand::TryRng;
 use rand::rngs::SysRng;
+use rewards::programs::lock;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The key of the address.
@@ -347,8 +348,4 @@ fn new_key() -> Result<String> {
     let mut bytes = [0_u8; KEY_BYTES];
     SysRng.try_fill_bytes(&mut bytes).map_err(|error| Error::Random { reason: error.to_string() })?;
     Ok(bytes.iter().fold("grpo-".to_owned(), |key, byte| format!("{key}{byte:02x}")))
-}
-
-fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,10 +3,10 @@
 use super::connection::{Address, Connection};
 use super::message::{Answer, Observation, list_tools};
 use crate::environment::Failure;
-use rewards::programs::{Stop, back_off};
+use rewards::programs::{Stop, back_off, lock};
 use serde_json::Value;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, Once, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 /// The time between two looks at connections that wait for the model. A server closes a connection on which its pings stay unanswered, as a rule
@@ -27,11 +27,6 @@ pub(super) struct Sessions {
     /// The number of connections in a row that could not be opened.
     failures_in_a_row: AtomicU32,
     keeper: Once,
-}
-
-/// Locks a value, which stays valid if a thread panics.
-fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Sessions {

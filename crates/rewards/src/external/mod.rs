@@ -41,6 +41,6 @@ fn score_batches<'a, W: Send>(
 }
 
 /// Locks a value, which stays valid if a thread panics.
-fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }

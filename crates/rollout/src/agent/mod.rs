@@ -9,7 +9,7 @@
 
 mod history;
 
-use crate::conversation::{Conversations, Conversed, Ended, Tools};
+use crate::conversation::{Conversations, Conversed, Ended, Tools, stream};
 use crate::stops::Stops;
 use crate::{Result, Rollout, request};
 use agents::endpoint::{ApiError, Asked, ChatRequest, Job};
@@ -20,9 +20,6 @@ use policy::{Completion, RolloutRequest, Sampling, Turn};
 use rewards::Conversation;
 use run_config::RolloutConfig;
 use std::sync::Arc;
-
-/// The bit of a random stream above which the turns of a conversation are counted.
-const TURN_BITS: u32 = 32;
 
 impl Rollout<'_> {
     /// Lets agents hold `num_generations` conversations about each row. `first_stream` is the random stream of the first conversation.
@@ -64,7 +61,9 @@ impl Rollout<'_> {
                 let place = check_sampling(&asked.request, config)
                     .and_then(|()| history.place(&asked.request, tokenizer, &mut tools, limits));
                 match place {
-                    Ok(place) => placed.push(Placed { stream: stream(first_stream, &asked, turn), asked, place }),
+                    Ok(place) => {
+                        placed.push(Placed { stream: stream(turn, first_stream + asked.job as u64), asked, place })
+                    }
                     Err(error) => asked.answer(Err(error)),
                 }
             }
@@ -96,11 +95,6 @@ struct Placed {
     asked: Asked,
     place: history::Place,
     stream: u64,
-}
-
-/// Returns the random stream of request number `turn` of a conversation.
-fn stream(first: u64, asked: &Asked, turn: u64) -> u64 {
-    (turn << TURN_BITS) + first + asked.job as u64
 }
 
 /// Checks that a request expects the sampling of the run: the log-probabilities of its tokens must be those of the loss.

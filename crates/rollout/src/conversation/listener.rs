@@ -5,15 +5,16 @@ use super::episode::Talk;
 use crate::{Error, Result};
 use models::Tokenizer;
 use policy::{Completion, Finished};
+use rewards::programs::lock;
 use run_config::MultiTurnConfig;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 
-/// The turns of one request, and what their messages are made with.
+/// The turns of one request, and the tokenizer, tools and limits for their messages.
 pub(super) struct Turns<'t, 'a> {
     talks: &'t [Mutex<&'t mut Talk<'a>>],
     /// The conversation of each completion of the request.
@@ -26,14 +27,10 @@ pub(super) struct Turns<'t, 'a> {
     failed: Mutex<Option<Error>>,
 }
 
-/// Takes turns as they are finished, and sends their conversations to the threads of their environments: one for each worker.
+/// Receives finished turns, and sends their conversations to the threads of the environments: one thread for each worker.
 pub(super) struct Listener<'t, 'a> {
     turns: &'t Turns<'t, 'a>,
     workers: BTreeMap<(Option<usize>, usize), Sender<usize>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<'t, 'a> Turns<'t, 'a> {
@@ -48,7 +45,7 @@ impl<'t, 'a> Turns<'t, 'a> {
         Self { talks, open, tokenizer, tools: Mutex::new(tools), limits, taken, failed: Mutex::new(None) }
     }
 
-    /// Takes the turn of a conversation, and returns `true` if its environment has to answer.
+    /// Adds a finished turn to its conversation. Returns `true` if the environment has to answer.
     fn take(&self, conversation: usize, turn: Completion) -> bool {
         let mut talk = lock(&self.talks[conversation]);
         match talk.take_turn(turn, self.tokenizer, &mut lock(&self.tools), self.limits) {

@@ -28,8 +28,10 @@ use rewards::Conversation;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// The bit of a random stream above which the turns of a conversation are counted.
-const TURN_BITS: u32 = 32;
+/// Returns the random stream of a turn, both counted from 0: the upper 32 bits have the turn, the lower ones the conversation.
+pub(crate) fn stream(turn: u64, conversation: u64) -> u64 {
+    (turn << 32) + conversation
+}
 
 /// Conversations after their end.
 pub(crate) struct Conversations {
@@ -47,10 +49,10 @@ pub(crate) struct Ended {
     pub(crate) conversed: Conversed,
 }
 
-/// A finished conversation, beside its prompt and completion.
+/// The messages and counts of a finished conversation.
 #[derive(Clone, Debug, Default)]
 pub struct Conversed {
-    /// Its messages behind the prompt, its reward and its failure.
+    /// Its messages after the prompt, its reward and its failure.
     pub conversation: Conversation,
     /// The text of all turns, with special tokens.
     pub transcript: String,
@@ -128,7 +130,7 @@ impl Rollout<'_> {
     }
 }
 
-/// The request for the next turn of conversations.
+/// The request that samples the next turn of all open conversations.
 struct NextTurn {
     prompts: Vec<Vec<u32>>,
     num_generations: usize,
@@ -151,7 +153,7 @@ impl NextTurn {
         Self {
             prompts,
             num_generations,
-            streams: open.iter().map(|i| (turn << TURN_BITS) + *i as u64).collect(),
+            streams: open.iter().map(|i| stream(turn, *i as u64)).collect(),
             limits: open.iter().map(|i| max_completion_length - talks[*i].completion.ids.len()).collect(),
         }
     }
