@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// The packed weights and the KV caches of a turn of conversations, which the next turn continues.
+/// The packed weights and the KV caches of a request with [`RolloutRequest::turn`], for the next such request.
 pub(crate) struct Turns {
     inference: Inference,
     chunks: Vec<Sampled>,

@@ -38,7 +38,7 @@ pub struct CpuPolicy {
     optimizer: AdamW,
     sums: GradientSum,
     rollout_batch_size: usize,
-    /// The caches of the last turn of conversations, until a call other than [`Policy::generate`].
+    /// The KV caches of the last request with a turn, until a call other than [`Policy::generate`].
     turns: Option<Turns>,
     /// The measured peak of f32 multiply-adds.
     peak_flops: OnceLock<f64>,

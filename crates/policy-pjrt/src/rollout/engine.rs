@@ -54,7 +54,7 @@ pub struct DeviceRollout {
     turns: Option<Turns>,
 }
 
-/// The state after a turn of conversations, which the next turn continues.
+/// The KV cache after a request with [`RolloutRequest::turn`], for the next such request.
 #[derive(Debug)]
 struct Turns {
     state: State,
@@ -62,7 +62,7 @@ struct Turns {
     cached: Vec<Vec<u32>>,
 }
 
-/// A sample that continues what is in a slot.
+/// A sample whose prompt begins with tokens that are in the KV cache of a slot.
 #[derive(Clone, Copy, Debug)]
 struct Continuation {
     slot: usize,
@@ -71,7 +71,7 @@ struct Continuation {
     cached: usize,
 }
 
-/// A sample that begins in a slot behind `length` tokens.
+/// A sample that begins in a slot after `length` tokens.
 struct Beginning {
     slot: usize,
     sample: usize,
@@ -135,7 +135,7 @@ impl DeviceRollout {
         &self.runtime
     }
 
-    /// Drops the keys and values of the last turn. Call it when the weights change, or to free their memory.
+    /// Drops the KV cache of the last request. Call it when the weights change, or to free the memory.
     pub fn forget_turns(&mut self) {
         self.turns = None;
     }
@@ -144,8 +144,9 @@ impl DeviceRollout {
     /// its sample index and the request's sampling; not on other samples, the number of slots, or its slot. `weights` must match the
     /// decoder's [`Decoder::parameters`].
     ///
-    /// The keys and values of a turn of conversations stay in their slots: a prompt of the next request that begins with the tokens of a
-    /// slot continues there, and only its new tokens are processed. A repetition penalty prevents this.
+    /// After a request with [`RolloutRequest::turn`], the KV cache stays on the device. If a prompt of the next such request begins with the cached
+    /// tokens of a slot, the sample uses this slot, and only the new tokens of the prompt are processed. With a repetition penalty, the cache is
+    /// dropped.
     ///
     /// # Errors
     /// [`crate::Error::Policy`] for a request without prompts, generations or tokens, with an empty prompt, or too long for the model;
@@ -188,14 +189,14 @@ impl DeviceRollout {
             slots.harvest(&self.runtime, &state, masks.as_ref(), self.options.tokens_per_call)?;
         }
         let (completions, cached) = slots.finish();
-        // The sets of tokens of a repetition penalty do not follow what is between two turns.
+        // The state of the repetition penalty lacks the tokens between two turns.
         if request.turn.is_some() && !shape.seen {
             self.turns = Some(Turns { state, cached });
         }
         Ok(completions)
     }
 
-    /// Begins the samples that continue what is in their slots, and processes the tokens between.
+    /// Begins samples in the slots that have their prompts in the KV cache, and processes the new tokens of these prompts.
     fn resume(
         &mut self,
         weights: &DeviceWeights,
@@ -419,7 +420,8 @@ impl DeviceRollout {
 }
 
 impl Turns {
-    /// Returns the state and the samples of a request that continue what is in its slots. `needed` is the shape of the request's state.
+    /// Returns the state, and the samples of a request whose prompts begin with the cached tokens of a slot. `needed` is the smallest shape of a state
+    /// for the request.
     fn continued(self, request: &RolloutRequest<'_>, needed: Shape) -> (State, Vec<Continuation>) {
         let Self { state, cached } = self;
         let has = state.shape;

@@ -1,5 +1,5 @@
-//! Programs that continue sequences of an earlier request, whose keys and values are still in their slots: the beginning of new samples, and
-//! the extension, which adds the keys and values of the tokens between two turns of a conversation.
+//! Programs for prompts whose first tokens are in the KV cache of a slot: `resume` begins new samples there, and `extend` adds the keys and values
+//! of the next tokens of the prompts.
 //!
 //! Legend: L layers, B slots, T tokens of an extension, S columns of the cache, C columns of it that are read, K key/value heads, D head
 //! dimension.
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::program::program_error;
 use stablehlo::{Builder, Dtype, Module, Save, TensorType, Value};
 
-/// The numbers of tokens of an extension. Longer texts between two turns take several calls.
+/// The numbers of tokens that one call may process; more tokens need several calls.
 pub(super) const TOKENS: [usize; 2] = [16, 64];
 
 /// Configuration of an extension program.
@@ -25,7 +25,7 @@ pub(crate) struct Extend {
     pub(crate) tokens: usize,
 }
 
-/// Builds the program that begins samples in slots and keeps their keys and values. Arguments: state; and those of [`Begun`]. Result: the
+/// Builds the program that begins samples in slots, with the KV cache that is there. Arguments: the state, then those of [`Begun`]. Result: the
 /// state.
 pub(super) fn resume(decoder: &Decoder, shape: Shape) -> Result<Module> {
     let f = Builder::new();
@@ -37,9 +37,8 @@ pub(super) fn resume(decoder: &Decoder, shape: Shape) -> Result<Module> {
 }
 
 impl Extend {
-    /// Builds the program from weights, state, and for each sequence the tokens that get keys and values, of which the first one is the last
-    /// token of the state (`[B, T]`, i32), their number (`[B]`, i32, 0 for a sequence that stays as it is) and the token behind them (`[B]`,
-    /// i32), to the next state.
+    /// Builds the program. Arguments: weights; state; the tokens to process (`[B, T]`, i32, padded; the first one of a sequence is the last token of
+    /// the state); their number (`[B]`, i32; 0 leaves a sequence unchanged); the token after them (`[B]`, i32). Result: the state.
     pub(super) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let Self { shape, columns_read, tokens } = self;
         let (f, name) = (Builder::new(), "rollout_extend");

@@ -1,8 +1,8 @@
 //! Sampling of completions on a device, with a KV cache.
 //!
 //! A rollout has three programs: the prefill of a few prompts, the admission of samples into free slots, and the decode loop (continuous
-//! batching). [`DeviceRollout`] runs them until every sample of a request is finished, and refills slots as they become free. The next turn of a
-//! conversation continues in its slot: two more programs begin samples there, and process the tokens between the turns.
+//! batching). [`DeviceRollout`] runs them until every sample of a request is finished, and refills slots as they become free. For the next turn
+//! of a conversation, two more programs continue with the KV cache of its slot.
 
 mod decode;
 mod engine;

@@ -130,8 +130,7 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     split.finish(f, name, next.results())
 }
 
-/// What begins in slots: whether a sample begins (`[B]`), the last token and the length of what is before it (`[B]`, i32) and its random key
-/// (`[B, 2]`, u32).
+/// New samples, per slot: whether one begins (`[B]`), the last token and the length of its prompt (`[B]`, i32), and its random key (`[B, 2]`, u32).
 pub(super) struct Begun {
     begins: Value,
     last: Value,

@@ -29,7 +29,7 @@ pub struct RolloutSizes {
     pub num_generations: usize,
     /// Largest number of tokens of a completion.
     pub max_completion_length: usize,
-    /// `true` for turns of conversations, whose keys and values stay for the next turn.
+    /// `true` for requests with [`RolloutRequest::turn`], whose KV cache stays for the next request.
     pub conversations: bool,
 }
 
