@@ -6,7 +6,7 @@ use crate::support::{
     whole,
 };
 use grpo_core::LossConfig;
-use models::{LoraConfig, ModelConfig};
+use models::{ClampedSwiglu, Experts, LoraConfig, ModelConfig};
 use pjrt::install::{Kind, install};
 use policy::contract::{Fixture, Setup, batches};
 use policy::{
@@ -195,6 +195,29 @@ fn training_and_sampling_on_every_mesh_match_one_device() {
         // Both sequences share a row; the others fill the shards.
         let shards: usize = axes.iter().filter(|(axis, _)| *axis != "tensor").map(|(_, size)| size).product();
         assert_eq!(found.rows_empty, Some(1.0 - 1.0 / shards as f64), "{axes:?}");
+    }
+}
+
+#[test]
+fn mixtures_of_experts_on_meshes_match_one_device() {
+    // Every expert has tokens.
+    let experts = Experts { num_experts: 4, num_experts_per_tok: 3, moe_intermediate_size: 16, ..Experts::default() };
+    let qwen3_moe = ModelConfig { attention_bias: false, qk_norm: true, experts: Some(experts.clone()), ..config() };
+    let gpt_oss = ModelConfig {
+        attention_bias: true,
+        attention_output_bias: true,
+        attention_sinks: true,
+        experts: Some(Experts { clamped: Some(ClampedSwiglu::default()), ..experts }),
+        ..config()
+    };
+    for config in [qwen3_moe, gpt_oss] {
+        let on =
+            |runtime: &Runtime| PjrtPolicy::new(runtime, &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
+        let expected = train(on(runtime()));
+        for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
+            let clamped = config.experts.as_ref().and_then(|experts| experts.clamped);
+            assert_same(&format!("{axes:?}, {clamped:?}"), &train(on(&on_mesh(axes))), &expected);
+        }
     }
 }
 
