@@ -121,19 +121,17 @@ impl<'a> CompletionSampler<'a> {
             self.seen.insert(id as u32);
         }
         if self.request.turn.is_some_and(|turn| turn.finished.is_some()) && self.next_input().is_none() {
-            self.request.report(self.index, &self.completion());
+            let completion = Completion::sampled(self.ids.clone(), self.logps.clone(), !self.has_ended);
+            let sampling_mask = self.sampling_mask.clone();
+            self.request.report(self.index, &Completion { sampling_mask, ..completion });
         }
         Ok(())
     }
 
     /// Returns the completion; it is truncated if no stop condition has ended it.
     pub fn finish(self) -> Completion {
-        self.completion()
-    }
-
-    fn completion(&self) -> Completion {
-        let (ids, logps, sampling_mask) = (self.ids.clone(), self.logps.clone(), self.sampling_mask.clone());
-        Completion { sampling_mask, ..Completion::sampled(ids, logps, !self.has_ended) }
+        let sampling_mask = self.sampling_mask;
+        Completion { sampling_mask, ..Completion::sampled(self.ids, self.logps, !self.has_ended) }
     }
 }
 

@@ -38,11 +38,11 @@ pub struct Turn<'a> {
     pub streams: &'a [u64],
     /// `[prompts * num_generations]`: the largest number of tokens of each completion, from 1 to [`RolloutRequest::max_completion_length`].
     pub limits: &'a [usize],
-    /// Learns about completions while others are sampled; `None` if nobody waits for them.
+    /// Receives finished completions while others are sampled; `None` if the caller waits for all of them.
     pub finished: Option<&'a dyn Finished>,
 }
 
-/// A listener that learns about finished completions before [`RolloutEngine::generate`] returns all of them. Engines may leave it out.
+/// Receives finished completions before [`RolloutEngine::generate`] returns all of them. Engines need not report them.
 pub trait Finished: std::fmt::Debug + Sync {
     /// Is called once for completion `index` of the request, from any thread.
     fn finished(&self, index: usize, completion: &Completion);
@@ -82,7 +82,7 @@ impl RolloutRequest<'_> {
         self.prompts.iter().enumerate().map(|(prompt, ids)| ids.len() + longest(prompt)).max().unwrap_or(0)
     }
 
-    /// Tells the listener of the request, if it has one, that completion `index` is finished.
+    /// Reports completion `index`, which is finished, to the listener of the request, if there is one.
     pub fn report(&self, index: usize, completion: &Completion) {
         if let Some(listener) = self.turn.and_then(|turn| turn.finished) {
             listener.finished(index, completion);

@@ -159,13 +159,19 @@ impl DeviceRollout {
         let sizes = RolloutSizes::of(request);
         let decoding = self.decode_arguments(request, sampler, numbers, top_k)?;
         let needed = sizes.shape(self.options, sampler, self.runtime.split());
-        let (mut state, continued) = match self.turns.take().map(|turns| turns.continued(request, needed)) {
-            Some((state, continued)) if !continued.is_empty() => (state, continued),
-            _ => (State { shape: needed, tensors: self.program(Key::Empty(needed))?.run(vec![])? }, vec![]),
+        // A state that does not fit is freed before the next one is made.
+        let earlier = self.turns.take().filter(|turns| request.turn.is_some() && turns.fit(needed));
+        let Turns { mut state, cached } = match earlier {
+            Some(turns) => turns,
+            None => {
+                let tensors = self.program(Key::Empty(needed))?.run(vec![])?;
+                Turns { state: State { shape: needed, tensors }, cached: vec![vec![]; needed.slots] }
+            }
         };
         let shape = state.shape;
         let at_once = sizes.prompts_at_once(shape);
-        let mut slots = Slots::new(request, shape.slots, self.decoder.config().vocab_size);
+        let continued = continuations(request, &cached);
+        let mut slots = Slots::new(request, cached, self.decoder.config().vocab_size);
         if !continued.is_empty() {
             continued.iter().for_each(|continuation| slots.resume(continuation.slot, continuation.sample));
             state = self.resume(weights, state, request, &continued)?;
@@ -420,24 +426,28 @@ impl DeviceRollout {
 }
 
 impl Turns {
-    /// Returns the state, and the samples of a request whose prompts begin with the cached tokens of a slot. `needed` is the smallest shape of a state
-    /// for the request.
-    fn continued(self, request: &RolloutRequest<'_>, needed: Shape) -> (State, Vec<Continuation>) {
-        let Self { state, cached } = self;
-        let has = state.shape;
-        let fits = has.columns >= needed.columns && has.tokens >= needed.tokens && has.seen == needed.seen;
-        if request.turn.is_none() || request.num_generations != 1 || !fits {
-            return (state, vec![]);
-        }
-        let mut free: Vec<bool> = cached.iter().map(|ids| !ids.is_empty()).collect();
-        let samples = request.prompts.iter().enumerate().filter_map(|(sample, prompt)| {
-            // The last token of a prompt is processed again.
-            let begins = |slot: &usize| free[*slot] && prompt[..prompt.len() - 1].starts_with(&cached[*slot]);
-            let slot = (0..cached.len()).filter(begins).max_by_key(|slot| cached[*slot].len())?;
-            free[slot] = false;
-            Some(Continuation { slot, sample, cached: cached[slot].len() })
-        });
-        let samples = samples.collect();
-        (state, samples)
+    /// Returns `true` if the state is large enough for a request that needs a state of shape `needed`.
+    fn fit(&self, needed: Shape) -> bool {
+        let has = self.state.shape;
+        has.slots >= needed.slots
+            && has.columns >= needed.columns
+            && has.tokens >= needed.tokens
+            && has.seen == needed.seen
     }
+}
+
+/// Returns the samples of a request whose prompts begin with the tokens in the KV cache of a slot, given by slot.
+fn continuations(request: &RolloutRequest<'_>, cached: &[Vec<u32>]) -> Vec<Continuation> {
+    if request.num_generations != 1 {
+        return vec![];
+    }
+    let mut free: Vec<bool> = cached.iter().map(|ids| !ids.is_empty()).collect();
+    let samples = request.prompts.iter().enumerate().filter_map(|(sample, prompt)| {
+        // The last token of a prompt is processed again.
+        let begins = |slot: &usize| free[*slot] && prompt[..prompt.len() - 1].starts_with(&cached[*slot]);
+        let slot = (0..cached.len()).filter(begins).max_by_key(|slot| cached[*slot].len())?;
+        free[slot] = false;
+        Some(Continuation { slot, sample, cached: cached[slot].len() })
+    });
+    samples.collect()
 }

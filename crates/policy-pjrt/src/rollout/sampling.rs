@@ -87,11 +87,21 @@ pub(super) fn mask_words(vocab: usize) -> usize {
     vocab.div_ceil(BITS)
 }
 
-/// Returns the tokens of the words `[W]` of a sampling mask; none if it has the whole vocabulary of `vocab` tokens.
-pub(super) fn kept_tokens(words: &[u32], vocab: usize) -> Vec<u32> {
-    let bits = words.iter().flat_map(|word| (0..BITS).map(move |bit| word >> bit & 1 == 1));
-    let kept: Vec<u32> = (0..vocab as u32).zip(bits).filter(|(_, is_kept)| *is_kept).map(|(id, _)| id).collect();
-    if kept.len() < vocab { kept } else { Vec::new() }
+/// Sets `kept` to the tokens of the words `[W]` of a sampling mask; to none if it has the whole vocabulary of `vocab` tokens.
+pub(super) fn kept_tokens(words: &[u32], vocab: usize, kept: &mut Vec<u32>) {
+    kept.clear();
+    let count: u32 = words.iter().map(|word| word.count_ones()).sum();
+    if count as usize == vocab {
+        return;
+    }
+    for (index, word) in (0_u32..).zip(words) {
+        let mut rest = *word;
+        while rest != 0 {
+            kept.push(index * BITS as u32 + rest.trailing_zeros());
+            // Clears the lowest bit.
+            rest &= rest - 1;
+        }
+    }
 }
 
 /// Returns the bits u32 `[B, W]` of the tokens whose scores `[B, V]` are not masked.

@@ -118,7 +118,7 @@ pub(crate) fn columns_read(length: usize, all: usize) -> usize {
     length.next_multiple_of(step).min(all)
 }
 
-/// The programs of a rollout, for ahead-of-time compilation.
+/// The programs of a rollout, for ahead-of-time compilation, without those that continue the turns of conversations.
 #[derive(Clone, Debug)]
 pub struct RolloutPrograms {
     /// The prefill of as many prompts as fill the slots.

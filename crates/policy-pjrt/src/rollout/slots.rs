@@ -31,8 +31,8 @@ pub(crate) struct Slots<'a> {
     /// Waiting samples in order.
     waiting: VecDeque<usize>,
     completions: Vec<Option<Completion>>,
-    /// The last finished sample of each slot, and how many of its tokens have keys and values there.
-    cached: Vec<Option<(usize, usize)>>,
+    /// The tokens in the KV cache of each slot that a later turn may continue.
+    cached: Vec<Vec<u32>>,
     /// The sampling mask of each unfinished sample, if requested.
     masks: Vec<SamplingMask>,
 }
@@ -48,15 +48,16 @@ pub(crate) struct Admission {
 }
 
 impl<'a> Slots<'a> {
-    pub(crate) fn new(request: &'a RolloutRequest<'a>, slots: usize, vocab: usize) -> Self {
+    /// Creates a slot for each of `cached`, the tokens in its KV cache.
+    pub(crate) fn new(request: &'a RolloutRequest<'a>, cached: Vec<Vec<u32>>, vocab: usize) -> Self {
         let samples = request.prompts.len() * request.num_generations;
         Self {
             request,
             vocab,
-            slots: vec![None; slots],
+            slots: vec![None; cached.len()],
             waiting: (0..samples).collect(),
             completions: vec![None; samples],
-            cached: vec![None; slots],
+            cached,
             masks: vec![SamplingMask::default(); samples],
         }
     }
@@ -70,7 +71,7 @@ impl<'a> Slots<'a> {
     fn place(&mut self, slot: usize, number: usize) {
         let length = self.request.prompts[number / self.request.num_generations].len();
         self.slots[slot] = Some(Sample { number, length, calls: 0, checked: 0 });
-        self.cached[slot] = None;
+        self.cached[slot].clear();
     }
 
     /// Returns the prompt of the next waiting sample if a slot is free.
@@ -87,18 +88,18 @@ impl<'a> Slots<'a> {
         prompts
     }
 
-    /// Places waiting samples of these prompts in free slots.
+    /// Places waiting samples of these prompts in free slots, first in those without a conversation.
     pub(crate) fn admit(&mut self, prompts: &[usize]) -> Vec<Admission> {
+        let mut free: Vec<usize> = (0..self.slots.len()).filter(|slot| self.slots[*slot].is_none()).collect();
+        free.sort_by_key(|slot| !self.cached[*slot].is_empty());
         let mut admitted = vec![];
-        for slot in 0..self.slots.len() {
+        for slot in free {
             let Some(&sample) = self.waiting.front() else { break };
             let prompt = sample / self.request.num_generations;
             let Some(row) = prompts.iter().position(|of_list| *of_list == prompt) else { break };
-            if self.slots[slot].is_none() {
-                self.waiting.pop_front();
-                self.place(slot, sample);
-                admitted.push(Admission { slot, sample, prompt, row });
-            }
+            self.waiting.pop_front();
+            self.place(slot, sample);
+            admitted.push(Admission { slot, sample, prompt, row });
         }
         admitted
     }
@@ -149,10 +150,12 @@ impl<'a> Slots<'a> {
             }
             let ids = all[..length].to_vec();
             let truncated = stopped.is_none() && ids.last().is_none_or(|id| !self.request.stop_ids.contains(id));
-            let prompt = self.request.prompts[number / self.request.num_generations].len();
-            // The last token that the device has sampled has no keys and values.
-            let sampled = counts.get(slot).map_or(0, |count| usize::try_from(*count).unwrap_or(0));
-            self.cached[slot] = Some((number, prompt + length.min(sampled.saturating_sub(1))));
+            if self.request.turn.is_some() {
+                // The last token that the device has sampled has no keys and values.
+                let sampled = counts.get(slot).map_or(0, |count| usize::try_from(*count).unwrap_or(0));
+                let prompt = &self.request.prompts[number / self.request.num_generations];
+                self.cached[slot] = [prompt, &ids[..length.min(sampled.saturating_sub(1))]].concat();
+            }
             let mut completion = Completion::sampled(ids, logps.to_vec(), truncated);
             if self.request.return_sampling_mask {
                 completion.sampling_mask = std::mem::take(&mut self.masks[number]);
@@ -166,13 +169,16 @@ impl<'a> Slots<'a> {
 
     /// Appends the sampling masks of the tokens that a call has added, from its words `[B, tokens_per_call, W]`.
     fn record_masks(&mut self, counts: &[i32], words: &[u32], tokens_per_call: usize) {
-        let (width, per_prompt) = (mask_words(self.vocab), self.request.num_generations);
+        let (width, per_prompt, mut kept) = (mask_words(self.vocab), self.request.num_generations, Vec::new());
         for (slot, (held, count)) in self.slots.iter().zip(counts).enumerate() {
             let Some(sample) = held else { continue };
             let before = sample.length - self.request.prompts[sample.number / per_prompt].len();
             let added = usize::try_from(*count).unwrap_or(0).saturating_sub(before).min(tokens_per_call);
             let of_slot = words[slot * tokens_per_call * width..].chunks(width).take(added);
-            of_slot.for_each(|words| self.masks[sample.number].push(&kept_tokens(words, self.vocab)));
+            for words in of_slot {
+                kept_tokens(words, self.vocab, &mut kept);
+                self.masks[sample.number].push(&kept);
+            }
         }
     }
 
@@ -231,17 +237,9 @@ impl<'a> Slots<'a> {
         Ok(done)
     }
 
-    /// Returns the completions in the order of the samples, without unfinished ones; and the tokens of each slot that have keys and values.
+    /// Returns the completions in the order of the samples, without unfinished ones; and the tokens in the KV cache of each slot.
     pub(crate) fn finish(self) -> (Vec<Completion>, Vec<Vec<u32>>) {
-        let tokens = |(number, length): (usize, usize)| {
-            let prompt = &self.request.prompts[number / self.request.num_generations];
-            let completion = self.completions[number].as_ref().map(|completion| &completion.ids[..]);
-            let mut ids = [prompt, completion.unwrap_or_default()].concat();
-            ids.truncate(length);
-            ids
-        };
-        let cached = self.cached.iter().map(|cached| cached.map(tokens).unwrap_or_default()).collect();
-        (self.completions.into_iter().flatten().collect(), cached)
+        (self.completions.into_iter().flatten().collect(), self.cached)
     }
 }
 
@@ -273,7 +271,7 @@ mod tests {
     fn samples_fill_free_slots_in_order() {
         let prompts = vec![vec![1, 2], vec![3], vec![4, 5, 6]];
         let request = request(&prompts, 2, 4);
-        let mut slots = Slots::new(&request, 4, 10);
+        let mut slots = Slots::new(&request, vec![vec![]; 4], 10);
         assert_eq!((slots.waiting(), slots.longest()), (Some(0), None));
         let of = |list: Vec<Admission>| list.iter().map(|a| (a.slot, a.sample, a.prompt)).collect::<Vec<_>>();
         assert_eq!(of(slots.admit(&[0])), [(0, 0, 0), (1, 1, 0)]);
@@ -287,10 +285,21 @@ mod tests {
     }
 
     #[test]
+    fn samples_begin_first_in_slots_without_a_conversation() {
+        let prompts = vec![vec![1, 2], vec![3], vec![4, 5, 6]];
+        let request = request(&prompts, 1, 4);
+        let mut slots = Slots::new(&request, vec![vec![8, 9], vec![], vec![1], vec![]], 10);
+        slots.resume(2, 0);
+        assert_eq!(slots.admit(&[1]).iter().map(|admission| admission.slot).collect::<Vec<_>>(), [1]);
+        let (_, cached) = slots.finish();
+        assert_eq!(cached, [vec![8, 9], vec![], vec![], vec![]]);
+    }
+
+    #[test]
     fn a_sample_that_never_ends_is_an_error_after_the_calls_of_the_longest_completion() {
         let prompts = vec![vec![1, 2], vec![3]];
         let request = request(&prompts, 1, 10);
-        let mut slots = Slots::new(&request, 2, 10);
+        let mut slots = Slots::new(&request, vec![vec![]; 2], 10);
         slots.admit(&[0, 1]);
         // The second slot finishes and stays empty; the first never finishes. Three calls of four tokens are twelve.
         assert_eq!(slots.empty_ended(&[4, 3], &[false, true], 4).unwrap(), [(1, 1, 3)]);
@@ -321,7 +330,7 @@ mod tests {
     fn samples_that_meet_the_stop_condition_leave_their_slots() {
         let prompts = vec![vec![1], vec![2], vec![3]];
         let request = RolloutRequest { stop: Some(&Twice), ..request(&prompts, 1, 8) };
-        let mut slots = Slots::new(&request, 2, 10);
+        let mut slots = Slots::new(&request, vec![vec![]; 2], 10);
         slots.admit(&[0, 1, 2]);
         let ids = [7, 4, 4, 4, 0, 0, 0, 0, 1, 2, 1, 2, 0, 0, 0, 0];
         assert_eq!(slots.empty_stopped(&[4, 4], &ids, 8).unwrap(), [(0, 0, 3)]);
@@ -343,7 +352,7 @@ mod tests {
     fn calls_are_counted_from_the_beginning_of_each_sample() {
         let prompts = vec![vec![1], vec![2]];
         let request = request(&prompts, 1, 8);
-        let mut slots = Slots::new(&request, 1, 10);
+        let mut slots = Slots::new(&request, vec![vec![]; 1], 10);
         for sample in 0..2 {
             assert_eq!(slots.admit(&[0, 1]), [Admission { slot: 0, sample, prompt: sample, row: sample }]);
             assert_eq!(slots.empty_ended(&[4], &[false], 4).unwrap(), []);
@@ -357,7 +366,7 @@ mod tests {
         let prompts = vec![vec![1]];
         let request = request(&prompts, 1, 8);
         for count in [-1, 9, i32::MIN, i32::MAX] {
-            let mut slots = Slots::new(&request, 1, 10);
+            let mut slots = Slots::new(&request, vec![vec![]; 1], 10);
             slots.admit(&[0]);
             let error = slots.empty_ended(&[count], &[true], 4).unwrap_err();
             assert!(error.to_string().contains(&format!("found {count} tokens")), "{error}");

@@ -116,3 +116,23 @@ fn a_policy_keeps_turns_until_it_does_something_else() {
     policy.import_weights(&trained).unwrap();
     assert_eq!([turn(&mut policy, 6), turn(&mut policy, 7)], [1, 0]);
 }
+
+#[test]
+fn the_turns_of_other_conversations_drop_no_cache() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let weights = device_weights(&checkpoint, Dtype::F32);
+    let mut rollout = rollout(&checkpoint, 8, 4);
+    let mut conversations = [vec![1, 9, 4], vec![7, 8]];
+    let mut turn = |conversation: usize, number: u64| {
+        let prompts = [conversations[conversation].clone()];
+        let turn = Turn { streams: &[(number << 32) + conversation as u64], limits: &[6], finished: None };
+        let request = RolloutRequest {
+            turn: Some(turn),
+            ..request(&prompts, 1, 100, &[], random(1.0, LogitsProcessors::default(), 0))
+        };
+        let (completions, rows) = rows_of_prefills(|| rollout.generate(&weights, &request).unwrap());
+        conversations[conversation].extend(completions[0].ids.iter().copied().chain([5, 6, 7]));
+        rows.len()
+    };
+    assert_eq!([turn(0, 0), turn(1, 0), turn(0, 1), turn(1, 1), turn(0, 2)], [1, 1, 0, 0, 0]);
+}
