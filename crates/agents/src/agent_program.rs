@@ -6,7 +6,7 @@ use crate::environment::Failure;
 use crate::error::{Result, check};
 use crate::program::{failure, row_of};
 use data::Item;
-use rewards::programs::{Launch, MAX_WORKERS, Process, Stop, answer, back_off};
+use rewards::programs::{Launch, Process, Stop, answer, back_off};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -48,13 +48,7 @@ impl AgentProgram {
     /// [`crate::Error::Config`] for invalid settings; [`crate::Error::Program`] if the program does not exist.
     pub fn new(name: &str, config: &EnvironmentConfig) -> Result<Self> {
         let section = format!("environments.{name}");
-        let workers = config.workers;
-        check(
-            (1..=MAX_WORKERS).contains(&workers),
-            &format!("{section}.workers"),
-            &format!("1 to {MAX_WORKERS}"),
-            workers,
-        )?;
+        let workers = config.workers(&section)?;
         let own = "left out: an agent sends its own tools";
         check(config.tools.is_none(), &format!("{section}.tools"), own, "tools")?;
         let launch = Launch::new(&section, "agent", name, &config.agent, &config.env, config.timeout)?;

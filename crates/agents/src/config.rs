@@ -7,6 +7,7 @@ use crate::error::{Result, check};
 use crate::openenv::OpenEnv;
 use crate::program::EnvironmentProgram;
 use grpo_files::KeyError;
+use rewards::programs::MAX_WORKERS;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smart_default::SmartDefault;
@@ -101,6 +102,18 @@ impl EnvironmentConfig {
                 Err(KeyError { key: format!("environments.{name}"), expected, found }.into())
             }
         }
+    }
+}
+
+impl EnvironmentConfig {
+    /// Returns the number of workers of the environment in `section`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for none or too many.
+    pub(crate) fn workers(&self, section: &str) -> Result<usize> {
+        let (workers, expected) = (self.workers, format!("1 to {MAX_WORKERS}"));
+        check((1..=MAX_WORKERS).contains(&workers), &format!("{section}.workers"), &expected, workers)?;
+        Ok(workers)
     }
 }
 

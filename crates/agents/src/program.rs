@@ -2,9 +2,9 @@
 
 use crate::config::EnvironmentConfig;
 use crate::environment::{Environment, Episode, Failure, Reply, Start, check_messages};
-use crate::error::{Result, check};
+use crate::error::Result;
 use data::{Item, Prompt};
-use rewards::programs::{Launch, MAX_WORKERS, Process, Stop, back_off, shown};
+use rewards::programs::{Launch, Process, Stop, back_off, shown};
 use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -55,9 +55,7 @@ impl EnvironmentProgram {
     /// [`crate::Error::Config`] for invalid settings; [`crate::Error::Program`] if the program does not exist.
     pub fn new(name: &str, config: &EnvironmentConfig) -> Result<Self> {
         let section = format!("environments.{name}");
-        let workers = config.workers;
-        let expected = format!("1 to {MAX_WORKERS}");
-        check((1..=MAX_WORKERS).contains(&workers), &format!("{section}.workers"), &expected, workers)?;
+        let workers = config.workers(&section)?;
         let launch = Launch::new(&section, "command", name, &config.command, &config.env, config.timeout)?;
         let workers = (0..workers).map(|_| Mutex::default()).collect();
         let shared = Arc::new(Shared { launch: Arc::new(launch), workers, next: AtomicU64::new(0) });

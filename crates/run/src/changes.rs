@@ -49,6 +49,7 @@ pub const SAFE: &[&str] = &[
     "grpo.max_steps",
     "grpo.filter_groups.max_num_gen_batches",
     "environments.*.command",
+    "environments.*.agent",
     "environments.*.url",
     "environments.*.workers",
     "environments.*.timeout",

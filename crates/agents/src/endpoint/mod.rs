@@ -170,14 +170,18 @@ impl Endpoint {
                     let (events, queue) = (events.clone(), Arc::clone(&queue));
                     running.fetch_add(1, Ordering::Relaxed);
                     scope.spawn(move || {
+                        let _running = AtEnd(|| {
+                            running.fetch_sub(1, Ordering::Relaxed);
+                        });
                         while !has_ended.load(Ordering::Relaxed) {
                             let Some((index, key)) = lock(&queue).pop_front() else { break };
                             let connection = self.admit(key, index, &events, has_ended);
-                            let outcome = agent.run(jobs[index].row, &connection, worker);
-                            self.shared.revoke(connection.api_key());
+                            let outcome = {
+                                let _key = AtEnd(|| self.shared.revoke(connection.api_key()));
+                                agent.run(jobs[index].row, &connection, worker)
+                            };
                             let _ = events.send(Event::Over(index, outcome));
                         }
-                        running.fetch_sub(1, Ordering::Relaxed);
                     });
                 }
             }
@@ -197,6 +201,15 @@ impl Endpoint {
         let open = Open { job, clock: Arc::clone(&clock), events: events.clone() };
         lock(&self.shared.keys).open.insert(key.clone(), open);
         Connection::new(self.base_url(), key, clock, Arc::clone(has_ended))
+    }
+}
+
+/// Calls a function at the end of a scope, also if an agent panics: the requests of its key and its thread would be waited for.
+struct AtEnd<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }
 

@@ -1,6 +1,6 @@
 //! The requests, responses and errors of OpenAI's API of chat completions.
 //!
-//! A field is honoured, has no effect ([`WITHOUT_EFFECT`]), or has a value that means "off" ([`OFF`]). Any other field or value is refused by
+//! A field is honoured, has no effect ([`WITHOUT_EFFECT`]), or has a value that means "off" (`check_field`). Any other field or value is refused by
 //! name: nothing that a client asks for is ignored.
 
 use serde_json::{Map, Value, json};

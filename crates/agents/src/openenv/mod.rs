@@ -10,7 +10,6 @@ use crate::error::{Result, check};
 use connection::Address;
 use data::Item;
 use message::{Answer, Refusal};
-use rewards::programs::MAX_WORKERS;
 use serde_json::{Map, Value, json};
 use sessions::{Session, Sessions};
 use std::sync::Arc;
@@ -62,9 +61,7 @@ impl OpenEnv {
             let is_named = value.as_ref().is_none_or(|value| !value.is_empty());
             check(is_named, &format!("{section}.{field}"), "the name of a field", "an empty text")?;
         }
-        let workers = config.workers;
-        let expected = format!("1 to {MAX_WORKERS}");
-        check((1..=MAX_WORKERS).contains(&workers), &format!("{section}.workers"), &expected, workers)?;
+        let workers = config.workers(&section)?;
         let sessions = Sessions::new(Address::new(&section, config)?, config.tools.clone());
         let form = Form { action: config.action.clone(), observation: config.observation.clone() };
         Ok(Self { sessions, form: Arc::new(form), workers })

@@ -210,7 +210,7 @@ fn an_error_of_the_sampler_ends_all_conversations() {
     let broken = |_: Vec<Asked>| Err(Error::Random { reason: "the device is lost".into() });
     let error = endpoint.hold(&jobs, broken).unwrap_err().to_string();
     assert!(error.contains("the device is lost"), "{error}");
-    assert!(statuses.lock().unwrap().iter().all(|status| *status == 404), "{statuses:?}");
+    assert!(!statuses.lock().unwrap().is_empty() && statuses.lock().unwrap().iter().all(|status| *status == 404));
     // The endpoint can be used again.
     let refuse = |asked: Vec<Asked>| {
         asked.into_iter().for_each(|asked| asked.answer(Err(ApiError::param("messages", "too long"))));
@@ -219,6 +219,17 @@ fn an_error_of_the_sampler_ends_all_conversations() {
     let held = endpoint.hold(&jobs, refuse).unwrap();
     assert_eq!(held.outcomes, [Ok(None), Ok(None), Ok(None)]);
     assert!(statuses.lock().unwrap().contains(&400));
+}
+
+#[test]
+#[should_panic(expected = "a scoped thread panicked")]
+fn an_agent_that_panics_does_not_leave_the_run_waiting() {
+    let endpoint = Endpoint::open(None).unwrap();
+    let agent: Arc<dyn Agent> =
+        Arc::new(Function(|_: &Item, _: &Connection| -> Result<Option<f32>, Failure> { panic!("a bug of the agent") }));
+    let rows = rows(2);
+    let jobs: Vec<Job<'_>> = rows.iter().map(|row| Job { agent: Arc::clone(&agent), row }).collect();
+    let _ = endpoint.hold(&jobs, |_| Ok::<_, Error>(()));
 }
 
 /// Returns the failure of a shell script as an agent.

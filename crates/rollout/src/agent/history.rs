@@ -192,7 +192,7 @@ impl History {
     ) -> Result<ChatReply> {
         self.text = tokenizer.decode(&turn.ids)?;
         let parsed = match &request.tools {
-            Some(of_request) if request.calls_tools => tools.parser(of_request)?.parse(&self.text, of_request),
+            Some(of_request) if request.calls_tools => tools.parse(&turn.ids, &self.text, of_request)?,
             _ => Parsed { content: self.text.clone(), calls: Vec::new() },
         };
         let message = self.message(parsed);

@@ -1,7 +1,7 @@
 //! Tools and the tokens between turns, per list of tools; and the checks of environments before a run.
 
 use crate::{Error, Result, encode_prompt};
-use agents::{Environments, Failure, Start, ToolCall, ToolParser};
+use agents::{Environments, Failure, Parsed, Start, ToolCall, ToolParser};
 use data::{Item, Prompt};
 use models::{Tokenizer, TurnTokens};
 use serde_json::{Map, Value, json};
@@ -62,6 +62,20 @@ impl<'a> Tools<'a> {
         };
         self.parsers.insert(key, parser);
         Ok(parser)
+    }
+
+    /// Finds the tool calls of a turn, given as its tokens and as their text without special tokens. Some formats have special tokens as tags.
+    ///
+    /// # Errors
+    /// The errors of [`Tools::parser`] and of the tokenizer.
+    pub(crate) fn parse(&mut self, ids: &[u32], text: &str, tools: &Value) -> Result<Parsed> {
+        let parser = self.parser(tools)?;
+        if !parser.has_special_tags() {
+            return Ok(parser.parse(text, tools));
+        }
+        let ends = ids.last().is_some_and(|last| self.tokenizer.stop_ids().contains(last));
+        let text = self.tokenizer.decode_with_special(&ids[..ids.len() - usize::from(ends)])?;
+        Ok(parser.parse(&text, tools))
     }
 }
 

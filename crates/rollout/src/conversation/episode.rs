@@ -125,13 +125,22 @@ impl<'a> Talk<'a> {
                 return Ok(());
             }
         };
-        self.prompt = encode_prompt(tokenizer, &prompt)?;
-        if self.prompt.len() > longest {
-            let found = self.prompt.len();
+        // Without messages of the environment, the prompt is that of the row, which was checked before the run.
+        let ids = match encode_prompt(tokenizer, &prompt) {
+            Err(error) if !first.is_empty() => {
+                self.fail(format!("the chat template refuses its messages: {error}"));
+                return Ok(());
+            }
+            ids => ids?,
+        };
+        if ids.len() > longest {
+            let found = ids.len();
             self.fail(format!(
                 "its prompt has {found} tokens, and the context has room for {longest} before the completion"
             ));
+            return Ok(());
         }
+        self.prompt = ids;
         if let Prompt::Messages { tools: Some(of_row), .. } = prompt {
             tools.parser(&of_row)?;
             self.tools = Some(of_row);
@@ -148,15 +157,8 @@ impl<'a> Talk<'a> {
         limits: &MultiTurnConfig,
     ) -> Result<()> {
         self.text = tokenizer.decode(&turn.ids)?;
-        let with_tags = || {
-            let ends = turn.ids.last().is_some_and(|last| tokenizer.stop_ids().contains(last));
-            tokenizer.decode_with_special(&turn.ids[..turn.ids.len() - usize::from(ends)])
-        };
         let Parsed { content, calls } = match &self.tools {
-            Some(of_row) => match tools.parser(of_row)? {
-                parser if parser.has_special_tags() => parser.parse(&with_tags()?, of_row),
-                parser => parser.parse(&self.text, of_row),
-            },
+            Some(of_row) => tools.parse(&turn.ids, &self.text, of_row)?,
             None => Parsed { content: self.text.clone(), calls: Vec::new() },
         };
         self.completion.append(turn);

@@ -4,8 +4,8 @@ use crate::conversations::{CALL, QUESTION, Questions, RESULT, Script, answers, c
 use crate::scored;
 use data::Item;
 use grpo_core::advantages::{AdvantageEstimator, Whitening};
-use models::Tokenizer;
-use policy::{PolicyEngine, RolloutEngine};
+use models::{HfTokenizer, Tokenizer};
+use policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest};
 use rewards::Rewards;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
@@ -345,5 +345,65 @@ fn a_policy_learns_from_an_agent_and_repeats_it() {
     for (first, again) in reports.iter().zip(run(1)).take(3) {
         let texts = |report: &StepReport| report.samples.iter().map(|s| s.completion.clone()).collect::<Vec<_>>();
         assert_eq!(texts(first), texts(&again));
+    }
+}
+
+/// Returns the tokenizer with the special token `<|tool_call|>`, as Granite's.
+fn with_special_tag() -> HfTokenizer {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/chat/qwen2_5");
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(source).unwrap().map(Result::unwrap) {
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let path = folder.path().join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    let mut tag = added[0].clone();
+    (tag["id"], tag["content"]) = (405.into(), "<|tool_call|>".into());
+    added.push(tag);
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    HfTokenizer::open(folder.path(), &[], 512).unwrap()
+}
+
+/// An engine that calls the calculator in the first turn, and answers with the result in the second.
+struct Calls(HfTokenizer);
+
+impl RolloutEngine for Calls {
+    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+        let call = "<|tool_call|>[{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}]<|im_end|>";
+        let completion = |index: usize| {
+            let text = if request.stream(index) >> 32 == 0 { call } else { "42<|im_end|>" };
+            let ids = self.0.encode_rendered(text)?;
+            Ok(Completion::sampled(ids.clone(), vec![-1.0; ids.len()], false))
+        };
+        (0..request.prompts.len() * request.num_generations).map(completion).collect()
+    }
+}
+
+#[test]
+fn calls_whose_tags_are_special_tokens_are_found() {
+    let hold: Hold = |client, _| {
+        let tools = json!({"tools": Calculator::default().tools().unwrap()});
+        let (message, reason) = client.ask(&[user(QUESTION)], tools.clone());
+        assert_eq!(
+            (reason.as_str(), &message["tool_calls"][0]["function"]["name"]),
+            ("tool_calls", &json!("calculator"))
+        );
+        let result = json!({"role": "tool", "content": "42", "tool_call_id": message["tool_calls"][0]["id"]});
+        assert_eq!(client.ask(&[user(QUESTION), message, result], tools).0["content"], "42");
+        Ok(None)
+    };
+    let agent: Arc<dyn Agent> = Arc::new(Function(hold, Mutex::new(0)));
+    let of_agents = Environments::from_agents(vec![("test".into(), agent)]);
+    let calculator: Arc<dyn Environment> = Arc::new(Calculator::default());
+    for environments in [of_agents, Environments::from_list(vec![("test".into(), calculator)])] {
+        let config = config(json!({"tool_parser": "granite"}));
+        let parts = Parts::with_tokenizer(&config, Box::new(with_special_tag())).unwrap();
+        let engine = Box::new(Calls(with_special_tag()));
+        let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards: answers(), engine, ..parts };
+        let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
+        for (name, expected) in [("tools/call_frequency", 1.0), ("tools/failure_frequency", 0.0), ("reward", 1.0)] {
+            assert_eq!(report.metric(name), expected, "{name}");
+        }
     }
 }

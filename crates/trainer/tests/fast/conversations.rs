@@ -292,6 +292,32 @@ fn limits_end_conversations_and_cut_messages() {
 }
 
 #[test]
+fn a_first_message_that_is_too_long_leaves_its_conversation_out() {
+    // Of the context of 1024 tokens, 624 are for the prompt.
+    for words in [900, 5000] {
+        let environment = Begins(user(&"a ".repeat(words)), Mutex::new(0));
+        let (report, prompts) = step(json!({}), environment, [&["41"], &["42"]]);
+        let report = report.unwrap();
+        assert_eq!((report.metric("environments/failures"), report.metric("reward")), (1.0, 1.0), "{words}");
+        assert_eq!(prompts.len(), 1);
+    }
+}
+
+/// An environment whose first conversation in a run begins with this message.
+struct Begins(Reply, Mutex<usize>);
+
+impl Environment for Begins {
+    fn reset(&self, _: &Item, _: usize) -> std::result::Result<Start, Failure> {
+        let mut count = self.1.lock().unwrap();
+        *count += 1;
+        // The first conversation is a check before the run.
+        let messages = if *count == 2 { self.0.messages.clone() } else { vec![] };
+        let ends = |_: usize, _: &Value| Ok(Reply { done: true, ..Reply::default() });
+        Ok(Start { messages, episode: Box::new(Turns(ends, 1)) })
+    }
+}
+
+#[test]
 fn an_environment_that_fails_leaves_its_conversation_out() {
     // Fails in the second turn, unless the policy ends before.
     let environment = || {
