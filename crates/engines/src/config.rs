@@ -69,7 +69,7 @@ impl ServerConfig {
     /// Checks every key.
     ///
     /// # Errors
-    /// [`crate::Error::Key`].
+    /// [`crate::Error::Config`].
     pub fn validate(&self) -> Result<()> {
         let (key, count) = ("rollout.server.base_urls", self.base_urls.len());
         let expected = "the address of at least one server, e.g. `base_urls: [http://127.0.0.1:8000]`";
@@ -82,7 +82,7 @@ impl ServerConfig {
         let legal = self.timeout > 0.0 && self.timeout <= MAX_SECONDS;
         check(legal, "rollout.server.timeout", "seconds, more than 0 and at most a week", self.timeout)?;
         let few = self.retries <= MAX_RETRIES;
-        check(few, "rollout.server.retries", &format!("at most {MAX_RETRIES}"), self.retries)
+        Ok(check(few, "rollout.server.retries", &format!("at most {MAX_RETRIES}"), self.retries)?)
     }
 
     /// Returns the time for a request.

@@ -9,6 +9,7 @@ use crate::server::{Known, Server, backoff, lock};
 use crate::sglang::Sglang;
 use crate::vllm::Vllm;
 use crate::weights::{WeightFolders, Weights};
+use grpo_files::KeyError;
 use models::{Dtype, LoraConfig, ModelFolder};
 use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
 use rand::RngExt;
@@ -70,7 +71,7 @@ impl ServerEngine {
     /// Connects to the servers and checks them: health, version, model, context, adapters.
     ///
     /// # Errors
-    /// [`Error::Key`] for invalid settings; [`Error::Unavailable`]; [`Error::Settings`] with the flag to set; [`Error::Reply`];
+    /// [`Error::Config`] for invalid settings; [`Error::Unavailable`]; [`Error::Settings`] with the flag to set; [`Error::Reply`];
     /// [`Error::Folder`].
     pub fn open(kind: EngineKind, config: &ServerConfig, run: Run) -> Result<Self> {
         config.validate()?;
@@ -79,7 +80,7 @@ impl ServerEngine {
             EngineKind::Sglang => &Sglang,
             EngineKind::Policy => {
                 let (key, expected) = ("rollout.engine".into(), "vllm or sglang, with rollout.server".into());
-                return Err(Error::Key { key, expected, found: kind.name().into() });
+                return Err(KeyError { key, expected, found: kind.name().into() }.into());
             }
         };
         let Run { model, lora, max_tokens, max_staleness, batch_size, dtype } = run;
@@ -249,11 +250,7 @@ impl Shared {
                 return Ok(());
             }
             if let Some((server, fault)) = last {
-                let message = fault.message().to_owned();
-                return Err(match server.is_broken() {
-                    true => Error::Weights { server: server.http.shown.clone(), message },
-                    false => http::ended(&server.http.shown, fault, attempt + 1),
-                });
+                return Err(given_up(server, fault, attempt + 1));
             }
             let now = Instant::now();
             sleep_until(self.servers.iter().filter_map(|server| server.rests_until(now)).min(), || true);
@@ -322,7 +319,7 @@ impl Shared {
             attempt += 1;
             let useless = matches!(fault, Fault::Permanent(_));
             if useless || attempt > self.retries || !wanted.load(Ordering::Relaxed) {
-                return Err(http::ended(&server.http.shown, fault, attempt));
+                return Err(given_up(server, fault, attempt));
             }
             tracing::info!("{}: {}; once more", server.http.shown, fault.message());
             match fault {
@@ -346,6 +343,14 @@ impl Shared {
                 return &self.servers[0];
             }
         }
+    }
+}
+
+/// Returns the error for a request that was given up after `attempts` attempts.
+fn given_up(server: &Server, fault: Fault, attempts: u32) -> Error {
+    match server.is_broken() {
+        true => Error::Weights { server: server.http.shown.clone(), message: fault.message().to_owned() },
+        false => http::ended(&server.http.shown, fault, attempts),
     }
 }
 

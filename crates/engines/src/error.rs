@@ -3,6 +3,8 @@
 use grpo_files::counted;
 use std::path::PathBuf;
 
+pub(crate) use grpo_files::check_key as check;
+
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -11,15 +13,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// An invalid key of the section `rollout.server`.
-    #[error("configuration key `{key}`: expected {expected}, got {found}")]
-    Key {
-        /// The dotted path of the key.
-        key: String,
-        /// The valid values.
-        expected: String,
-        /// The value found.
-        found: String,
-    },
+    #[error(transparent)]
+    Config(#[from] grpo_files::KeyError),
     /// A server does not answer, or refuses a request for now.
     #[error("{server}: {message} (after {}; rollout.server.retries allows more)", counted(*attempts, "attempt"))]
     Unavailable {
@@ -88,10 +83,4 @@ impl From<Error> for policy::Error {
     fn from(error: Error) -> Self {
         Self::other(error)
     }
-}
-
-/// Returns an [`Error::Key`] for `key` unless `ok`.
-pub(crate) fn check(ok: bool, key: &str, expected: &str, found: impl ToString) -> Result<()> {
-    let found = || found.to_string();
-    if ok { Ok(()) } else { Err(Error::Key { key: key.into(), expected: expected.into(), found: found() }) }
 }

@@ -57,7 +57,7 @@ impl Http {
     /// Returns a connection to the server at `url`. Sends no request.
     ///
     /// # Errors
-    /// [`Error::Key`] for an invalid address or a missing environment variable.
+    /// [`Error::Config`] for an invalid address or a missing environment variable.
     pub(crate) fn new(url: &str, config: &ServerConfig) -> Result<Self> {
         let key = "rollout.server.base_urls";
         let (base, shown) = (url.trim_end_matches('/'), redact_url(url));

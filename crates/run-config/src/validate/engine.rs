@@ -1,6 +1,7 @@
 //! Checks of the program that samples completions.
 
 use crate::{EngineKind, Error, ModelSource, Result, TrainConfig, check};
+use grpo_files::KeyError;
 
 /// The maximum number of steps that completions may be behind.
 const MAX_STALENESS: u64 = 64;
@@ -51,7 +52,7 @@ impl TrainConfig {
 /// Returns the error of a key as an error of this crate.
 fn of_server(error: engines::Error) -> Error {
     match error {
-        engines::Error::Key { key, expected, found } => Error::Key { key, expected, found },
+        engines::Error::Config(KeyError { key, expected, found }) => Error::Key { key, expected, found },
         other => Error::key("rollout.server", "servers that can be used", other),
     }
 }
