@@ -97,15 +97,20 @@ mod tests {
     }
 
     #[test]
-    fn flops_of_long_sequences_are_quadratic() {
+    fn flops_are_those_of_matrices_attention_and_head() {
         let config = ModelConfig::default();
         let of = |length| {
             let mut counts = TokenCounts::default();
             counts.add(&config, 0, length, length);
             config.forward_flops(&counts)
         };
-        let weights = config.parameter_count() as f64;
-        assert!(of(1) >= 2.0 * weights * 0.5 && of(1) <= 2.0 * weights * 2.0, "{} {weights}", of(1));
-        assert!(of(2000) > 2.0 * of(1000));
+        let ModelConfig { num_hidden_layers: l, hidden_size: h, intermediate_size: i, vocab_size: v, .. } = config;
+        let (a, k, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
+        let weights = (l * (h * (a + 2 * k) * d + a * d * h + 3 * h * i)) as f64;
+        let (head, attention) = ((h * v) as f64, 4.0 * (l * a * d) as f64);
+        for length in [1_usize, 10, 2000] {
+            let (n, pairs) = (length as f64, (length * (length + 1) / 2) as f64);
+            assert_eq!(of(length), 2.0 * weights * n + attention * pairs + 2.0 * head * n);
+        }
     }
 }

@@ -11,6 +11,7 @@ use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
 use policy::{Sequence, SequenceBatch, Weights, token_batch};
 use rewards::{Reward, Rewards};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// The completions of one step, ready for training.
@@ -104,8 +105,12 @@ pub(super) fn rows_of(sample_of: &[usize], samples: Range<usize>) -> Range<usize
 }
 
 /// Returns the tokens with one sequence per sample, as estimators of advantages read them.
-fn joined(batch: &TokenBatch, sample_of: &[usize]) -> Result<TokenBatch> {
+fn joined<'a>(batch: &'a TokenBatch, sample_of: &[usize]) -> Result<Cow<'a, TokenBatch>> {
     let samples = sample_of.last().map_or(0, |last| last + 1);
+    // Every sample has at least one row.
+    if samples == sample_of.len() {
+        return Ok(Cow::Borrowed(batch));
+    }
     let offsets = (0..=samples).map(|sample| batch.offsets()[rows_of(sample_of, sample..sample).start]).collect();
     let mask: Vec<f32> = (0..batch.tokens()).map(|row| f32::from(u8::from(batch.is_active(row)))).collect();
     let mut joined = TokenBatch::packed(batch.targets().to_vec(), offsets)?.with_mask(&mask)?;
@@ -115,7 +120,7 @@ fn joined(batch: &TokenBatch, sample_of: &[usize]) -> Result<TokenBatch> {
     if let Some(logp) = batch.ref_logp() {
         joined = joined.with_ref_logp(logp.to_vec())?;
     }
-    Ok(joined)
+    Ok(Cow::Owned(joined))
 }
 
 /// Adds the log-probabilities that the loss and the rewards require.

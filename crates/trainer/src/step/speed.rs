@@ -2,13 +2,15 @@
 
 use super::StepContext;
 use super::advantage::Generation;
-use models::TokenCounts;
+use grpo_core::TokenBatch;
+use models::{ModelConfig, TokenCounts};
 use policy::Sequence;
+use std::ops::Range;
 
 /// The speed of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Speed {
-    /// Sampled tokens per second of the phase `gen`.
+    /// Sampled tokens per second of the phase `gen`; `None` with `rollout.max_staleness` above 0.
     pub sampled: Option<f64>,
     /// Tokens of prompts and completions per second of the phase `update_actor`; a prompt counts once for its completions in a micro-batch, and
     /// every iteration counts.
@@ -29,28 +31,17 @@ impl Speed {
     ) -> Self {
         let grpo = &context.config.grpo;
         let policy = &*context.parts.policy;
-        let micro_batches = super::pass_micro_batches(grpo, &generation.sample_of);
-        let (mut tokens, mut counts) = (0, TokenCounts::default());
-        for rows in micro_batches.filter_map(|rows| generation.sequences.get(rows)) {
-            for (prompt, completions) in by_prompt(rows) {
-                tokens += prompt.len();
-                for completion in completions.iter().map(|sequence| &sequence.completion) {
-                    tokens += completion.len();
-                    if let Some(config) = policy.model_config() {
-                        counts.add(config, prompt.len(), completion.len(), completion.len());
-                    }
-                }
-                if let Some(config) = policy.model_config() {
-                    counts.add(config, 0, prompt.len(), 0);
-                }
-            }
-        }
+        let parts = super::pass_micro_batches(grpo, &generation.sample_of);
+        let (tokens, counts) = work(policy.model_config(), &generation.sequences, &generation.batch, parts);
         let passes = if context.config.lora.is_some() { 2.0 } else { 3.0 };
         let iterations = grpo.num_iterations as f64;
         let flops = policy.model_config().map(|config| passes * iterations * config.forward_flops(&counts));
         let rate = |amount: f64, seconds: f64| Some(amount / seconds).filter(|rate| rate.is_finite());
         Self {
-            sampled: gen_seconds.and_then(|seconds| rate(sampled as f64, seconds)),
+            // With batches in the background, the phase `gen` is only the wait for them.
+            sampled: gen_seconds
+                .filter(|_| context.config.rollout.max_staleness == 0)
+                .and_then(|seconds| rate(sampled as f64, seconds)),
             trained: rate(iterations * tokens as f64, update_seconds),
             mfu: flops.zip(policy.peak_flops()).and_then(|(flops, peak)| rate(flops, update_seconds * peak)),
         }
@@ -67,7 +58,49 @@ impl Speed {
     }
 }
 
-/// Returns neighbouring sequences with the same prompt.
-fn by_prompt(sequences: &[Sequence]) -> impl Iterator<Item = (&[u32], &[Sequence])> {
-    sequences.chunk_by(|a, b| a.prompt == b.prompt).map(|group| (&group[0].prompt[..], group))
+/// Returns the tokens of a pass over the micro-batches `parts`, and the counts for its operations. Logits are counted for active tokens only.
+fn work(
+    config: Option<&ModelConfig>,
+    sequences: &[Sequence],
+    batch: &TokenBatch,
+    parts: impl Iterator<Item = Range<usize>>,
+) -> (usize, TokenCounts) {
+    let (mut tokens, mut counts) = (0, TokenCounts::default());
+    for rows in parts {
+        let mut before: Option<&[u32]> = None;
+        for (row, Sequence { prompt, completion }) in rows.clone().zip(&sequences[rows]) {
+            let is_first = before.replace(prompt) != Some(prompt);
+            tokens += completion.len() + if is_first { prompt.len() } else { 0 };
+            let Some(config) = config else { continue };
+            counts.add(config, prompt.len(), completion.len(), batch.active_in(row));
+            if is_first {
+                counts.add(config, 0, prompt.len(), 0);
+            }
+        }
+    }
+    (tokens, counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use policy::token_batch;
+
+    #[test]
+    fn a_prompt_counts_once_for_its_completions_in_a_micro_batch() {
+        let of = |prompt: &[u32], completion: &[u32]| Sequence { prompt: prompt.into(), completion: completion.into() };
+        let sequences = [of(&[1, 2, 3], &[4, 5]), of(&[1, 2, 3], &[6]), of(&[7], &[8, 9, 10])];
+        // The second token of the last completion is a tool's.
+        let batch = token_batch(&sequences).unwrap().with_mask(&[1.0, 1.0, 1.0, 1.0, 0.0, 1.0]).unwrap();
+        let config = ModelConfig::default();
+        let counted = |parts: &[Range<usize>]| work(Some(&config), &sequences, &batch, parts.iter().cloned());
+        let mut expected = TokenCounts::default();
+        for (before, count, logits) in [(0, 3, 0), (3, 2, 2), (3, 1, 1), (0, 1, 0), (1, 3, 2)] {
+            expected.add(&config, before, count, logits);
+        }
+        assert_eq!(counted(&[0..2, 2..3]), (10, expected));
+        expected.add(&config, 0, 3, 0);
+        assert_eq!(counted(&[0..1, 1..3]), (13, expected));
+        assert_eq!(work(None, &sequences, &batch, [0..2, 2..3].into_iter()), (10, TokenCounts::default()));
+    }
 }
