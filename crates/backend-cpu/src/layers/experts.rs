@@ -100,10 +100,26 @@ impl ExpertWeights<'_> {
         self.biases.map(|biases| &biases[expert * self.dims[1]..(expert + 1) * self.dims[1]])
     }
 
+    fn has_dims(&self, found: [usize; 2]) -> Result<()> {
+        let expected = format!("{:?}", self.dims);
+        if found == self.dims {
+            Ok(())
+        } else {
+            Err(Error::shape("experts", "weights", expected, format!("{found:?}")))
+        }
+    }
+
     fn check(&self, experts: usize) -> Result<()> {
         if self.matrices.len() != experts {
             let found = format!("{} matrices", self.matrices.len());
             return Err(Error::shape("experts", "weights", format!("{experts} matrices"), found));
+        }
+        for matrix in &self.matrices {
+            match matrix {
+                ExpertMatrix::Plain(weight) => fits("experts", "weights", weight.len(), &self.dims)?,
+                ExpertMatrix::Stored(weight) => self.has_dims(weight.dims())?,
+                ExpertMatrix::Packed(weight) => self.has_dims(weight.dims())?,
+            }
         }
         match self.biases {
             Some(biases) => fits("experts", "biases", biases.len(), &[experts, self.dims[1]]),
@@ -138,6 +154,19 @@ struct Part {
     dgate_up_bias: Vec<f32>,
     ddown: Vec<f32>,
     ddown_bias: Vec<f32>,
+}
+
+/// Checks that the matrices of gate and up `[H, 2I]` and of the output `[I, H]` fit each other.
+///
+/// # Errors
+/// [`Error::Shape`].
+fn check_widths(gate_up: &ExpertWeights<'_>, down: &ExpertWeights<'_>) -> Result<()> {
+    let ([hidden, both], [width, out]) = (gate_up.dims, down.dims);
+    if both == 2 * width && out == hidden {
+        return Ok(());
+    }
+    let expected = format!("[{}, {hidden}], for gate and up [{hidden}, {both}]", both / 2);
+    Err(Error::shape("experts", "down", expected, format!("{:?}", down.dims)))
 }
 
 impl Layers {
@@ -240,6 +269,7 @@ impl Layers {
         let n = routing.chosen.len() / top;
         gate_up.check(experts)?;
         down.check(experts)?;
+        check_widths(gate_up, down)?;
         fits("experts", "x", x.len(), &[n, hidden])?;
         let (mut gates, mut outs) = (vec![0.0; n * top * both], vec![0.0; n * top * hidden]);
         let (mut rest_of_gates, mut rest_of_outs, mut tasks) = (&mut gates[..], &mut outs[..], Vec::new());
@@ -290,6 +320,7 @@ impl Layers {
         let n = routing.chosen.len() / top;
         gate_up.check(experts)?;
         down.check(experts)?;
+        check_widths(gate_up, down)?;
         fits("experts_grad", "x", x.len(), &[n, hidden])?;
         fits("experts_grad", "gates", gates.len(), &[n, top, both])?;
         fits("experts_grad", "dy", dy.len(), &[n, hidden])?;

@@ -24,7 +24,8 @@ const GROUP: usize = 16;
 /// The exponent of a scale of 0.
 const BIAS: i32 = 127;
 
-/// A tensor `[E, in, out]` in MXFP4, dequantised to bf16 at first use. The conversion is exact.
+/// A tensor `[E, in, out]` in MXFP4, dequantised to bf16 at first use. Values within the range of bf16 are exact; larger ones are infinite, and a scale
+/// of 255 is NaN.
 #[derive(Debug)]
 pub(super) struct Mxfp4 {
     blocks: Bytes,
@@ -45,7 +46,7 @@ impl Mxfp4 {
                 // Files have [E, out, in].
                 let (expert, output) = (row / outputs, row % outputs);
                 for (group, (block, scale)) in blocks.chunks_exact(GROUP).zip(scales).enumerate() {
-                    let factor = 2f64.powi(i32::from(*scale) - BIAS);
+                    let factor = if *scale == u8::MAX { f64::NAN } else { 2f64.powi(i32::from(*scale) - BIAS) };
                     let numbers = block.iter().flat_map(|byte| [byte & 0xf, byte >> 4]);
                     for (i, number) in numbers.enumerate() {
                         let magnitude = MAGNITUDES[usize::from(number & 7)] * factor;
@@ -72,7 +73,7 @@ pub(super) fn expand(path: &Path, shards: &[Shard], tensors: &mut BTreeMap<Strin
             let scales = format!("{of}_scales");
             let (blocks, factors) = (shape(tensors, &name).unwrap_or_default(), shape(tensors, &scales));
             let fits = match (&blocks[..], factors.as_deref()) {
-                (&[experts, outputs, groups, GROUP], Some(found)) => {
+                (&[experts, outputs, groups, GROUP], Some(found)) if groups > 0 => {
                     (found == [experts, outputs, groups]).then_some([experts, groups * 32, outputs])
                 }
                 _ => None,

@@ -316,4 +316,12 @@ fn mxfp4_is_dequantised_exactly() {
     }
     put("scales", &[2, 32, 2], &scales);
     says(&folder.refused(), &["gate_up_proj_blocks", "[E, out, in / 32, 16]", "[2, 32, 2]"]);
+    put("blocks", &[2, 64, 0, 16], &[]);
+    put("scales", &[2, 64, 0], &[]);
+    says(&folder.refused(), &["gate_up_proj_blocks", "[2, 64, 0, 16]"]);
+    // A scale of 255 is NaN.
+    put("blocks", &[2, 64, 1, 16], &blocks);
+    put("scales", &[2, 64, 1], &[&[255], &scales[1..]].concat());
+    let error = folder.open().unwrap().weights().unwrap().check_finite().unwrap_err().to_string();
+    assert!(error.contains(name), "{error}");
 }

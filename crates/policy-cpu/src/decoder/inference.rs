@@ -391,20 +391,20 @@ impl Inference {
                         kernels.route(&logits, spec.num_experts, spec.num_experts_per_tok, spec.norm_topk_prob)?;
                     let (update, _) =
                         kernels.experts(&normed, &routing, &gate_up.view(), &down.view(), self.activation)?;
-                    let update = self.optionally_normalised(&update, &layer.mlp_output_norm)?.into_owned();
                     drop(normed);
-                    x = self.plus(x, update);
+                    x = self.plus(x, update, &layer.mlp_output_norm)?;
                 }
             }
         }
         Ok(x)
     }
 
-    /// Returns the residual stream plus `update` times the multiplier.
-    fn plus(&self, mut x: Vec<f32>, mut update: Vec<f32>) -> Vec<f32> {
+    /// Returns the residual stream plus the normalised `update` times the multiplier.
+    fn plus(&self, mut x: Vec<f32>, update: Vec<f32>, norm: &Option<Norm>) -> Result<Vec<f32>> {
+        let mut update = if let Some(norm) = norm { self.normalised(&update, norm)? } else { update };
         scale(&mut update, self.config.residual_multiplier);
         x.iter_mut().zip(update).for_each(|(x, update)| *x += update);
-        x
+        Ok(x)
     }
 
     /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.
@@ -415,7 +415,7 @@ impl Inference {
             return self.linear(&mixed, project, Some(&x));
         }
         let update = self.linear(&mixed, project, None)?;
-        Ok(self.plus(x, self.optionally_normalised(&update, norm)?.into_owned()))
+        self.plus(x, update, norm)
     }
 
     /// Applies the final norm and the head.
