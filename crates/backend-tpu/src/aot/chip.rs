@@ -95,7 +95,11 @@ impl Chip {
             [("TPU v4", "v4"), ("TPU v5 lite", "v5e"), ("TPU v5e", "v5e"), ("TPU v5", "v5p"), ("TPU v5p", "v5p")];
         let more = [("TPU v6 lite", "v6e"), ("TPU v6e", "v6e"), ("TPU7x", "tpu7x"), ("TPU v7x", "tpu7x")];
         let tpu = of_tpu.into_iter().chain(more).find(|(of, _)| *of == kind).map(|(_, name)| name);
-        let gpu = || ["a100", "h100", "h200", "b200"].into_iter().find(|name| kind.to_lowercase().contains(name));
+        // Cards for PCIe and NVL boards have lower peaks.
+        let words: Vec<String> = kind.split([' ', '-']).map(str::to_lowercase).collect();
+        let is_other = words.iter().any(|word| ["pcie", "nvl"].contains(&word.as_str()));
+        let named = |name: &&str| words.iter().any(|word| word == name);
+        let gpu = || ["a100", "h100", "h200", "b200"].into_iter().find(named).filter(|_| !is_other);
         Self::from_name(tpu.or_else(gpu)?)
     }
 
@@ -117,6 +121,9 @@ mod tests {
         assert_eq!(name("TPU v5"), Some("v5p"));
         assert_eq!(name("NVIDIA H100 80GB HBM3"), Some("h100"));
         assert_eq!(name("NVIDIA H200"), Some("h200"));
-        assert_eq!([name("cpu"), name("NVIDIA GeForce RTX 4090"), name("")], [None; 3]);
+        assert_eq!(name("NVIDIA A100-SXM4-80GB"), Some("a100"));
+        let others =
+            ["cpu", "NVIDIA GeForce RTX 4090", "", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB"];
+        assert_eq!(others.map(name), [None; 6]);
     }
 }

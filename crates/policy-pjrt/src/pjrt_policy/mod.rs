@@ -273,7 +273,9 @@ impl Policy for PjrtPolicy {
 
     fn peak_flops(&self) -> Option<f64> {
         let of_device = |device: &pjrt::Device| Some(Chip::of_kind(&device.description().ok()?.kind)?.peak_flops);
-        self.options.peak_flops.or_else(|| self.runtime.devices().iter().map(of_device).sum())
+        let of_all = || self.runtime.devices().iter().map(of_device).sum();
+        // The makers state the peak of bf16.
+        self.options.peak_flops.or_else(|| (self.options.compute == Compute::Bf16).then(of_all).flatten())
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
