@@ -69,12 +69,14 @@ impl Follower {
         Failure { process: 0, address: self.options.coordinator_address.clone(), reason }.into()
     }
 
-    fn fail_with(&self, error: Error) {
+    /// Fails the store, and returns its first failure.
+    fn fail_with(&self, error: Error) -> Error {
         let mut state = self.lock();
-        if state.failure.is_none() && !state.is_over {
-            state.failure = Some(error);
-        }
         self.changed.notify_all();
+        if state.is_over {
+            return error;
+        }
+        state.failure.get_or_insert(error).clone()
     }
 
     /// Sends a message; a broken connection fails the store.
@@ -82,11 +84,10 @@ impl Follower {
         if let Some(failure) = &self.lock().failure {
             return Err(failure.clone());
         }
-        self.link.send(verb, id, key, value).map_err(|error| {
-            let error = self.leader(reason(&error, self.options.heartbeat_timeout));
-            self.fail_with(error.clone());
-            error
-        })
+        // If the leader has reported a failure in the meantime, the connection is closed, and that failure is the cause.
+        self.link
+            .send(verb, id, key, value)
+            .map_err(|error| self.fail_with(self.leader(reason(&error, self.options.heartbeat_timeout))))
     }
 
     pub(crate) fn fail(&self, message: &str) {

@@ -3,6 +3,7 @@
 use super::{LONG, SHORT, processes, run, run_open};
 use distributed::{Error, Options, Store};
 use std::net::TcpListener;
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -17,12 +18,14 @@ fn names(error: &Error, process: usize) -> String {
 #[test]
 fn the_end_of_any_process_ends_every_wait_of_the_others() {
     for ending in 0..3 {
+        let begun = Barrier::new(3);
         let errors = run_open(3, move |store| {
+            store.barrier("begun", &[], LONG).unwrap();
+            // Without this, the others might hear of the end before they have passed the barrier.
+            begun.wait();
             if store.process_id() == ending {
-                store.barrier("begun", &[], LONG).unwrap();
                 return None;
             }
-            store.barrier("begun", &[], LONG).unwrap();
             let waits: Vec<Error> = thread::scope(|scope| {
                 let get = scope.spawn(|| store.get("never", LONG).unwrap_err());
                 let failure = scope.spawn(|| store.failure().unwrap());
