@@ -30,7 +30,9 @@ impl Server {
         std::thread::spawn(move || {
             for (number, stream) in listener.incoming().enumerate() {
                 let serve = Arc::clone(&serve);
-                std::thread::spawn(move || serve(stream.unwrap(), number));
+                let stream = stream.unwrap();
+                stream.set_nodelay(true).unwrap();
+                std::thread::spawn(move || serve(stream, number));
             }
         });
         url
@@ -281,15 +283,15 @@ fn a_server_that_never_answers_is_left_at_the_time_limit() {
     let slow = Server::raw(|mut stream, _| {
         for byte in b"HTTP/1.1 101 Switching Protocols\r\n".iter().cycle() {
             let _ = stream.write_all(&[*byte]);
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(200));
         }
     });
-    let environment = |url: &str| OpenEnv::new("game", &EnvironmentConfig { timeout: 0.5, ..config(url) }).unwrap();
+    let environment = |url: &str| OpenEnv::new("game", &EnvironmentConfig { timeout: 2.0, ..config(url) }).unwrap();
     let text = start(&environment(&dripping.url)).step(&said("x")).unwrap_err().to_string();
-    assert!(text.contains("0.5 seconds, its timeout"), "{text}");
+    assert!(text.contains("2 seconds, its timeout"), "{text}");
     for url in [deaf, slow] {
         let text = refused(&environment(&url)).to_string();
-        assert!(text.contains("cannot connect") && text.contains("0.5 seconds") && text.starts_with(&url), "{text}");
+        assert!(text.contains("cannot connect") && text.contains("2 seconds") && text.starts_with(&url), "{text}");
     }
 }
 
@@ -398,14 +400,16 @@ fn idle_connections_that_the_server_has_closed_are_replaced() {
 
 #[test]
 fn a_message_that_nobody_has_asked_for_is_a_failure() {
-    let server = Server::new(|socket, _, _, _| {
+    let (sent, both_sent) = channel();
+    let sent = Mutex::new(sent);
+    let server = Server::new(move |socket, _, _, _| {
         send(socket, &observed(json!({"n": 1}), json!(null), false));
         send(socket, &observed(json!({"n": 2}), json!(null), false));
+        let _ = sent.lock().unwrap().send(());
     });
     let environment = server.environment();
     let mut episode = start(&environment);
-    // The second message has arrived when the third is on its way.
-    std::thread::sleep(Duration::from_millis(50));
+    both_sent.recv().unwrap();
     let text = episode.step(&said("x")).unwrap_err().to_string();
     assert!(text.contains("nobody has asked for"), "{text}");
 }

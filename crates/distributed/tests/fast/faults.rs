@@ -112,7 +112,7 @@ fn a_process_missing_at_a_barrier_is_named_after_the_limit() {
 fn a_missing_process_is_named_after_the_limit() {
     let mut options = processes(4);
     options.remove(2);
-    options[0].initialization_timeout = Duration::from_millis(500);
+    options[0].initialization_timeout = Duration::from_secs(3);
     let errors = run(options, |_| vec![], Result::unwrap_err);
     assert!(matches!(&errors[0], Error::Missing { processes, .. } if *processes == [2]), "{:?}", errors[0]);
     for error in &errors[1..] {
@@ -216,13 +216,13 @@ fn a_machine_that_falls_silent_is_lost_after_the_heartbeat_limit() {
 #[test]
 fn heartbeats_keep_idle_processes_connected() {
     let mut options = processes(2);
-    options.iter_mut().for_each(|options| options.heartbeat_timeout = Duration::from_millis(500));
+    options.iter_mut().for_each(|options| options.heartbeat_timeout = Duration::from_secs(2));
     run(
         options,
         |_| vec![],
         |store| {
             let store = store.unwrap();
-            thread::sleep(Duration::from_millis(1500));
+            thread::sleep(Duration::from_secs(4));
             store.close().unwrap();
         },
     );

@@ -172,7 +172,7 @@ fn late_replies_are_given_up() {
         "/v1/completions" => Reply::Hang,
         _ => right,
     });
-    let config = ServerConfig { timeout: 0.5, retries: 0, ..model.config(&[&server]) };
+    let config = ServerConfig { timeout: 3.0, retries: 0, ..model.config(&[&server]) };
     let mut engine = ServerEngine::open(EngineKind::Vllm, &config, model.run()).unwrap();
     let error = sample(&mut engine, &mut model, 0).unwrap_err().to_string();
     assert!(error.contains("timeout") && error.contains("after 1 attempt"), "{error}");

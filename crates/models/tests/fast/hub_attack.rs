@@ -169,7 +169,7 @@ fn a_stalling_hub_times_out() {
             if manner > 1 && variable == "HF_HUB_ETAG_TIMEOUT" && !stalls(&listing_request()) {
                 continue;
             }
-            Home::new().refuses(port, &["sent less than 1024 bytes per second for 0.3 s", variable]);
+            Home::new().refuses(port, &["sent less than 1024 bytes per second for 1 s", variable]);
         }
     }
     let home = Home::new();

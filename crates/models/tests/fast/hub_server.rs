@@ -206,8 +206,8 @@ impl Home {
             token: None,
             token_source: None,
             endpoint: format!("http://127.0.0.1:{port}"),
-            etag_timeout: Duration::from_millis(300),
-            download_timeout: Duration::from_millis(300),
+            etag_timeout: Duration::from_secs(1),
+            download_timeout: Duration::from_secs(1),
         }
     }
 

@@ -90,14 +90,14 @@ fn a_failing_program_fails_the_probe_with_its_last_stderr_lines() {
 #[test]
 fn a_hanging_program_is_killed_with_its_children() {
     let script = r#"read -r line; echo 1; sleep 1000 & echo $! > "$1/child"; wait"#;
-    let (folder, rewards) = judge(script, json!({"timeout": 0.5}));
+    let (folder, rewards) = judge(script, json!({"timeout": 3}));
     let began = Instant::now();
     let found = outcomes(&rewards, &["a", "b", "c"]);
     assert!(began.elapsed() < Duration::from_secs(60), "it did not wait for the sleep");
     assert_eq!(found[0], Ok(Some(1.0)));
     for late in &found[1..] {
         let error = late.as_ref().unwrap_err();
-        assert!(error.contains("given 1 of 3 answers in 0.5 seconds"), "{error}");
+        assert!(error.contains("given 1 of 3 answers in 3 seconds"), "{error}");
     }
     assert_gone(&folder.path().join("child"));
 }
@@ -172,7 +172,7 @@ fn an_unexpected_line_is_detected_before_the_next_batch() {
         std::thread::sleep(Duration::from_millis(2));
     }
     // The reader thread receives the line a moment after it is written.
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_secs(1));
     let error = failure(&rewards);
     assert!(error.contains("lines that nobody has asked for: `5`"), "{error}");
 }
