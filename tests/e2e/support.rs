@@ -5,6 +5,7 @@ use serde_json::Value;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// Returns the path of a file of this repository.
@@ -235,29 +236,30 @@ impl Runs {
     }
 }
 
+/// After this time, a process hangs: a machine with other work needs minutes for runs of seconds.
+const HANGS: Duration = Duration::from_secs(600);
+
 /// Waits until `ready` returns `true`; fails if the process ends before.
 pub(crate) fn wait_until(child: &mut Child, what: &str, mut ready: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(120);
+    let limit = Instant::now() + HANGS;
     while !ready() {
         let ended = child.try_wait().expect("the process can be asked");
         assert!(ended.is_none(), "the run ended before {what}: {ended:?}");
-        assert!(Instant::now() < limit, "no {what} after two minutes");
+        assert!(Instant::now() < limit, "no {what} after {HANGS:?}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 /// Waits for a process that should not take long; a process that hangs is killed and fails the test.
-pub(crate) fn finish(mut child: Child, what: &str) -> Said {
-    let limit = Instant::now() + Duration::from_secs(120);
-    // Pipes hold what such a process prints.
-    while child.try_wait().expect("the process can be asked").is_none() {
-        if Instant::now() > limit {
-            child.kill().expect("SIGKILL");
-            panic!("{what}: no end after two minutes");
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let said: Said = child.wait_with_output().expect("the process has ended").into();
+pub(crate) fn finish(child: Child, what: &str) -> Said {
+    let process = rustix::process::Pid::from_child(&child);
+    let (send, ended) = channel();
+    std::thread::spawn(move || send.send(child.wait_with_output()));
+    let Ok(output) = ended.recv_timeout(HANGS) else {
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+        panic!("{what}: no end after {HANGS:?}");
+    };
+    let said: Said = output.expect("the process can be waited for").into();
     assert!(!said.stderr.contains("panicked"), "{what}: {said}");
     said
 }
@@ -296,7 +298,7 @@ pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
 /// Waits until the process with this id has ended.
 pub(crate) fn wait_for_end(id: &str) {
     let stat = Path::new("/proc").join(id).join("stat");
-    let limit = Instant::now() + Duration::from_secs(30);
+    let limit = Instant::now() + HANGS;
     while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z")) {
         assert!(Instant::now() < limit, "process {id} still runs");
         std::thread::sleep(Duration::from_millis(10));

@@ -55,11 +55,16 @@ const RUNS: &str = "runs";
 const MAX_NUMBER: u32 = 999_999;
 
 impl RunDir {
-    /// Creates the folder of a new run: `path`, or the next free `runs/<run.name>-<number>`.
+    /// Creates the folder of a new run: `path`, or the next free `runs/<run.name>-<number>`. config.yaml is written after `write_others` has
+    /// written the files that every run has.
     ///
     /// # Errors
-    /// [`Error::RunDir`] if the folder already has a run; [`Error::File`].
-    pub fn create(path: Option<&Path>, config: &TrainConfig) -> Result<Self> {
+    /// [`Error::RunDir`] if the folder already has a run; [`Error::File`]; the errors of `write_others`.
+    pub(crate) fn create(
+        path: Option<&Path>,
+        config: &TrainConfig,
+        write_others: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<Self> {
         let root = match path {
             Some(path) => path.to_owned(),
             None => next_numbered(Path::new(RUNS), &config.run.name)?,
@@ -67,11 +72,14 @@ impl RunDir {
         std::fs::create_dir_all(&root).map_err(|e| Error::io("create the run folder", &root, e))?;
         let dir = Self::hold(root)?;
         expect_no_run(&dir.root)?;
-        dir.write_config(config)?;
+        dir.write_recorded_config(config)?;
+        write_others(&dir)?;
+        // The last file makes the folder a run: a process that is killed before leaves a folder that another run may use.
+        dir.write_own_config(config)?;
         Ok(dir)
     }
 
-    /// Checks, before any work, that [`RunDir::create`] can create the folder. Creates nothing.
+    /// Checks, before any work, that a new run can use the folder. Creates nothing.
     ///
     /// # Errors
     /// [`Error::RunDir`] if the folder already has a run; [`Error::File`] if it is not writable.
@@ -135,12 +143,19 @@ impl RunDir {
     /// # Errors
     /// [`Error::File`].
     pub(super) fn write_config(&self, config: &TrainConfig) -> Result<()> {
-        let (shown, has_secrets) = redacted(config).map_err(|e| Error::Text(format!("configuration: {e}")))?;
-        let yaml = to_yaml_with_secrets(config)?;
         // With this order, a crash between the two writes is detected and recorded as a change on the next resume.
-        let write = if has_secrets { write_private } else { write_atomically };
-        write(&self.config_path(), yaml.as_bytes())?;
-        Ok(write_atomically(&self.recorded_config_path(), to_yaml_with_secrets(&shown)?.as_bytes())?)
+        self.write_own_config(config)?;
+        self.write_recorded_config(config)
+    }
+
+    fn write_own_config(&self, config: &TrainConfig) -> Result<()> {
+        let write = if without_secrets(config)?.1 { write_private } else { write_atomically };
+        Ok(write(&self.config_path(), to_yaml_with_secrets(config)?.as_bytes())?)
+    }
+
+    fn write_recorded_config(&self, config: &TrainConfig) -> Result<()> {
+        let yaml = to_yaml_with_secrets(&without_secrets(config)?.0)?;
+        Ok(write_atomically(&self.recorded_config_path(), yaml.as_bytes())?)
     }
 
     /// Returns `true` if the folder is still in its place: not moved, deleted or replaced.
@@ -182,6 +197,11 @@ paths! {
     curves_path: "curves.svg",
 }
 
+/// Returns a configuration without secrets, and whether it had any.
+fn without_secrets(config: &TrainConfig) -> Result<(TrainConfig, bool)> {
+    redacted(config).map_err(|e| Error::Text(format!("configuration: {e}")))
+}
+
 /// Writes a value as JSON.
 ///
 /// # Errors
@@ -193,8 +213,7 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 
 /// Checks that a folder has no run.
 fn expect_no_run(root: &Path) -> Result<()> {
-    let of_runs =
-        ["config.yaml", "config.recorded.yaml", "metrics.jsonl", "completions.jsonl", "checkpoints", "summary.json"];
+    let of_runs = ["config.yaml", "metrics.jsonl", "completions.jsonl", "checkpoints", "summary.json"];
     let Some(name) = of_runs.iter().find(|name| root.join(name).symlink_metadata().is_ok()) else { return Ok(()) };
     let reason = format!(
         "it holds a run already ({name}): name another folder with --run-dir, or continue that run with `--resume {}`",
@@ -259,7 +278,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b");
         let config = TrainConfig { seed: 3, ..TrainConfig::built_in() };
-        let dir = RunDir::create(Some(&path), &config).unwrap();
+        let dir = RunDir::create(Some(&path), &config, |_| Ok(())).unwrap();
         assert_eq!(dir.config(&["seed=4".to_owned()]).unwrap(), TrainConfig { seed: 4, ..config.clone() });
         assert_eq!(dir.recorded_config().unwrap(), config);
         drop(dir);
@@ -267,6 +286,21 @@ mod tests {
         std::fs::write(path.join("notes.tmp"), "mine").unwrap();
         assert!(RunDir::open(&path).is_ok());
         assert!(!path.join(".grpo-a1B2c3.tmp").exists() && path.join("notes.tmp").exists());
+    }
+
+    #[test]
+    fn a_folder_without_all_files_of_a_new_run_is_no_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = TrainConfig::built_in();
+        let interrupted = |dir: &RunDir| {
+            assert!(dir.recorded_config().is_ok() && !dir.config_path().exists());
+            Err(Error::Text("killed".into()))
+        };
+        RunDir::create(Some(folder.path()), &config, interrupted).unwrap_err();
+        assert!(RunDir::open(folder.path()).unwrap_err().to_string().contains("there is no run in it"));
+        RunDir::check(Some(folder.path())).unwrap();
+        RunDir::create(Some(folder.path()), &TrainConfig { seed: 3, ..config }, |_| Ok(())).unwrap();
+        assert_eq!(RunDir::open(folder.path()).unwrap().recorded_config().unwrap().seed, 3);
     }
 
     #[test]
@@ -280,12 +314,12 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         for (name, to) in [(".lock", "precious"), ("completions.jsonl", "nothing"), ("summary.json", "nothing")] {
             symlink(folder.path().join(to), path.join(name)).unwrap();
-            let error = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap_err().to_string();
+            let error = RunDir::create(Some(&path), &TrainConfig::built_in(), |_| Ok(())).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
             std::fs::remove_file(path.join(name)).unwrap();
         }
         symlink(&precious, path.join("config.tmp")).unwrap();
-        RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap();
+        RunDir::create(Some(&path), &TrainConfig::built_in(), |_| Ok(())).unwrap();
         assert_eq!(std::fs::read(&precious).unwrap(), b"data");
     }
 

@@ -98,10 +98,11 @@ pub struct Run {
 }
 
 impl Run {
-    /// Creates a new run with the parts that the configuration names. `path` is its folder, see [`RunDir::create`].
+    /// Creates a new run with the parts that the configuration names. `path` is its folder, by default the next free
+    /// `runs/<run.name>-<number>`.
     ///
     /// # Errors
-    /// The errors of [`Run::prepare`], [`Prepared::trainer`] and [`RunDir::create`].
+    /// The errors of [`Run::prepare`], [`Prepared::trainer`] and [`RunDir::check`].
     pub fn start(config: TrainConfig, path: Option<&Path>) -> Result<Self> {
         // An invalid configuration fails before a folder is created.
         Self::start_with(Self::prepare(config, path)?.trainer()?, path)
@@ -126,16 +127,17 @@ impl Run {
     /// Creates a new run with your own trainer, made by [`Trainer::with_parts`].
     ///
     /// # Errors
-    /// The errors of [`RunDir::create`]; [`Error::File`] if `wandb.dir` is not writable.
+    /// The errors of [`RunDir::check`]; [`Error::File`] if `wandb.dir` is not writable.
     pub fn start_with(trainer: Trainer, path: Option<&Path>) -> Result<Self> {
         sinks::check(&trainer.config().wandb)?;
         let fingerprint = Fingerprint::of(trainer.config())?;
         if let Some(store) = trainer.store() {
             follower::agree_on_files(store, &fingerprint, trainer.config())?;
         }
-        let dir = RunDir::create(path, trainer.config())?;
-        fingerprint.write(&dir)?;
-        row_index::write(&dir, trainer.config(), &fingerprint, trainer.dataset())?;
+        let dir = RunDir::create(path, trainer.config(), |dir| {
+            fingerprint.write(dir)?;
+            row_index::write(dir, trainer.config(), &fingerprint, trainer.dataset())
+        })?;
         Self::begin(dir, trainer)
     }
 
