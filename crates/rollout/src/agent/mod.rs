@@ -4,22 +4,35 @@
 //! while agents run:
 //!     for each request that waits: find its row, and the tokens between the row's last message and the answer
 //!     sample the answers of all of them
-//!     append their tokens to the rows with mask 1, and return their messages
+//!     return their messages to the agents
+//!     append the tokens of those that an agent has waited for to the rows, with mask 1
 //! ```
+//!
+//! In a run of several processes, process 0 has the agents and the endpoint ([`crate::lockstep`]).
 
 mod history;
 
 use crate::conversation::{Conversations, Conversed, Ended, Tools, stream};
+use crate::lockstep::{Sampled, leads, share, share_list, unexpected};
 use crate::stops::Stops;
-use crate::{Result, Rollout, request};
-use agents::endpoint::{ApiError, Asked, ChatRequest, Job};
+use crate::{Error, Result, Rollout, request};
+use agents::endpoint::{ApiError, Asked, ChatRequest, Delivery, Held, Job};
+use agents::{Endpoint, Failure};
 use data::Item;
+use distributed::Store;
 use history::{History, Limits, Row};
 use models::Tokenizer;
 use policy::{Completion, RolloutRequest, Sampling, Turn};
 use rewards::Conversation;
 use run_config::RolloutConfig;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// The name of the messages about agents.
+const HEARD: &str = "the requests of the agents";
+/// The name of the deliveries of answers to agents.
+const DELIVERED: &str = "the deliveries to the agents";
 
 impl Rollout<'_> {
     /// Lets agents hold `num_generations` conversations about each row. `first_stream` is the random stream of the first conversation.
@@ -34,8 +47,8 @@ impl Rollout<'_> {
         sampling: Sampling,
         first_stream: u64,
     ) -> Result<Conversations> {
-        let (tokenizer, environments, config) = (self.tokenizer, self.environments, self.config);
-        let endpoint = self.endpoint.ok_or(agents::Error::NoEndpoint)?;
+        let (tokenizer, environments, config, store) = (self.tokenizer, self.environments, self.config, self.store);
+        let endpoint = self.endpoint;
         let stops = Stops::new(config, tokenizer);
         let mut tools = Tools::new(tokenizer, config.multi_turn.tool_parser);
         let room = self.policy.context_length().saturating_sub(max_completion_length);
@@ -53,7 +66,7 @@ impl Rollout<'_> {
             indices.push(index);
         }
         let mut histories: Vec<History> = jobs.iter().map(|_| History::default()).collect();
-        let held = endpoint.hold(&jobs, |asked| {
+        let answer = |asked: Vec<Asked>| {
             let mut placed = Vec::new();
             for asked in asked {
                 let history = &mut histories[asked.job];
@@ -64,7 +77,7 @@ impl Rollout<'_> {
                     Ok(place) => {
                         placed.push(Placed { stream: stream(turn, first_stream + asked.job as u64), asked, place })
                     }
-                    Err(error) => asked.answer(Err(error)),
+                    Err(error) => drop(asked.answer(Err(error))),
                 }
             }
             if placed.is_empty() {
@@ -77,16 +90,75 @@ impl Rollout<'_> {
             let turn = Some(Turn { streams: &streams, limits: &limits, finished: None });
             let base = request(config, &stops, &prompts, 1, max_completion_length, sampling);
             let sampled = self.generate(&RolloutRequest { turn, ..base })?;
+            let digest = Sampled::of(sampled.iter().map(|c| (&c.ids[..], c.truncated)));
+            let (mut answers, mut deliveries) = (Vec::new(), Vec::new());
             for (Placed { asked, place, .. }, completion) in placed.into_iter().zip(sampled) {
-                let history = &mut histories[asked.job];
-                let reply = history.answer(place, &asked.request, completion, tokenizer, &mut tools)?;
-                asked.answer(Ok(reply));
+                let (job, request) = (asked.job, &asked.request);
+                let (answer, reply) = histories[job].answer(place, request, completion, tokenizer, &mut tools)?;
+                answers.push((job, answer));
+                deliveries.push(asked.answer(Ok(reply)));
             }
-            Ok::<_, crate::Error>(())
-        })?;
-        let ended = histories.into_iter().zip(held.outcomes).zip(indices);
+            let delivered = share_list(store, DELIVERED, &digest, answers.len(), || {
+                deliveries.into_iter().map(Delivery::is_complete).collect()
+            })?;
+            for ((job, answer), is_delivered) in answers.into_iter().zip(delivered) {
+                match is_delivered {
+                    true => histories[job].record(answer),
+                    false => histories[job].drop_answer(&answer),
+                }
+            }
+            Ok::<_, Error>(())
+        };
+        let Held { outcomes, waited } = match leads(store) {
+            true => lead(endpoint.ok_or(agents::Error::NoEndpoint)?, &jobs, store, answer)?,
+            false => follow(store, jobs.len(), answer)?,
+        };
+        let ended = histories.into_iter().zip(outcomes).zip(indices);
         let ended = ended.map(|((history, outcome), index)| finish(history, outcome, index, tokenizer));
-        Ok(Conversations { ended: ended.collect::<Result<_>>()?, environment_time: held.waited })
+        Ok(Conversations { ended: ended.collect::<Result<_>>()?, environment_time: waited })
+    }
+}
+
+/// A message of the leader about its agents.
+#[derive(Serialize, Deserialize)]
+enum Heard {
+    /// Requests that are answered together, each with the index of its job.
+    Requests(Vec<(usize, ChatRequest)>),
+    /// All agents have ended, with these rewards or failures.
+    Over(Vec<Result<Option<f32>, Failure>>),
+}
+
+/// Runs agents, and sends their requests and results to the other processes of the run.
+fn lead(
+    endpoint: &Endpoint,
+    jobs: &[Job<'_>],
+    store: Option<&Store>,
+    mut answer: impl FnMut(Vec<Asked>) -> Result<()>,
+) -> Result<Held> {
+    let tell = |heard: &dyn Fn() -> Heard| match store {
+        Some(_) => share(store, HEARD, &Sampled::default(), heard).map(drop),
+        None => Ok(()),
+    };
+    let held = endpoint.hold(jobs, |asked| {
+        let request = |asked: &Asked| (asked.job, asked.request.clone());
+        tell(&|| Heard::Requests(asked.iter().map(request).collect()))?;
+        answer(asked)
+    })?;
+    tell(&|| Heard::Over(held.outcomes.clone()))?;
+    Ok(held)
+}
+
+/// Answers the requests of the leader's agents.
+fn follow(store: Option<&Store>, jobs: usize, mut answer: impl FnMut(Vec<Asked>) -> Result<()>) -> Result<Held> {
+    loop {
+        match share(store, HEARD, &Sampled::default(), || Heard::Over(Vec::new()))? {
+            Heard::Requests(requests) if requests.iter().all(|(job, _)| *job < jobs) => {
+                let asked = requests.into_iter().map(|(job, request)| Asked::unread(job, request));
+                answer(asked.collect())?;
+            }
+            Heard::Over(outcomes) if outcomes.len() == jobs => return Ok(Held { outcomes, waited: Duration::ZERO }),
+            Heard::Requests(_) | Heard::Over(_) => return Err(unexpected(store, HEARD, jobs)),
+        }
     }
 }
 
