@@ -18,7 +18,8 @@ pub use options::{policy_options, trained, training_sizes};
 use grpo_core::readable_bytes;
 use mesh::checked;
 use model::CostModel;
-use models::{Dtype, ModelConfig};
+use models::{Dtype, ModelConfig, Trained};
+use options::sizes_of;
 use policy::AdamWBounds;
 use policy_pjrt::decoder::{Attention, AxisRules};
 use policy_pjrt::{PjrtPolicyOptions, TrainShape, common_refinement};
@@ -143,7 +144,7 @@ pub fn first_of_each_mesh<T>(items: &[T], mesh: impl Fn(&T) -> MeshConfig) -> Ve
 /// [`crate::Error::Model`] for LoRA targets that the model does not have.
 pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &Devices) -> Result<Plan> {
     let mut illegal: Vec<Illegal> = vec![];
-    let mut candidates = vec![];
+    let (mut candidates, trained) = (vec![], trained(config, shape)?);
     for sizes in factorizations(devices.count) {
         let training = match checked("policy.mesh", sizes, shape, &config.policy.logical_axis_rules) {
             Ok(rules) => rules,
@@ -164,7 +165,7 @@ pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &
             for (granularity, layers) in recomputations(&config, shape, prompt) {
                 config.policy.recompute_granularity = granularity;
                 config.policy.recompute_num_layers = layers;
-                candidates.push(candidate(&config, shape, prompt, &meshes, devices)?);
+                candidates.push(candidate(&config, shape, prompt, trained, &meshes, devices)?);
             }
         }
     }
@@ -178,11 +179,11 @@ pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &
 /// The errors of [`plan`].
 fn training_rules(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &Devices) -> Result<AxisRules> {
     let table = &config.policy.logical_axis_rules;
-    let mut candidates = vec![];
+    let (mut candidates, trained) = (vec![], trained(config, shape)?);
     for sizes in factorizations(devices.count) {
         let Ok(training) = checked("policy.mesh", sizes, shape, table) else { continue };
         let rollout = rollout_rules(config, shape, prompt, &training, devices)?;
-        candidates.push(candidate(config, shape, prompt, &MeshRules { training, rollout }, devices)?);
+        candidates.push(candidate(config, shape, prompt, trained, &MeshRules { training, rollout }, devices)?);
     }
     rank(&mut candidates);
     let text = |candidate: &Candidate| {
@@ -225,7 +226,7 @@ fn rollout_rules(
             continue;
         }
         let meshes = MeshRules { training: training.clone(), rollout };
-        let seconds = model(config, shape, prompt, &meshes, devices, &options).rollout().seconds();
+        let seconds = CostModel::new(config, shape, prompt, &meshes, devices, &options).rollout().seconds();
         if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
             best = Some((seconds, meshes.rollout));
         }
@@ -253,16 +254,17 @@ fn candidate(
     config: &TrainConfig,
     shape: &ModelConfig,
     prompt: usize,
+    trained: Trained,
     meshes: &MeshRules,
     devices: &Devices,
 ) -> Result<Candidate> {
     let options = PjrtPolicyOptions { rollout_rules: Some(meshes.rollout.clone()), ..policy_options(config, shape)? };
-    let model = model(config, shape, prompt, meshes, devices, &options);
+    let model = CostModel::new(config, shape, prompt, meshes, devices, &options);
     let weights = match config.policy.dtype {
         PolicyDtype::Bfloat16 if config.lora.is_some() => Dtype::Bf16,
         _ => Dtype::F32,
     };
-    let mut table = training_sizes(config, shape, weights, prompt)?.memory(shape, &options, Some(&meshes.training));
+    let mut table = sizes_of(config, weights, prompt, trained).memory(shape, &options, Some(&meshes.training));
     table.push_in("micro-batches", "temporaries of a layer", model.temporary_bytes());
     let (update, score, rollout) = (model.update(), model.score(), model.rollout());
     let grpo = &config.grpo;
@@ -289,17 +291,6 @@ fn candidate(
         memory_bytes,
         fits: memory_bytes <= devices.memory,
     })
-}
-
-fn model<'a>(
-    config: &'a TrainConfig,
-    shape: &'a ModelConfig,
-    prompt: usize,
-    meshes: &'a MeshRules,
-    devices: &'a Devices,
-    options: &'a PjrtPolicyOptions,
-) -> CostModel<'a> {
-    CostModel { config, shape, devices, meshes, options, prompt }
 }
 
 /// Sorts candidates that fit by time and the others by memory; of equal ones, those with more `fsdp` come first.

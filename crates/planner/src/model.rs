@@ -178,16 +178,32 @@ impl<'a> Model<'a> {
 
 /// The cost model of a run on a mesh.
 pub(crate) struct CostModel<'a> {
-    pub(crate) config: &'a TrainConfig,
-    pub(crate) shape: &'a ModelConfig,
-    pub(crate) devices: &'a Devices,
-    pub(crate) meshes: &'a MeshRules,
-    pub(crate) options: &'a PjrtPolicyOptions,
+    config: &'a TrainConfig,
+    shape: &'a ModelConfig,
+    devices: &'a Devices,
+    meshes: &'a MeshRules,
+    options: &'a PjrtPolicyOptions,
     /// The tokens of the longest prompt.
-    pub(crate) prompt: usize,
+    prompt: usize,
+    of_training: Model<'a>,
+    of_rollout: Model<'a>,
 }
 
-impl CostModel<'_> {
+impl<'a> CostModel<'a> {
+    pub(crate) fn new(
+        config: &'a TrainConfig,
+        shape: &'a ModelConfig,
+        prompt: usize,
+        meshes: &'a MeshRules,
+        devices: &'a Devices,
+        options: &'a PjrtPolicyOptions,
+    ) -> Self {
+        // With experts, a table of parameters has thousands of tensors: it is made once per mesh.
+        let [of_training, of_rollout] =
+            [&meshes.training, &meshes.rollout].map(|rules| Model::new(shape, rules, options.compute));
+        Self { config, shape, devices, meshes, options, prompt, of_training, of_rollout }
+    }
+
     /// Returns the cost of an update: the gradients of its micro-batches, and AdamW.
     pub(crate) fn update(&self) -> Cost {
         let micro_batches = self.config.grpo.gradient_accumulation_steps;
@@ -208,7 +224,7 @@ impl CostModel<'_> {
 
     /// Returns bytes that the backward pass of a layer needs on each device, in addition to the parts of the memory table.
     pub(crate) fn temporary_bytes(&self) -> u64 {
-        let (rules, model) = (self.training(), self.model(self.training()));
+        let (rules, model) = (self.training(), &self.of_training);
         let tokens = self.tokens(rules);
         let mlp = tokens * self.mlp_columns() / rules.parts(Axis::Mlp) as f64;
         let parts = [mlp, tokens * model.width(), model.gathered(rules) / model.layers()];
@@ -218,7 +234,7 @@ impl CostModel<'_> {
 
     /// Returns the bytes of the gradients of trained weights on each device.
     pub(crate) fn gradient_bytes(&self) -> u64 {
-        let elements = self.model(self.training()).elements;
+        let elements = self.of_training.elements;
         if self.config.lora.is_some() { 0 } else { (size_of::<f32>() as f64 * elements) as u64 }
     }
 
@@ -230,10 +246,6 @@ impl CostModel<'_> {
 
     fn training(&self) -> &AxisRules {
         &self.meshes.training
-    }
-
-    fn model(&self, rules: &AxisRules) -> Model<'_> {
-        Model::new(self.shape, rules, self.options.compute)
     }
 
     fn micro_batch(&self) -> TrainShape {
@@ -248,13 +260,13 @@ impl CostModel<'_> {
         (rows / rules.parts(Axis::Batch) * length) as f64
     }
 
-    fn meter<'a>(&'a self, rules: &'a AxisRules) -> Meter<'a> {
+    fn meter<'b>(&'b self, rules: &'b AxisRules) -> Meter<'b> {
         Meter::new(self.devices, rules, self.options.compute)
     }
 
     /// Returns the cost of the layers for a micro-batch.
     fn layers(&self, passes: Passes) -> Cost {
-        let (rules, model) = (self.training(), self.model(self.training()));
+        let (rules, model) = (self.training(), &self.of_training);
         let mut meter = self.meter(rules);
         let (tokens, length) = (self.tokens(rules), self.micro_batch().length as f64);
         let layers = model.layers();
@@ -279,7 +291,7 @@ impl CostModel<'_> {
 
     /// Returns the cost of the loss: `products` matmuls with the head, one for logits and one for each gradient.
     fn head(&self, products: f64) -> Cost {
-        let (rules, model) = (self.training(), self.model(self.training()));
+        let (rules, model) = (self.training(), &self.of_training);
         let mut meter = self.meter(rules);
         // Every device computes the logits of all tokens for its shard of the vocabulary.
         let tokens = self.micro_batch().tokens as f64;
@@ -299,7 +311,7 @@ impl CostModel<'_> {
 
     /// Returns the cost of collecting the gradients of a micro-batch.
     fn gradients(&self, micro_batches: usize) -> Cost {
-        let (rules, model) = (self.training(), self.model(self.training()));
+        let (rules, model) = (self.training(), &self.of_training);
         let mut meter = self.meter(rules);
         if self.config.lora.is_none() {
             let single = size_of::<f32>() as f64;
@@ -317,7 +329,7 @@ impl CostModel<'_> {
     fn optimizer(&self) -> Cost {
         let mut meter = self.meter(self.training());
         if self.config.lora.is_none() {
-            meter.moves(ADAMW * self.model(self.training()).elements);
+            meter.moves(ADAMW * self.of_training.elements);
         }
         meter.cost
     }
@@ -331,7 +343,7 @@ impl CostModel<'_> {
     /// Returns the cost of the prompts of a rollout.
     fn prefill(&self) -> Cost {
         let rules = &self.meshes.rollout;
-        let model = self.model(rules);
+        let model = &self.of_rollout;
         let mut meter = self.meter(rules);
         let prompts = self.slots() / self.config.grpo.num_generations as f64;
         let tokens = prompts.max(1.0) * self.prompt as f64;
@@ -345,7 +357,7 @@ impl CostModel<'_> {
     /// Returns the mean cost of a token of every sequence: all weights and the keys and values so far are read.
     fn decode(&self) -> Cost {
         let rules = &self.meshes.rollout;
-        let model = self.model(rules);
+        let model = &self.of_rollout;
         let mut meter = self.meter(rules);
         let slots = self.slots();
         let vocab = self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64;

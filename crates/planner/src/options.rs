@@ -56,8 +56,13 @@ pub fn training_sizes(
     weights: Dtype,
     prompt: usize,
 ) -> Result<TrainingSizes> {
+    Ok(sizes_of(config, weights, prompt, trained(config, shape)?))
+}
+
+/// Returns [`training_sizes`] with these trained weights: with experts, counting adapters takes longer than everything else.
+pub(crate) fn sizes_of(config: &TrainConfig, weights: Dtype, prompt: usize, trained: Trained) -> TrainingSizes {
     let completion = config.rollout.max_completion_length();
-    Ok(TrainingSizes {
+    TrainingSizes {
         micro_batch: TrainShape {
             sampling_mask: config.rollout.replay_sampling_mask,
             ..TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion)
@@ -70,10 +75,10 @@ pub fn training_sizes(
             conversations: !config.environments.is_empty(),
         },
         weights,
-        trained: trained(config, shape)?,
+        trained,
         ref_policy: config.needs_ref_policy() && config.lora.is_none(),
         mixes_ref_policy: config.grpo.sync_ref_model,
-    })
+    }
 }
 
 /// Returns the trained weights of a model of this shape.

@@ -80,6 +80,14 @@ impl Rows {
         let positions = ids.builder().iota(1, ids.ty().clone());
         Self { ids: ids.clone(), positions, shared: false }
     }
+
+    /// Returns the positions `[B, T]`, or `[1, T]` if every row is one sequence: all rows then have the same.
+    pub(crate) fn distinct_positions(&self) -> Value {
+        match self.shared {
+            true => self.positions.clone(),
+            false => self.positions.slice(&[0, 0], &[1, self.positions.shape()[1]]),
+        }
+    }
 }
 
 /// A builder of the decoder's operations. It holds no weights: they are values of the program.
@@ -225,7 +233,7 @@ impl Decoder {
     /// # Errors
     /// See [`Decoder::hidden`].
     pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
-        let (rotaries, masks) = (self.rotaries(&rows.positions), self.masks(rows));
+        let (rotaries, masks) = (self.rotaries(&rows.distinct_positions()), self.masks(rows));
         let x = self.embed(weights, &rows.ids);
         let constants = [rotaries.values(), masks.values()].concat();
         let mut layers =

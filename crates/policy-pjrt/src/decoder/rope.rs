@@ -9,10 +9,10 @@ use stablehlo::{Dtype, TensorType, Unary, Value};
 /// Cosines and sines of the rotation angles of tokens, one angle per rotated pair of columns of a head.
 #[derive(Clone, Debug)]
 pub struct Rotary {
-    /// `[B, pairs, T]`, f32; D / 2 pairs if all columns of a head are rotated.
+    /// `[B, pairs, T]`, or `[1, pairs, T]` if all rows have the same, f32; D / 2 pairs if all columns of a head are rotated.
     pub(crate) cos: Value,
     pub(crate) sin: Value,
-    /// Factors of queries `[B, T]`, f32, if they depend on the position.
+    /// Factors of queries `[B, T]` or `[1, T]`, f32, if they depend on the position.
     pub(crate) queries: Option<Value>,
 }
 
@@ -47,7 +47,7 @@ impl Rotaries {
 }
 
 impl Decoder {
-    /// Computes the rotations of tokens at `positions` `[B, T]`, i32.
+    /// Computes the rotations of tokens at `positions` `[B, T]`, or `[1, T]` for the same positions in all rows, i32.
     pub fn rotaries(&self, positions: &Value) -> Rotaries {
         let layers = self.config.period();
         let is_used = |of: &LayerRope| layers.iter().any(|layer| layer.rope == *of);

@@ -33,7 +33,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     decoder.split().argument(&ids, &[Some(Axis::Batch), None]);
     let lengths = f.argument("lengths", TensorType::new(Dtype::I32, [prompts.rows]));
     let rows = Rows::of_sequences(&ids);
-    let (rotaries, masks) = (decoder.rotaries(&rows.positions), decoder.masks(&rows));
+    let (rotaries, masks) = (decoder.rotaries(&rows.distinct_positions()), decoder.masks(&rows));
     let last = (&lengths - lengths.like(1)).along_first(&ids);
     let kept = rows.positions.lt(&last);
     let x = decoder.embed(&weights, &ids);

@@ -1,5 +1,6 @@
 //! Evaluation of the loss of a micro-batch on a device.
 
+use super::programs::table_axes;
 use super::step::StepOfState;
 use super::{Rows, TrainPrograms, TrainShape};
 use crate::decoder::Axis;
@@ -17,6 +18,7 @@ use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::{TokenBatch, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossConfig, Metrics, Scores};
+use pjrt::Element;
 use std::sync::Arc;
 
 /// A loss and its compiled programs, by the sizes of micro-batches.
@@ -195,7 +197,7 @@ impl Device<'_> {
     pub(crate) fn upload(&self, rows: &Rows) -> Result<UploadedRows> {
         let TrainShape { rows: b, length, tokens, shared, .. } = rows.shape;
         let upload = |ids: &[i32]| self.runtime.upload_sharded(ids, &[b, length], &[Some(Axis::Batch), None]);
-        let predicting = self.runtime.upload(&rows.predicting, &[tokens])?;
+        let predicting = self.runtime.upload_sharded(&rows.predicting, &[tokens], &[Some(Axis::Batch)])?;
         let mut tensors = vec![upload(&rows.ids)?, predicting, upload(&rows.predicts)?];
         if shared {
             tensors.push(upload(&rows.positions)?);
@@ -236,14 +238,16 @@ impl Head for LossHead<'_> {
 
 /// Copies the token tables to the device, in the argument order of programs.
 fn upload_tables(runtime: &Runtime, spec: &Spec, tables: &TokenTables) -> Result<Vec<DeviceTensor>> {
-    let shape = |role| spec.type_of(role).shape;
+    fn upload<T: Element>(runtime: &Runtime, spec: &Spec, role: Role, table: &[T]) -> Result<DeviceTensor> {
+        runtime.upload_sharded(table, &spec.type_of(role).shape, table_axes(role))
+    }
     let mut uploaded = vec![
-        runtime.upload(&tables.ids, &shape(Role::TokenIds))?,
-        runtime.upload(&tables.numbers, &shape(Role::TokenNumbers))?,
-        runtime.upload(&[tables.on_policy], &[])?,
+        upload(runtime, spec, Role::TokenIds, &tables.ids)?,
+        upload(runtime, spec, Role::TokenNumbers, &tables.numbers)?,
+        upload(runtime, spec, Role::OnPolicy, &[tables.on_policy])?,
     ];
     if let Some(bits) = &tables.sampling_mask {
-        uploaded.push(runtime.upload(bits, &shape(Role::SamplingMask))?);
+        uploaded.push(upload(runtime, spec, Role::SamplingMask, bits)?);
     }
     Ok(uploaded)
 }

@@ -1,6 +1,7 @@
 //! Programs of training: scores, and the loss with the gradients of all trained parameters.
 
 pub(super) use gradients::Gradients;
+pub(super) use split::table_axes;
 
 use super::adamw::{Check, apply_module};
 use crate::decoder::{
@@ -270,7 +271,7 @@ impl TrainPrograms {
     ) -> Batch {
         let rows = self.declare_rows(f, shape);
         let roles = TABLES.into_iter().chain(spec.sampling_mask.then_some(Role::SamplingMask));
-        let tables = roles.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).collect();
+        let tables = roles.map(|role| (role, self.declare_table(f, spec, role))).collect();
         let value_table = || f.argument("value_table", TensorType::new(Dtype::F32, [3, shape.tokens]));
         Batch { rows, tables, of_values: of_values.map(|of| (of.clone(), value_table())) }
     }
@@ -306,6 +307,7 @@ impl TrainPrograms {
             None => head.convert(self.decoder.compute().dtype()),
         };
         let [hidden, head] = self.operands_of_head(&hidden, &head);
+        let tables = tables.into_iter().map(|(role, table)| (role, self.whole_table(&table)));
         let sums = sums.into_iter().map(|(role, sum)| (role, self.split_gradient(role, &sum)));
         [(Role::Hidden, hidden), (Role::LmHead, head)].into_iter().chain(tables).chain(sums).collect()
     }

@@ -84,11 +84,32 @@ impl TrainPrograms {
     pub(super) fn declare_rows(&self, f: &Builder, shape: TrainShape) -> Vec<Value> {
         let declare = |(name, ty): (&str, TensorType)| {
             let argument = f.argument(name, ty);
-            if argument.shape().len() == 2 {
-                self.decoder.split().argument(&argument, &[Some(Axis::Batch), None]);
-            }
+            let axes = [Some(Axis::Batch), None];
+            self.decoder.split().argument(&argument, &axes[..argument.shape().len()]);
             argument
         };
         row_types(shape).into_iter().map(declare).collect()
+    }
+
+    /// Declares a token table of the loss as the next argument.
+    pub(super) fn declare_table(&self, f: &Builder, spec: &Spec, role: Role) -> Value {
+        let argument = f.argument(role.name(), spec.type_of(role));
+        self.decoder.split().argument(&argument, table_axes(role));
+        argument
+    }
+
+    /// Copies a token table to all devices, for the loss head.
+    pub(super) fn whole_table(&self, table: &Value) -> Value {
+        self.decoder.split().constrain(table, &vec![None::<Axis>; table.shape().len()])
+    }
+}
+
+/// Returns the logical axes of a token table of the loss. The columns of ids and numbers are sharded like rows: whole tables would be in the
+/// memory of every device until the end of the step.
+pub(in crate::train) fn table_axes(role: Role) -> &'static [Option<Axis>] {
+    match role {
+        Role::TokenIds | Role::TokenNumbers => &[None, Some(Axis::Batch)],
+        Role::SamplingMask => &[None, None],
+        _ => &[],
     }
 }
