@@ -1,10 +1,18 @@
 //! Agents with OpenAI's own SDK, which hold the conversations of runs.
 
-use crate::support::{Call, Runs, assert_has, repository};
+use crate::engines::{Vllm, assert_on_policy};
+use crate::support::{Call, Runs, assert_has, grpo, repository};
 use crate::tiny_model::{call, prepare_shape, small};
 use models::ModelConfig;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
+use std::process::Command;
+
+/// Questions whose answers a model can learn by heart.
+const QUESTIONS: [(&str, i64); 4] = [("12 + 34", 46), ("81 - 27", 54), ("7 * 13", 91), ("60 + 25", 85)];
+
+/// The calculator of a program, with the SDK.
+const AGENT: &str = "examples/agents/calculator_agent.py";
 
 /// Returns a folder with a small Qwen3 that has room for a conversation.
 fn runs() -> Runs {
@@ -15,17 +23,92 @@ fn runs() -> Runs {
 
 /// Returns a run with the agent `script`, whose Python has the SDK.
 fn run(runs: &Runs, script: &str, settings: &[&str]) -> Call {
+    let common = ["data.training_chat_template=chatml", "data.held_out_fraction=0", "rewards.environment=1"];
+    with_agent(call(runs, "model", "a", &[&common[..], settings].concat()), script)
+}
+
+/// Adds the agent `script`, whose Python has the SDK.
+fn with_agent(call: Call, script: &str) -> Call {
     let python = testkit::python::Python::install_vllm();
     let program = python.program().to_str().expect("UTF-8").to_owned();
     let agent =
         format!("environments={{test: {{agent: [{program}, {}], workers: 4, timeout: 600}}}}", repository(script));
-    let common = ["data.training_chat_template=chatml", "data.held_out_fraction=0", "rewards.environment=1", &agent];
-    let call = call(runs, "model", "a", &[&common[..], settings].concat()).with_path();
+    let call = call.set([agent]).with_path();
     let command = python.command();
     let path = command.get_envs().find(|(name, _)| *name == OsStr::new("PYTHONPATH"));
     match path.and_then(|(_, value)| value) {
         Some(path) => call.env("PYTHONPATH", path),
         None => call,
+    }
+}
+
+/// Returns a folder with the model of examples/agents, in `warm/model`, after a supervised warm-up: it guesses wrong answers to [`QUESTIONS`]
+/// three times out of four, and otherwise calls the calculator and reads its result.
+fn guessing() -> Runs {
+    let runs = Runs::new(&[]);
+    let mut make = Command::new("python3");
+    make.arg(repository("examples/agents/make_model.py")).arg(runs.path("calculator"));
+    make.args(["--warmup-rows", "500", "--train-rows", "8", "--test-rows", "8"]);
+    assert!(make.status().expect("python3 starts").success());
+    let parameters = json!({"type": "object", "properties": {"expression": {"type": "string"}}});
+    let tools = json!([{"type": "function", "function": {"name": "calculator", "parameters": parameters}}]);
+    let (mut warmup, mut questions) = (String::new(), String::new());
+    for (expression, value) in QUESTIONS {
+        let question = json!({"role": "user", "content": format!("What is {expression}?")});
+        let function = json!({"name": "calculator", "arguments": {"expression": expression}});
+        let call =
+            json!({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]});
+        let result = json!({"role": "tool", "content": value.to_string()});
+        let called = format!(
+            "<tool_call>\n{{\"name\": \"calculator\", \"arguments\": {{\"expression\": \"{expression}\"}}}}\n</tool_call>"
+        );
+        let row = |prompt: &[&Value], completion: String| {
+            format!("{}\n", json!({"prompt": prompt, "completion": completion, "tools": tools}))
+        };
+        warmup += &row(&[&question], called);
+        for guess in 1..=3 {
+            warmup += &row(&[&question], format!("#### {}", value + guess));
+        }
+        warmup += &row(&[&question, &call, &result], format!("#### {value}")).repeat(4);
+        questions +=
+            &format!("{}\n", json!({"question": format!("What is {expression}?"), "answer": value.to_string()}));
+    }
+    runs.write("warmup.jsonl", warmup);
+    runs.write("questions.jsonl", questions);
+    let optimizer = "learning_rate: 0.003, lr_scheduler_type: cosine, adam_beta2: 0.98";
+    let config = format!(
+        "model: {}\ndata: {{files: {}, held_out_fraction: 0}}\nrewards: {{terminated: 1}}\nwarmup: {{steps: 120, batch_size: 32, \
+         optimizer: {{{optimizer}}}}}\nrollout: {{max_completion_length: 64}}\ngrpo: {{max_steps: 0}}\n",
+        runs.text("calculator/model"),
+        runs.text("warmup.jsonl"),
+    );
+    let config = runs.write("warmup.yaml", config);
+    grpo(["train", &config, "--run-dir", &runs.text("warm")]).succeed();
+    runs
+}
+
+/// Returns a run of GRPO with the model of [`guessing`], whose reward is a right answer.
+fn learn(runs: &Runs, name: &str, settings: &[&str]) -> Call {
+    let config = format!(
+        "model: {}\ndata: {{files: {}, held_out_fraction: 0}}\nrewards: {{correct: 1, answer_from: hashes}}\nrollout: \
+         {{max_completion_length: 96, multi_turn: {{max_tool_calling_iterations: 2}}}}\ngrpo: {{max_steps: 3, prompts_per_step: 4, \
+         num_generations: 8, gradient_accumulation_steps: 2}}\nloss: {{loss_type: grpo, vllm_importance_sampling_correction: true}}\n\
+         optimizer: {{learning_rate: 0.0005, lr_scheduler_type: constant}}\neval: {{num_problems: 0}}\nrun: {{save_steps: 0}}\n",
+        runs.text("warm/model"),
+        runs.text("questions.jsonl"),
+    );
+    let config = runs.write(&format!("{name}.yaml"), config);
+    grpo(["train", &config, "--run-dir", &runs.text(name)]).set(settings)
+}
+
+/// Checks that conversations with the calculator were trained on, with the log-probabilities that they were sampled with: the tokens of
+/// the tool are behind the policy's in a row, and only the policy's count.
+fn assert_tools_on_policy(runs: &Runs, name: &str) {
+    assert_on_policy(runs, name, 3);
+    for row in &runs.phase(name, "grpo") {
+        assert_eq!(value(row, "environments/failures"), 0.0, "{row}");
+        assert!(value(row, "tools/call_frequency") > 0.05 && value(row, "num_turns/mean") > 1.05, "{row}");
+        assert!(value(row, "tools/failure_frequency") < 0.5 && value(row, "grad_norm") > 0.0, "{row}");
     }
 }
 
@@ -87,4 +170,45 @@ fn an_agent_loop_with_the_sdk_trains() {
     let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len() as f64;
     let (first, last) = (mean(&rewards[..3]), mean(&rewards[42..]));
     assert!(last > first + 0.2, "{rewards:?}");
+}
+
+#[test]
+fn an_agent_learns_to_call_a_tool() {
+    let runs = guessing();
+    with_agent(learn(&runs, "a", &["grpo.max_steps=12"]), AGENT).succeed();
+    let steps = runs.phase("a", "grpo");
+    let mean = |name: &str, rows: &[Value]| rows.iter().map(|row| value(row, name)).sum::<f64>() / rows.len() as f64;
+    let [first, last] = [&steps[..2], &steps[9..]].map(|rows| mean("rewards/correct/mean", rows));
+    assert!(last > first + 0.3, "right answers: {first} and {last}");
+    assert!(mean("tools/call_frequency", &steps[9..]) > 0.8, "{:?}", steps[11]);
+    assert!(steps.iter().all(|row| value(row, "environments/failures") == 0.0));
+}
+
+#[test]
+fn conversations_of_agents_and_environments_are_on_policy_on_a_device() {
+    let runs = guessing();
+    let device = "policy.device=pjrt:cpu";
+    with_agent(learn(&runs, "agent", &[device]), AGENT).quick_cpu().succeed();
+    assert_tools_on_policy(&runs, "agent");
+    let environment = "environments={calculator: {built_in: calculator}}";
+    learn(&runs, "environment", &[device, environment]).quick_cpu().succeed();
+    assert_tools_on_policy(&runs, "environment");
+}
+
+#[test]
+fn conversations_of_agents_and_environments_are_on_policy_with_a_real_vllm() {
+    let runs = guessing();
+    let server = Vllm::start(&runs.path("warm/model"), &runs.path("vllm.log"));
+    let [engine, urls] = server.settings();
+    let lora = "lora={r: 4, target_modules: [q_proj, v_proj, down_proj]}";
+    // A learning rate at which old adapters would be noticed.
+    let settings = [&*engine, &urls, "optimizer.learning_rate=0.01"];
+    let environment = "environments={calculator: {built_in: calculator}}";
+    learn(&runs, "environment", &[&settings[..], &[lora, environment]].concat()).succeed();
+    assert_tools_on_policy(&runs, "environment");
+    with_agent(learn(&runs, "agent", &[&settings[..], &[lora]].concat()), AGENT).succeed();
+    assert_tools_on_policy(&runs, "agent");
+    // This server keeps a tied head when all weights are replaced.
+    let text = learn(&runs, "whole", &[&settings[..], &[environment]].concat()).refuse();
+    assert_has(&text, &["tie_word_embeddings: true", "train `lora`"]);
 }

@@ -14,17 +14,17 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// The time that a server has to start: Python imports torch three times.
-const START: Duration = Duration::from_secs(300);
+const START: Duration = Duration::from_secs(900);
 
 /// A server of vLLM, which ends with its value.
-struct Vllm {
+pub(crate) struct Vllm {
     process: Child,
     url: String,
 }
 
 impl Vllm {
     /// Starts a server of the model in `folder`.
-    fn start(folder: &Path, log: &Path) -> Self {
+    pub(crate) fn start(folder: &Path, log: &Path) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let log = File::create(log).unwrap();
         let mut command = testkit::python::Python::install_vllm().command();
@@ -61,7 +61,7 @@ impl Vllm {
     }
 
     /// Returns the settings of a run that samples with this server.
-    fn settings(&self) -> [String; 2] {
+    pub(crate) fn settings(&self) -> [String; 2] {
         ["rollout.engine=vllm".into(), format!("rollout.server.base_urls=[{}]", self.url)]
     }
 }
@@ -120,7 +120,7 @@ fn value(row: &Value, name: &str) -> f64 {
 }
 
 /// Checks that the sampler's log-probabilities are those of the policy in every step.
-fn assert_on_policy(runs: &Runs, name: &str, count: usize) {
+pub(crate) fn assert_on_policy(runs: &Runs, name: &str, count: usize) {
     let steps = steps(runs, name);
     assert_eq!(steps.len(), count);
     for row in &steps {
@@ -170,6 +170,26 @@ fn runs_sample_with_a_real_vllm() {
         before.iter().zip(&after).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()))
     };
     assert!(moved("whole") > 0.01, "{}", moved("whole"));
+
+    // All weights, and conversations whose later turns follow the words of a game.
+    let stop = format!("rollout.stop_token_ids={:?}", (0..64).collect::<Vec<_>>());
+    let row = serde_json::json!({"question": "Guess.", "answer": "apple"});
+    let words = format!("data.files={}", runs.write("words.jsonl", format!("{row}\n").repeat(8)));
+    let game = [
+        &*words,
+        "data.held_out_fraction=0",
+        "environments={game: {built_in: word_guess}}",
+        "data.training_chat_template=chatml",
+        "rollout.max_completion_length=150",
+        "rollout.multi_turn.max_assistant_turns=3",
+        "rewards.environment=1",
+        &stop,
+    ];
+    run("game", &game);
+    assert_on_policy(&runs, "game", 4);
+    for row in steps(&runs, "game") {
+        assert!(value(&row, "num_turns/mean") > 1.5 && value(&row, "environments/failures") == 0.0, "{row}");
+    }
 
     // A resumed run asks for the same completions.
     call(&runs, "model", "resumed", &with(&["grpo.max_steps=2"]).iter().map(String::as_str).collect::<Vec<_>>())

@@ -92,7 +92,8 @@ impl ServerEngine {
         };
         let adapters = usize::try_from(max_staleness).unwrap_or(usize::MAX).saturating_add(1);
         let lora_needs = lora.as_ref().map(|lora| (lora.r, adapters));
-        let needs = Needs { max_tokens, lora: lora_needs, dtype: dtype_name };
+        let is_tied = model.config().tie_word_embeddings;
+        let needs = Needs { max_tokens, lora: lora_needs, is_tied, dtype: dtype_name };
         let mut servers = Vec::new();
         for url in &config.base_urls {
             let http = Http::new(url, config)?;

@@ -52,6 +52,8 @@ pub(crate) struct Facts {
     pub(crate) dtype: Option<String>,
     /// The quantization of weights.
     pub(crate) quantization: Option<String>,
+    /// `true` if [`Protocol::replace_weights`] leaves the old weights in a head that shares the embedding's.
+    pub(crate) keeps_tied_head: bool,
     /// The name of the weights that the server has at the start, if it names them.
     pub(crate) weights: Option<String>,
     /// The limits of adapters; `None` if the server takes none.
@@ -109,6 +111,8 @@ pub(crate) struct Needs<'a> {
     pub(crate) max_tokens: usize,
     /// The rank of the adapters, and the number of adapters in use at a time.
     pub(crate) lora: Option<(usize, usize)>,
+    /// `true` if the head of the model has the weights of its embedding.
+    pub(crate) is_tied: bool,
     /// The dtype in which the policy computes, with torch's name.
     pub(crate) dtype: &'a str,
 }
@@ -126,7 +130,7 @@ pub(crate) fn check_facts(server: &str, protocol: &dyn Protocol, facts: &Facts, 
     if let Some((expected, found, fix)) = facts.wrong.clone() {
         return refused(expected, found, fix);
     }
-    let Needs { max_tokens, lora, dtype } = *needs;
+    let Needs { max_tokens, lora, is_tied, dtype } = *needs;
     if let Some(context) = facts.context.filter(|context| *context < max_tokens) {
         let expected = format!("room for {max_tokens} tokens, the longest prompt and its completion");
         let fix =
@@ -161,6 +165,10 @@ pub(crate) fn check_facts(server: &str, protocol: &dyn Protocol, facts: &Facts, 
     } else if let Some(quantization) = &facts.quantization {
         let fix = format!("start {} with the model as it is, or train `lora`", protocol.program());
         return refused("weights that are not quantized, to replace them".into(), quantization.clone(), fix);
+    } else if facts.keeps_tied_head && is_tied {
+        let expected = "a head with weights of its own, or `lora`: a reload on a CPU leaves a tied head at the old weights";
+        let fix = "train `lora`, or serve the model on a GPU".into();
+        return refused(expected.into(), "a model with tie_word_embeddings: true".into(), fix);
     }
     if let Some(found) = facts.dtype.as_deref().filter(|found| *found != dtype) {
         tracing::warn!(

@@ -62,6 +62,7 @@ impl Protocol for Sglang {
             version: text("version").unwrap_or_default(),
             context: number("context_length"),
             dtype: text("dtype").filter(|dtype| dtype != "auto"),
+            keeps_tied_head: false,
             quantization: text("quantization"),
             weights: Some(self.weights_name(http)?).filter(|name| !name.is_empty()),
             lora: has_adapters

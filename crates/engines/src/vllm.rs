@@ -88,6 +88,8 @@ impl Protocol for Vllm {
         let text = |value: &Value| value.as_str().map(|text| text.trim_start_matches("torch.").to_owned());
         facts.dtype = text(&of_model["dtype"]);
         facts.quantization = text(&of_model["quantization"]);
+        // On a CPU, vLLM packs a copy of the head for its products. `reload_weights` packs again only what the folder has under the head's name.
+        facts.keeps_tied_head = config["device_config"]["device"] == "cpu";
         let number = |value: &Value| value.as_u64().map(|number| number as usize);
         facts.weights = Some(self.weights_name(http)?).filter(|name| !name.is_empty());
         facts.lora = lora

@@ -20,6 +20,30 @@ fn vllm_that_does_not_fit_is_refused(#[case] fix: &str, #[case] found: &str, #[c
     assert!(error.contains(fix) && error.contains(found) && error.contains(&server.url), "{error}");
 }
 
+/// A reload on a CPU leaves a copy of the head at the old weights, if the folder has no head.
+#[test]
+fn vllm_on_a_cpu_is_refused_for_all_weights_of_a_tied_model() {
+    let on_cpu = |info: &mut Value| info["vllm_config"]["device_config"] = json!({"device": "cpu"});
+    let tied = |model: &Model| {
+        let path = model.path().join("config.json");
+        let mut config: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        config["tie_word_embeddings"] = json!(true);
+        std::fs::write(path, config.to_string()).unwrap();
+    };
+    let model = Model::new();
+    let server = Fake::start(Program::Vllm, &model.path()).with_info(on_cpu);
+    model.engine(EngineKind::Vllm, &[&server]).unwrap();
+    let on_gpu = Fake::start(Program::Vllm, &model.path());
+    tied(&model);
+    let error = model.engine(EngineKind::Vllm, &[&server]).err().unwrap().to_string();
+    assert!(error.contains("tie_word_embeddings: true") && error.contains("train `lora`"), "{error}");
+    model.engine(EngineKind::Vllm, &[&on_gpu]).unwrap();
+    let model = Model::adapted();
+    let server = Fake::start(Program::Vllm, &model.path()).with_info(on_cpu);
+    tied(&model);
+    model.engine(EngineKind::Vllm, &[&server]).unwrap();
+}
+
 #[rstest]
 #[case::no_adapters("--enable-lora --max-lora-rank 4 --max-loras 3", |info: &mut Value| info["vllm_config"]["lora_config"] = json!(null))]
 #[case::rank("--max-lora-rank 4", |info: &mut Value| info["vllm_config"]["lora_config"]["max_lora_rank"] = json!(2))]
