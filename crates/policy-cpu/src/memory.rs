@@ -84,7 +84,7 @@ impl StepMemory {
         let of_layer = sum(matrices(config).iter().map(|(matrix, count)| product([bytes(matrix, false), *count])));
         let packed = sum([product([layers, of_layer]), bytes(&[h, vocab], self.head_adapter)]);
         table.push_in(SAMPLING, "weights packed for products", packed);
-        if let (Trained::Adapters(count), true) = (weights.trained, in_files) {
+        if let (Trained::Adapters(count), true) = (weights.trained, in_files || kernels.rounds_operands()) {
             // Matrices with few columns are padded to panels of 32, about twice their size.
             table.push_in(SAMPLING, "packed adapters", product([2, count, SINGLE]));
         }

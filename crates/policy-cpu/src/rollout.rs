@@ -34,8 +34,8 @@ struct Kept<'a> {
 }
 
 /// Samples the completions of a request. At most `batch_size` sequences decode together, in one batch for every thread unless the model is
-/// large, and samples of one prompt share its prefill; none of this changes the samples. `turns` has the caches of the first `batch_size` conversations of an earlier
-/// turn, and is replaced.
+/// large, and samples of one prompt share its prefill; none of this changes the samples. `turns` has the caches of the first `batch_size`
+/// conversations of an earlier turn, and is replaced.
 pub(crate) fn generate(
     model: impl FnOnce() -> Decoder,
     request: &RolloutRequest<'_>,

@@ -33,8 +33,8 @@ pub struct PolicyConfig {
     pub logical_axis_rules: LogicalAxisRules,
     /// The dtype of matmul operands. Weights, moments and gradients have f32 precision with both dtypes, except frozen weights below adapters,
     /// which stay bf16 if their files are bf16. With bfloat16 on a PJRT device this also applies to a reference policy until it is mixed with
-    /// the policy. On the host, bfloat16 needs half the memory traffic to sample, and twice the speed of products if the processor multiplies
-    /// bf16 (AVX512-BF16, AMX); attention, adapters and routers of experts are f32 there.
+    /// the policy. On the host, bfloat16 halves the memory traffic of sampling, and products are faster if the processor multiplies bf16
+    /// (AVX512-BF16, AMX); attention, adapters and routers of experts are f32 there.
     pub dtype: PolicyDtype,
     /// The implementation of attention in training and scoring on a PJRT device.
     pub attention: PolicyAttention,
