@@ -3,8 +3,10 @@
 use crate::support::{Runs, json};
 
 /// Rise of the held-out sampled reward and of the training reward.
-fn rise(advantage_scale: &str, seed: &str) -> (f64, f64) {
-    let runs = Runs::new(&[&format!("grpo.advantage_scale={advantage_scale}"), &format!("seed={seed}")]);
+fn rise(advantage_scale: &str, seed: &str, dtype: &str) -> (f64, f64) {
+    let settings =
+        [format!("grpo.advantage_scale={advantage_scale}"), format!("seed={seed}"), format!("policy.dtype={dtype}")];
+    let runs = Runs::new(&settings.each_ref().map(String::as_str));
     runs.train("a");
     let summary = json(&runs.path("a").join("summary.json"));
     let number = |pointer: &str| summary.pointer(pointer).and_then(serde_json::Value::as_f64).expect("a number");
@@ -13,10 +15,10 @@ fn rise(advantage_scale: &str, seed: &str) -> (f64, f64) {
 
 #[test]
 fn rewards_rise_with_advantages_and_not_without() {
-    for seed in ["0", "1"] {
-        let (held_out, training) = rise("1", seed);
+    for (seed, dtype) in [("0", "float32"), ("1", "float32"), ("2", "bfloat16")] {
+        let (held_out, training) = rise("1", seed, dtype);
         assert!(held_out > 0.3 && training > 0.3, "seed {seed}: {held_out:+.3} held out, {training:+.3} in training");
-        let (held_out, training) = rise("0", seed);
+        let (held_out, training) = rise("0", seed, dtype);
         assert!(held_out < 0.05 && training < 0.1, "seed {seed}: {held_out:+.3} held out, {training:+.3} in training");
     }
 }

@@ -223,7 +223,6 @@ fn what_a_device_does_not_do_is_refused_by_its_key() {
         assert_has(&call.refuse(), &[words]);
     }
     for (key, value) in [
-        ("policy.dtype", "bfloat16"),
         ("policy.attention", "blockwise"),
         ("policy.recompute_granularity", "none"),
         ("policy.recompute_num_layers", "2"),

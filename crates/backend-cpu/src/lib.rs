@@ -55,6 +55,8 @@ pub struct CpuBackend {
     threads: Threads,
     isa: Option<Isa>,
     dlogits: Option<Dtype>,
+    /// `true` if f32 operands of products are rounded to bf16.
+    rounds: bool,
 }
 
 impl CpuBackend {
@@ -87,6 +89,23 @@ impl CpuBackend {
         self.dlogits = Some(dlogits);
         self
     }
+
+    /// Sets the dtype of the operands of products with hidden states, head and dL/dlogits. The default is the inputs' dtype. With
+    /// [`Dtype::Bf16`], f32 inputs are rounded to the nearest bf16 value when products pack them, without a copy of the head; sums and
+    /// gradients are f32. The implementation `reference` has no such products, and dlogits in f32 contradict them: both are refused.
+    ///
+    /// ```
+    /// use backend_cpu::CpuBackend;
+    /// use grpo_core::{Backend, Dtype};
+    ///
+    /// let backend = CpuBackend::new().with_products(Dtype::Bf16);
+    /// assert_eq!(backend.dlogits(Dtype::F32), Dtype::Bf16);
+    /// ```
+    #[must_use]
+    pub fn with_products(mut self, dtype: Dtype) -> Self {
+        self.rounds = dtype == Dtype::Bf16;
+        self
+    }
 }
 
 impl Backend for CpuBackend {
@@ -95,7 +114,7 @@ impl Backend for CpuBackend {
     }
 
     fn dlogits(&self, dtype: Dtype) -> Dtype {
-        self.dlogits.unwrap_or(dtype)
+        self.dlogits.unwrap_or(if self.rounds { Dtype::Bf16 } else { dtype })
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
@@ -103,12 +122,21 @@ impl Backend for CpuBackend {
         optimization::KERNELS.warn_once();
         let isa = self.isa.unwrap_or_else(Isa::detect).checked()?;
         let threads = &self.threads;
+        if self.rounds && request.implementation == Implementation::Reference {
+            return Err(unsupported(
+                "implementation `reference` with bf16 products of f32 inputs",
+                "it computes in f32; use `fused` or `logits`, or f32 products",
+            ));
+        }
+        if self.rounds && self.dlogits == Some(Dtype::F32) {
+            return Err(unsupported("f32 dlogits with bf16 products of f32 inputs", "leave out one of both settings"));
+        }
         match (request.implementation, request.policy) {
             (Implementation::Reference, _) => {
                 CpuPlan::boxed(request, dense::workspace(request), threads, || DenseHead::new(request))
             }
             (Implementation::Fused | Implementation::Logits, PolicySpec::Hidden { hidden, layout, dtype, .. }) => {
-                let problem = Problem::new(request, hidden, layout, isa, self.dlogits(dtype));
+                let problem = Problem::new(request, hidden, layout, isa, self.dlogits(dtype), self.rounds);
                 let blocking = choose(request, &problem, threads.count())?;
                 CpuPlan::boxed(request, problem.workspace(&blocking), threads, || {
                     FusedHead::new(request, problem, blocking)

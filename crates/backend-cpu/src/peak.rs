@@ -97,14 +97,15 @@ impl Unit {
     }
 }
 
-/// Measures the peak of f32 multiply-adds on `threads` threads in flop/s: the best of a few short runs, which take about 0.1 s.
-pub fn f32_flops(threads: usize) -> f64 {
+/// Measures the peak of multiply-adds of `dtype` on `threads` threads in flop/s: the best of a few short runs, which take about 0.1 s. The
+/// peak of bf16 is at least that of f32, because bf16 values can be multiplied in f32.
+pub fn flops(dtype: Dtype, threads: usize) -> f64 {
     let of_unit = |unit: Unit| {
         let work = Multiply::new(unit, threads, 0.005)?;
         let seconds = (0..5).map(|_| work.run()).fold(f64::INFINITY, f64::min);
         Some(work.flops() / seconds)
     };
-    let units = Unit::available().into_iter().filter(|unit| unit.dtype() == Dtype::F32);
+    let units = Unit::available().into_iter().filter(|unit| [Dtype::F32, dtype].contains(&unit.dtype()));
     units.filter_map(of_unit).fold(0.0, f64::max)
 }
 
@@ -274,6 +275,12 @@ mod tests {
             let work = Multiply::new(unit, 2, 1e-3).expect("a unit that is here");
             assert!(work.run() > 0.0 && work.flops() >= 2.0 * unit.flops() as f64);
         }
+    }
+
+    #[test]
+    fn the_peak_of_bf16_includes_units_of_f32() {
+        let [single, narrow] = [Dtype::F32, Dtype::Bf16].map(|dtype| flops(dtype, 1));
+        assert!(single > 1e7 && narrow > 1e7, "{single} {narrow}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::cpu_policy::CpuPolicy;
 use crate::decoder::{Decoder, PackedBatch, to_host};
-use backend_cpu::layers::{Add, Layers, StoredWeight};
+use backend_cpu::layers::{Add, StoredWeight};
 use burn::module::Module;
 use grpo_burn::custom_op::{Operand, elements};
 use policy::{Error, Result};
@@ -17,13 +17,13 @@ impl CpuPolicy {
     /// # Errors
     /// [`Error::Argument`] if `ids` is empty, [`Error::TooLong`], [`Error::Model`] for an unknown token.
     pub fn logits(&self, ids: &[u32], mut see: impl FnMut(usize, &[f32])) -> Result<()> {
-        let model: Decoder = self.model().valid();
+        let (model, kernels): (Decoder, _) = (self.model().valid(), self.model().kernels());
         let hidden = to_host(model.forward(&PackedBatch::new(&[ids])?)?);
         let [_, width] = model.lm_head()?.dims();
         let head = Operand::new("lm_head", model.lm_head()?).map_err(Error::other)?.row_major().storage;
         let head = StoredWeight::new(&[elements("lm_head", &head).map_err(Error::other)?], width)?;
         for (i, rows) in hidden.chunks(ROWS * width).enumerate() {
-            see(i * ROWS, &Layers::new().linear_stored(rows, &head, Add::Nothing, rows.len() / width)?);
+            see(i * ROWS, &kernels.linear_stored(rows, &head, Add::Nothing, rows.len() / width)?);
         }
         Ok(())
     }

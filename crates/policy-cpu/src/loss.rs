@@ -5,7 +5,7 @@ use backend_cpu::CpuBackend;
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::GrpoLoss;
 use grpo_core::objective::ValueLossConfig;
-use grpo_core::{Backend, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
+use grpo_core::{Backend, Dtype, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
 use policy::{Error, Result, StepLoss};
 use std::sync::Arc;
 
@@ -52,10 +52,10 @@ pub struct PolicyLoss {
 }
 
 impl PolicyLoss {
-    /// Returns the cross-entropy with the targets, on the CPU, for the batches of [`policy::imitation`].
-    pub(crate) fn cross_entropy() -> Self {
+    /// Returns the cross-entropy with the targets, on the CPU with products in this dtype, for the batches of [`policy::imitation`].
+    pub(crate) fn cross_entropy(products: Dtype) -> Self {
         let config = Arc::new(StepLoss::cross_entropy());
-        let (backend, implementation) = (Arc::new(CpuBackend::new()), Implementation::Fused);
+        let (backend, implementation) = (Arc::new(CpuBackend::new().with_products(products)), Implementation::Fused);
         // The number of tokens is not known yet.
         Self { config, backend, implementation, max_tokens: 0 }
     }

@@ -3,7 +3,7 @@
 use crate::loss::PolicyLoss;
 use crate::micro_batch::at_once_of;
 use backend_cpu::layers::Layers;
-use grpo_core::{GradientSpec, GrpoLoss, HeadLayout, PolicySpec};
+use grpo_core::{Dtype as Products, GradientSpec, GrpoLoss, HeadLayout, PolicySpec};
 use models::{Dtype, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
 use policy::{Error, Result};
 
@@ -29,6 +29,8 @@ pub struct StepMemory {
     pub batch: usize,
     /// Number of sequences of a micro-batch.
     pub micro_batch: usize,
+    /// The dtype of the operands of matrix products.
+    pub products: Products,
     /// `true` if the LM head has an adapter: every micro-batch then computes the merged head.
     pub head_adapter: bool,
 }
@@ -71,14 +73,18 @@ impl StepMemory {
         // Large weights that are bf16 in their file are packed in bf16, except a head with an adapter.
         let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
         // Columns are padded to whole panels.
+        let kernels = Layers::new().with_products(self.products);
         let bytes = |[input, output]: &[u64; 2], is_sum: bool| {
+            if kernels.rounds_operands() {
+                return kernels.packed_bytes([*input as usize, *output as usize]) as u64;
+            }
             let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
             product([*input, output.next_multiple_of(32), if is_narrow { 2 } else { SINGLE }])
         };
         let of_layer = sum(matrices(config).iter().map(|(matrix, count)| product([bytes(matrix, false), *count])));
         let packed = sum([product([layers, of_layer]), bytes(&[h, vocab], self.head_adapter)]);
         table.push_in(SAMPLING, "weights packed for products", packed);
-        if let (Trained::Adapters(count), true) = (weights.trained, in_files) {
+        if let (Trained::Adapters(count), true) = (weights.trained, in_files || kernels.rounds_operands()) {
             // Matrices with few columns are padded to panels of 32, about twice their size.
             table.push_in(SAMPLING, "packed adapters", product([2, count, SINGLE]));
         }

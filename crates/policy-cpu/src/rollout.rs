@@ -6,6 +6,12 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
+/// The number of weights from which all sequences decode together, and threads divide the products instead of the sequences. So many weights do
+/// not fit the caches, and every batch of sequences reads all of them from memory for each token.
+const LARGE: u64 = 1 << 25;
+/// The least logits that a thread samples from at a time.
+const LOGITS_PER_TASK: usize = 1 << 14;
+
 /// The packed weights and the KV caches of a request with [`RolloutRequest::turn`], for the next such request.
 pub(crate) struct Turns {
     inference: Inference,
@@ -27,9 +33,9 @@ struct Kept<'a> {
     length: usize,
 }
 
-/// Samples the completions of a request. At most `batch_size` sequences decode together, several batches run in parallel, and samples of
-/// one prompt share its prefill; none of this changes the samples. `turns` has the caches of the first `batch_size` conversations of an earlier
-/// turn, and is replaced.
+/// Samples the completions of a request. At most `batch_size` sequences decode together, in one batch for every thread unless the model is
+/// large, and samples of one prompt share its prefill; none of this changes the samples. `turns` has the caches of the first `batch_size`
+/// conversations of an earlier turn, and is replaced.
 pub(crate) fn generate(
     model: impl FnOnce() -> Decoder,
     request: &RolloutRequest<'_>,
@@ -100,8 +106,8 @@ fn sample(
         chunk
     };
     let chunk_of = |count: usize| {
-        let for_each_thread = count.div_ceil(rayon::current_num_threads());
-        (batch_size / per_prompt).min(for_each_thread).max(1)
+        let batches = if inference.weights() >= LARGE { 1 } else { rayon::current_num_threads() };
+        (batch_size / per_prompt).min(count.div_ceil(batches)).max(1)
     };
     let fresh = fresh.par_chunks(chunk_of(fresh.len())).map(|chunk| {
         let prompts: Vec<usize> = chunk.iter().map(|(prompt, _)| *prompt).collect();
@@ -126,10 +132,9 @@ fn sample_fresh(model: &Inference, request: &RolloutRequest<'_>, prompts: &[usiz
     check_lengths(model, request, &indices)?;
     let (of_prompts, mut cache) = model.prefill(&PackedBatch::new(&ids)?, per_prompt, capacity)?;
     let mut samples = samplers(request, &indices);
-    for (i, sample) in samples.iter_mut().enumerate() {
-        // All samples of a prompt draw their first token from the same row of logits.
-        sample.extend(&of_prompts[i / per_prompt * vocab..(i / per_prompt + 1) * vocab])?;
-    }
+    // All samples of a prompt draw their first token from the same row of logits.
+    let row = |i: usize| &of_prompts[i / per_prompt * vocab..(i / per_prompt + 1) * vocab];
+    extend(samples.iter_mut().enumerate().map(|(i, sample)| (sample, row(i))), vocab)?;
     let completions = decode(model, samples, &mut cache)?;
     Ok(Chunk { indices, completions, cache: Some(cache) })
 }
@@ -144,9 +149,7 @@ fn sample_continued(model: &Inference, request: &RolloutRequest<'_>, prompts: &[
     let mut cache = Cache::continued(&sources, capacity.unwrap_or(0))?;
     let logits = model.extend(&new, &mut cache)?;
     let mut samples = samplers(request, &indices);
-    for (sample, logits) in samples.iter_mut().zip(logits.chunks_exact(model.vocab())) {
-        sample.extend(logits)?;
-    }
+    extend(samples.iter_mut().zip(logits.chunks_exact(model.vocab())), model.vocab())?;
     let completions = decode(model, samples, &mut cache)?;
     Ok(Chunk { indices, completions, cache: Some(cache) })
 }
@@ -172,10 +175,21 @@ fn decode(model: &Inference, mut samples: Vec<CompletionSampler<'_>>, cache: &mu
             return Ok(samples.into_iter().map(CompletionSampler::finish).collect());
         }
         let logits = model.decode(&last, &open, cache)?;
-        for (i, logits) in open.iter().zip(logits.chunks_exact(model.vocab())) {
-            samples[*i].extend(logits)?;
-        }
+        let mut open = open.iter().peekable();
+        let of_open = samples.iter_mut().enumerate().filter(|(i, _)| open.next_if_eq(&i).is_some());
+        let rows = logits.chunks_exact(model.vocab());
+        extend(of_open.map(|(_, sample)| sample).zip(rows), model.vocab())?;
     }
+}
+
+/// Samples the next token of each sample from its logits `[vocab]`, in parallel.
+fn extend<'a: 'b, 'b>(
+    samples: impl Iterator<Item = (&'b mut CompletionSampler<'a>, &'b [f32])>,
+    vocab: usize,
+) -> Result<()> {
+    let mut samples: Vec<_> = samples.collect();
+    let at_once = LOGITS_PER_TASK.div_ceil(vocab.max(1));
+    samples.par_iter_mut().with_min_len(at_once).try_for_each(|(sample, logits)| sample.extend(logits))
 }
 
 #[cfg(test)]

@@ -34,6 +34,9 @@ pub trait Fixture {
     /// The largest difference between log-probabilities of [`Policy::score`] and [`Policy::accumulate`].
     const SCORE_TOLERANCE: f32;
 
+    /// The largest difference between log-probabilities of [`Policy::generate`] and [`Policy::score`].
+    const SAMPLER_TOLERANCE: f32 = 1e-4;
+
     /// Creates a policy; equal setups give equal policies.
     ///
     /// # Errors
@@ -208,7 +211,7 @@ pub fn scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler<F: Fix
         };
         let (scores, of_whole) = (score(&batch), score(&whole));
         let off_by = |scores: &[f32]| scores.iter().zip(&logps).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(off_by(&scores) < 1e-4, "{processors:?}: {}", off_by(&scores));
+        assert!(off_by(&scores) < F::SAMPLER_TOLERANCE, "{processors:?}: {}", off_by(&scores));
         assert_eq!(off_by(&of_whole) > 0.1, processors != off, "{processors:?}: {}", off_by(&of_whole));
         // The loss sees the same log-probabilities.
         let batch = batch.with_advantages(vec![1.0, -0.5, 0.5, 2.0, -1.0, 0.1]).unwrap();

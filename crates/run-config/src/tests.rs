@@ -227,6 +227,10 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["optimizer={lr_scheduler_type: polynomial, lr_scheduler_kwargs: {lr_end: 1}}"], &["lr_end", "below"]),
     // Devices and runs.
     (&["policy={device: 'pjrt:cpu', wait_limit_minutes: 0}"], &["policy.wait_limit_minutes", "1 or more"]),
+    (
+        &["policy.dtype=bfloat16", "grpo.implementation=reference"],
+        &["grpo.implementation", "fused or logits, or policy.dtype: float32"],
+    ),
     (&["policy.wait_limit_minutes=5"], &["policy.wait_limit_minutes", "60, or a policy.device of PJRT"]),
     (&["run.early_stopping_patience=3"], &["run.early_stopping_patience", "run.metric_for_best_model"]),
     (&["run={metric_for_best_model: pass@1, early_stopping_patience: 0}"], &["run.early_stopping_patience"]),

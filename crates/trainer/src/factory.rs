@@ -9,6 +9,7 @@ use backend_cpu::CpuBackend;
 use backend_tpu::plugins::Kind;
 use data::Dataset;
 use distributed::Store;
+use grpo_core::Dtype;
 use models::{MemoryTable, ModelConfig, ModelFolder, Tokenizer};
 use planner::{Devices, MeshRules, longest_prompt, policy_options, training_sizes};
 use policy::{Policy, RolloutEngine};
@@ -115,7 +116,7 @@ impl PolicyTarget {
         let Some(kind) = device::kind(*device) else {
             return Ok(Self::Host(Box::new(PolicyLoss {
                 config: config.loss().into(),
-                backend: Arc::new(CpuBackend::new()),
+                backend: Arc::new(CpuBackend::new().with_products(config.policy.dtype.into())),
                 implementation: config.grpo.implementation,
                 max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length(),
             })));
@@ -220,7 +221,7 @@ impl PolicyTarget {
             Self::Device(runtime, rollout) => {
                 let mut options = options(config, shape, &rollout)?;
                 if config.policy.device == PolicyDevice::PjrtCpu {
-                    options.peak_flops = Some(backend_cpu::peak::f32_flops(rayon::current_num_threads()));
+                    options.peak_flops = Some(backend_cpu::peak::flops(Dtype::F32, rayon::current_num_threads()));
                 }
                 Box::new(pjrt_policy(config, &runtime, shape, model, options)?)
             }
@@ -279,6 +280,7 @@ fn cpu_policy(
         (None, None) => CpuPolicy::new(shape, config.seed, loss)?,
     };
     let policy = if config.policy.freeze_router { policy.with_frozen_routers()? } else { policy };
+    let policy = policy.with_products(config.policy.dtype.into())?;
     Ok(match config.grpo.value_loss() {
         Some(of_values) => policy.with_value_head(of_values)?,
         None => policy,

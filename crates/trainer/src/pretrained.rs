@@ -82,6 +82,7 @@ pub(crate) fn training_memory(
         per_prompt: grpo.num_generations,
         batch: config.rollout.batch_size,
         micro_batch: grpo.micro_batch_sequences(),
+        products: config.policy.dtype.into(),
         head_adapter: config.lora.as_ref().is_some_and(|lora| {
             let matrices = lora.resolve(shape);
             matrices.is_ok_and(|matrices| matrices.iter().any(|matrix| matrix.name == "lm_head"))

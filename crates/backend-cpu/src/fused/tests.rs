@@ -15,7 +15,7 @@ const MANY: usize = 128;
 
 fn problem(gemm: Gemm, request: &PlanRequest) -> Problem {
     let PolicySpec::Hidden { hidden, layout, .. } = request.policy else { unreachable!("cases have a head") };
-    let mut problem = Problem::new(request, hidden, layout, gemm.isa(), Dtype::Bf16);
+    let mut problem = Problem::new(request, hidden, layout, gemm.isa(), Dtype::Bf16, false);
     problem.gemm = gemm;
     problem
 }

@@ -52,11 +52,20 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// `dlogits` is the dtype to which dL/dlogits is rounded before the gradients' products.
-    pub(crate) fn new(request: &PlanRequest, h: usize, layout: HeadLayout, isa: IsaToken, dlogits: Dtype) -> Self {
+    /// `dlogits` is the dtype to which dL/dlogits is rounded before the gradients' products. If `rounding`, all operands of products are
+    /// rounded to bf16.
+    pub(crate) fn new(
+        request: &PlanRequest,
+        h: usize,
+        layout: HeadLayout,
+        isa: IsaToken,
+        dlogits: Dtype,
+        rounding: bool,
+    ) -> Self {
         let dtype = request.policy.dtype();
+        let is_exact = dtype == Dtype::Bf16 && dlogits == Dtype::Bf16;
         Self {
-            gemm: Gemm::new(isa, dtype == Dtype::Bf16 && dlogits == Dtype::Bf16),
+            gemm: if rounding { Gemm::rounding(isa) } else { Gemm::new(isa, is_exact) },
             n: request.max_tokens,
             h,
             v: request.policy.vocab(),
@@ -255,7 +264,7 @@ mod tests {
 
     fn problem(request: &PlanRequest, h: usize) -> Problem {
         let isa = Isa::Portable.checked().unwrap();
-        Problem::new(request, h, HeadLayout::VocabHidden, isa, request.policy.dtype())
+        Problem::new(request, h, HeadLayout::VocabHidden, isa, request.policy.dtype(), false)
     }
 
     #[test]

@@ -39,7 +39,7 @@ use crate::arch::{Isa, IsaToken, amx, microkernel};
 use crate::profile::{Clock, Work, timed};
 #[cfg(not(test))]
 use amx::Tiles;
-use pack::{Bf16Pair, F32Word};
+use pack::{Bf16Pair, F32Word, RoundedF32, RoundedPair};
 use std::ops::Range;
 
 /// Returns the maximum words of a piece for an L1 cache of `bytes`. A panel of each operand and a block of the output
@@ -65,6 +65,8 @@ const GRAIN: usize = 32;
 pub(crate) struct Gemm {
     isa: IsaToken,
     kernel: GemmKernel,
+    /// `true` if f32 operands are rounded to bf16 when they are packed.
+    rounds: bool,
     /// The maximum words of a piece.
     most: usize,
     /// The words of an operand that stay in a core's L2 cache while panels of the other operand are multiplied with
@@ -125,6 +127,11 @@ impl Gemm {
         Self::of(isa, kernel, most)
     }
 
+    /// Like [`Gemm::new`] for bf16 values, but operands are f32 and rounded to bf16 when they are packed. Sums stay f32.
+    pub(crate) fn rounding(isa: IsaToken) -> Self {
+        Self { rounds: true, ..Self::new(isa, true) }
+    }
+
     /// Makes products of tiles in pieces of at most `most` words, a multiple of 16, on any machine: without AMX, with
     /// [`crate::arch::tiles`].
     #[cfg(test)]
@@ -132,14 +139,30 @@ impl Gemm {
         Self::of(isa, GemmKernel::Amx, most)
     }
 
+    /// Makes [`Gemm::of_tiles`] of operands that are rounded when they are packed.
+    #[cfg(test)]
+    pub(crate) fn rounding_tiles(isa: IsaToken) -> Self {
+        Self { rounds: true, ..Self::of_tiles(isa, TILE_WORDS) }
+    }
+
     fn of(isa: IsaToken, kernel: GemmKernel, most: usize) -> Self {
         // A quarter, because the other operand's panels and the output use the L2 cache, too.
-        Self { isa, kernel, most, near: second_cache() / 4 / size_of::<u32>() }
+        Self { isa, kernel, rounds: false, most, near: second_cache() / 4 / size_of::<u32>() }
     }
 
     /// Returns the instruction set that the kernels are compiled for.
     pub(crate) fn isa(self) -> IsaToken {
         self.isa
+    }
+
+    /// Returns `true` if words are f32. The lower half of a word then is zero for a bf16 value.
+    pub(crate) fn packs_f32(self) -> bool {
+        self.kernel == GemmKernel::F32
+    }
+
+    /// Returns `true` if f32 operands are rounded to bf16 when they are packed.
+    pub(crate) fn rounds(self) -> bool {
+        self.rounds
     }
 
     /// Returns the multiply-adds of a core, two flops each, per byte of memory traffic, on the development machines
@@ -220,22 +243,30 @@ impl Gemm {
     /// `from..` of the piece; `from` must be even, and a multiple of [`Self::lhs_panel`] for tiles. Words are written
     /// completely: an odd last entry is paired with 0.
     pub(crate) fn pack_lhs(self, source: Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize) {
-        timed(Work::Packing, || match self.kernel {
-            GemmKernel::F32 => pack::panels::<F32Word, LHS_PANEL>(self.isa, &source, along, from, out, stride),
-            GemmKernel::Bf16Dot => pack::panels::<Bf16Pair, LHS_PANEL>(self.isa, &source, along, from, out, stride),
-            GemmKernel::Amx => pack::tiles(self.isa, &source, along, from, out, stride),
+        use GemmKernel::{Amx, Bf16Dot, F32};
+        let isa = self.isa;
+        timed(Work::Packing, || match (self.kernel, self.rounds) {
+            (F32, false) => pack::panels::<F32Word, LHS_PANEL>(isa, &source, along, from, out, stride),
+            (F32, true) => pack::panels::<RoundedF32, LHS_PANEL>(isa, &source, along, from, out, stride),
+            (Bf16Dot, false) => pack::panels::<Bf16Pair, LHS_PANEL>(isa, &source, along, from, out, stride),
+            (Bf16Dot, true) => pack::panels::<RoundedPair, LHS_PANEL>(isa, &source, along, from, out, stride),
+            (Amx, false) => pack::tiles::<Bf16Pair>(isa, &source, along, from, out, stride),
+            (Amx, true) => pack::tiles::<RoundedPair>(isa, &source, along, from, out, stride),
         });
     }
 
     /// Packs `source` as the rhs of a piece, as [`Self::pack_lhs`], with n instead of m.
     pub(crate) fn pack_rhs(self, source: Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize) {
-        timed(Work::Packing, || match self.kernel {
-            GemmKernel::F32 => pack::panels::<F32Word, RHS_PANEL>(self.isa, &source, along, from, out, stride),
-            GemmKernel::Bf16Dot | GemmKernel::Amx => {
-                pack::panels::<Bf16Pair, RHS_PANEL>(self.isa, &source, along, from, out, stride);
-                if self.kernel == GemmKernel::Amx {
-                    pack::fill_tile(&source, along, from, out, stride);
-                }
+        let (isa, is_f32) = (self.isa, self.kernel == GemmKernel::F32);
+        timed(Work::Packing, || {
+            match (is_f32, self.rounds) {
+                (true, false) => pack::panels::<F32Word, RHS_PANEL>(isa, &source, along, from, out, stride),
+                (true, true) => pack::panels::<RoundedF32, RHS_PANEL>(isa, &source, along, from, out, stride),
+                (false, false) => pack::panels::<Bf16Pair, RHS_PANEL>(isa, &source, along, from, out, stride),
+                (false, true) => pack::panels::<RoundedPair, RHS_PANEL>(isa, &source, along, from, out, stride),
+            }
+            if self.kernel == GemmKernel::Amx {
+                pack::fill_tile(&source, along, from, out, stride);
             }
         });
     }

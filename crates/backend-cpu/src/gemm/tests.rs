@@ -16,7 +16,16 @@ fn noise(seed: u64) -> impl FnMut() -> f32 {
 
 /// Returns every kernel, with packing by every instruction set.
 fn kinds() -> impl Iterator<Item = Gemm> {
-    IsaToken::available().flat_map(|isa| [Gemm::new(isa, false), Gemm::new(isa, true), Gemm::of_tiles(isa, TILE_WORDS)])
+    IsaToken::available().flat_map(|isa| exact(isa).into_iter().chain(exact(isa).map(rounding)))
+}
+
+/// Returns every kernel for values that are exact in bf16.
+fn exact(isa: IsaToken) -> [Gemm; 3] {
+    [Gemm::new(isa, false), Gemm::new(isa, true), Gemm::of_tiles(isa, TILE_WORDS)]
+}
+
+fn rounding(gemm: Gemm) -> Gemm {
+    Gemm { rounds: true, ..gemm }
 }
 
 /// A matrix `[outer, k]` and its transpose, in both dtypes.
@@ -131,6 +140,33 @@ fn an_element_has_the_same_bits_in_any_product_shape() {
                 let part = Operand { outer: m, k, wide: lhs.wide.clone(), narrow: lhs.narrow.clone() };
                 let other = product(Gemm { near, ..gemm }, &part, &rhs, [KAxis::Columns; 2], true, 0.25);
                 assert_eq!(other, whole[..m * n], "{gemm:?} in blocks of {near} words");
+            }
+        }
+    }
+}
+
+#[test]
+fn rounding_while_packing_gives_the_bits_of_rounded_operands() {
+    let (m, n, k) = (37, 70, 93);
+    let uneven = |outer: usize, seed: u64| {
+        let mut operand = Operand::new(outer, k, seed);
+        operand.wide.iter_mut().flatten().for_each(|x| *x *= 1.000_7);
+        operand.wide[0][5] = f32::MAX;
+        operand
+    };
+    let nearest = |operand: &Operand| {
+        let wide = operand.wide.clone().map(|values| values.into_iter().map(|x| bf16::from_f32(x).to_f32()).collect());
+        Operand { wide, narrow: operand.narrow.clone(), ..*operand }
+    };
+    let (lhs, rhs) = (uneven(m, 5), uneven(n, 6));
+    let (lhs_of_bf16, rhs_of_bf16) = (nearest(&lhs), nearest(&rhs));
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    for gemm in IsaToken::available().flat_map(exact) {
+        for along in [[KAxis::Columns; 2], [KAxis::Rows; 2]] {
+            let expected = bits(product(gemm, &lhs_of_bf16, &rhs_of_bf16, along, false, 0.0));
+            assert_eq!(bits(product(rounding(gemm), &lhs, &rhs, along, false, 0.0)), expected, "{gemm:?} {along:?}");
+            if gemm.packs_f32() {
+                assert_ne!(bits(product(gemm, &lhs, &rhs, along, false, 0.0)), expected, "{gemm:?} {along:?}");
             }
         }
     }

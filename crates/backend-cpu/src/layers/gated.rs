@@ -6,8 +6,11 @@
 use super::{Layers, ROWS, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::softmax::exp;
-use crate::threads::slices::*;
+use crate::threads::{count, slices::*};
 use grpo_core::error::Result;
+
+/// The least width for which less than [`ROWS`] rows are a task.
+const WIDE: usize = 2048;
 
 /// The activation f of a gate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,7 +39,9 @@ impl Layers {
         let n = gate_up.len() / (2 * width).max(1);
         fits("gated", "gate_up", gate_up.len(), &[n, 2, width])?;
         let mut y = vec![0.0; n * width];
-        let block = ROWS * width.max(1);
+        // Few rows, as in sampling, are divided among the threads if they are long.
+        let rows = if width >= WIDE { ROWS.min(n.div_ceil(count())).max(1) } else { ROWS };
+        let block = rows * width.max(1);
         y.par_chunks_mut(block).zip(gate_up.par_chunks(2 * block)).for_each(|(y, gate_up)| match activation {
             Activation::Silu => silu(self.gemm.isa(), gate_up, width, y),
             Activation::GeluTanh => gelu_tanh(self.gemm.isa(), gate_up, width, y),

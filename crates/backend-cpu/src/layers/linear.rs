@@ -3,7 +3,7 @@
 use super::product::{Operand, PackedRhs, Panels, Rhs, multiply, multiply_packed, pack, pack_halves};
 use super::{Layers, fits};
 use crate::arch::{MulAdd, simd_dispatch};
-use crate::gemm::KAxis;
+use crate::gemm::{Gemm, KAxis};
 use crate::pages::{Aligned, zeros};
 use grpo_core::error::Result;
 
@@ -23,6 +23,8 @@ pub enum Add<'a> {
 #[derive(Clone, Debug)]
 pub struct PackedWeight {
     entries: Entries,
+    /// The products that it is packed for.
+    gemm: Gemm,
     dims: [usize; 2],
 }
 
@@ -68,16 +70,21 @@ impl Layers {
     }
 
     pub(super) fn packed(&self, rhs: &impl Rhs, dims: [usize; 2]) -> PackedWeight {
-        let mut words = zeros(self.gemm.rhs_words(dims[1], dims[0]));
-        pack(self.gemm, rhs, &mut words);
-        PackedWeight { entries: Entries::Words(words), dims }
+        if self.packs_halves(dims[0], dims[1]) {
+            return self.packed_halves(rhs, dims);
+        }
+        let gemm = self.linear;
+        let mut words = zeros(gemm.rhs_words(dims[1], dims[0]));
+        pack(gemm, rhs, &mut words);
+        PackedWeight { entries: Entries::Words(words), gemm, dims }
     }
 
-    /// Packs a weight of bf16 values.
+    /// Packs a weight of bf16 values as the upper halves of words.
     pub(super) fn packed_halves(&self, rhs: &impl Rhs, dims: [usize; 2]) -> PackedWeight {
-        let mut halves = zeros(self.gemm.rhs_words(dims[1], dims[0]));
-        pack_halves(self.gemm, rhs, &mut halves);
-        PackedWeight { entries: Entries::Halves(halves), dims }
+        let gemm = self.linear;
+        let mut halves = zeros(gemm.rhs_words(dims[1], dims[0]));
+        pack_halves(gemm, rhs, &mut halves);
+        PackedWeight { entries: Entries::Halves(halves), gemm, dims }
     }
 
     /// Computes y `[N, out]` of x `[N, in]` and a weight `[in, out]`; `dims` are `[N, in, out]`.
@@ -90,11 +97,12 @@ impl Layers {
         fits("linear", "weight", weight.len(), &[input, output])?;
         let mut y = start(add, n, output)?;
         let (lhs, rhs) = (Operand::new(x, input, KAxis::Columns), Operand::new(weight, output, KAxis::Rows));
-        multiply(self.gemm, &lhs, &rhs, &mut y, !matches!(add, Add::Nothing));
+        multiply(self.linear, &lhs, &rhs, &mut y, !matches!(add, Add::Nothing));
         Ok(y)
     }
 
-    /// Like [`Layers::linear`], with a packed weight and bit-identical results.
+    /// Like [`Layers::linear`], with a packed weight and bit-identical results. The dtype of the operands is that of the layers which packed
+    /// the weight.
     ///
     /// # Errors
     /// As [`Layers::linear`].
@@ -108,7 +116,7 @@ impl Layers {
             Entries::Halves(halves) => Panels::Halves(halves),
         };
         let rhs = PackedRhs { panels, columns: output };
-        multiply_packed(self.gemm, &lhs, rhs, &mut y, !matches!(add, Add::Nothing));
+        multiply_packed(weight.gemm, &lhs, rhs, &mut y, !matches!(add, Add::Nothing));
         Ok(y)
     }
 
@@ -122,7 +130,7 @@ impl Layers {
         fits("linear_dx", "dy", dy.len(), &[n, output])?;
         let mut dx = vec![0.0; n * input];
         let (lhs, rhs) = (Operand::new(dy, output, KAxis::Columns), Operand::new(weight, output, KAxis::Columns));
-        multiply(self.gemm, &lhs, &rhs, &mut dx, false);
+        multiply(self.linear, &lhs, &rhs, &mut dx, false);
         Ok(dx)
     }
 
@@ -136,7 +144,7 @@ impl Layers {
         fits("linear_dweight", "dy", dy.len(), &[n, output])?;
         let mut dweight = vec![0.0; input * output];
         let (lhs, rhs) = (Operand::new(x, input, KAxis::Rows), Operand::new(dy, output, KAxis::Rows));
-        multiply(self.gemm, &lhs, &rhs, &mut dweight, false);
+        multiply(self.linear, &lhs, &rhs, &mut dweight, false);
         Ok(dweight)
     }
 

@@ -17,7 +17,8 @@
 //! ```
 //!
 //! Legend: N tokens (rows), H hidden size, I width of the MLP, A query heads, K key/value heads, R = A / K, D head
-//! width. All tensors are row-major f32. Results depend on the instruction set, but not on the number of threads.
+//! width. All tensors are row-major f32. Results depend on the instruction set and on [`Layers::with_products`], but not on the number of
+//! threads.
 
 mod attention;
 mod cache;
@@ -41,18 +42,22 @@ pub use stored::StoredWeight;
 
 use crate::arch::{Isa, IsaToken};
 use crate::gemm::Gemm;
+use grpo_core::Dtype;
 use grpo_core::error::{Error, Result};
 
 /// The layer kernels of one instruction set. See the [module](self) for an example.
 #[derive(Clone, Copy, Debug)]
 pub struct Layers {
+    /// The products of attention, and the instruction set of all operations.
     gemm: Gemm,
+    /// The products of linear layers.
+    linear: Gemm,
 }
 
 impl Layers {
     /// Selects kernels of the fastest instruction set of this processor.
     pub fn new() -> Self {
-        Self { gemm: Gemm::new(IsaToken::detect(), false) }
+        Self::of(IsaToken::detect())
     }
 
     /// Selects kernels of `isa`.
@@ -60,7 +65,47 @@ impl Layers {
     /// # Errors
     /// [`Error::Unsupported`] if this processor lacks it.
     pub fn with_isa(isa: Isa) -> Result<Self> {
-        Ok(Self { gemm: Gemm::new(isa.checked()?, false) })
+        Ok(Self::of(isa.checked()?))
+    }
+
+    fn of(isa: IsaToken) -> Self {
+        let gemm = Gemm::new(isa, false);
+        Self { gemm, linear: gemm }
+    }
+
+    /// Sets the dtype of the operands of linear layers' products, forward and backward; f32 by default. With bf16, f32 operands are rounded to
+    /// the nearest bf16 value when a product packs them, and sums are f32. The processor multiplies bf16 pairs or tiles if that is faster than
+    /// f32, and otherwise the same values in f32. All other operations are f32.
+    ///
+    /// ```
+    /// use backend_cpu::layers::{Add, Layers};
+    /// use grpo_core::Dtype;
+    ///
+    /// let layers = Layers::new().with_products(Dtype::Bf16);
+    /// // 1.003 is 1 in bf16.
+    /// assert_eq!(layers.linear(&[1.003], &[3.0], Add::Rows(&[0.003]), [1, 1, 1])?, [3.003]);
+    /// # Ok::<(), grpo_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_products(self, dtype: Dtype) -> Self {
+        let linear = if dtype == Dtype::Bf16 { Gemm::rounding(self.gemm.isa()) } else { self.gemm };
+        Self { linear, ..self }
+    }
+
+    /// Returns `true` if operands of linear layers' products are rounded to bf16.
+    pub fn rounds_operands(&self) -> bool {
+        self.linear.rounds()
+    }
+
+    /// Returns the bytes of a [`PackedWeight`] `[in, out]` of f32 values.
+    pub fn packed_bytes(&self, [input, output]: [usize; 2]) -> usize {
+        let words = self.linear.rhs_words(output, input);
+        words.saturating_mul(if self.packs_halves(input, output) { size_of::<u16>() } else { size_of::<u32>() })
+    }
+
+    /// Returns `true` if [`Layers::pack_weight`] stores the upper halves of words.
+    fn packs_halves(&self, input: usize, output: usize) -> bool {
+        self.linear.rounds() && self.linear.packs_f32() && Self::packs_narrow(input.saturating_mul(output))
     }
 }
 

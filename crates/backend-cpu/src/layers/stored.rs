@@ -134,7 +134,7 @@ impl Layers {
     /// Packs a stored weight for [`Layers::linear_packed`]; for example a head `[V, H]`, with H inputs. A large bf16
     /// weight stays in bf16, which halves the memory traffic of every product; a small one is widened once.
     pub fn pack_stored(&self, weight: &StoredWeight<'_>) -> PackedWeight {
-        self.pack_stored_as(weight, weight.packs_narrow())
+        self.pack_stored_as(weight, weight.packs_narrow() && self.linear.packs_f32())
     }
 
     /// Like [`Layers::pack_stored`], with a choice between bf16, for bf16 values, and widening.
@@ -152,7 +152,7 @@ impl Layers {
         fits("linear_stored", "x", x.len(), &[n, input])?;
         let mut y = start(add, n, output)?;
         let (lhs, rhs) = (Operand::new(x, input, KAxis::Columns), Stacked { of: weight, along: KAxis::Columns });
-        multiply(self.gemm, &lhs, &rhs, &mut y, !matches!(add, Add::Nothing));
+        multiply(self.linear, &lhs, &rhs, &mut y, !matches!(add, Add::Nothing));
         Ok(y)
     }
 
@@ -165,7 +165,7 @@ impl Layers {
         fits("linear_stored_dx", "dy", dy.len(), &[n, output])?;
         let mut dx = vec![0.0; n * input];
         let (lhs, rhs) = (Operand::new(dy, output, KAxis::Columns), Stacked { of: weight, along: KAxis::Rows });
-        multiply(self.gemm, &lhs, &rhs, &mut dx, false);
+        multiply(self.linear, &lhs, &rhs, &mut dx, false);
         Ok(dx)
     }
 }

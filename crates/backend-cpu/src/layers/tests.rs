@@ -15,7 +15,7 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
 }
 
 fn all_layers() -> impl Iterator<Item = Layers> {
-    IsaToken::available().map(|isa| Layers { gemm: Gemm::new(isa, false) })
+    IsaToken::available().map(Layers::of)
 }
 
 #[track_caller]
@@ -93,6 +93,64 @@ fn linear_layers_match_f64() {
             let dbias = sum(1, o, n, &|_, c, k| dy64[k * o + c]);
             assert_close(&layers.linear_dbias(&dy, [n, o]).unwrap(), &dbias, 1e-5);
         }
+    }
+}
+
+/// Returns layers with bf16 products by every kernel of this machine, with tiles on any machine, and by f32 kernels.
+fn all_bf16_layers() -> impl Iterator<Item = Layers> {
+    let narrow = all_layers().map(|layers| layers.with_products(Dtype::Bf16));
+    let tiles = IsaToken::available().map(|isa| Layers { linear: Gemm::rounding_tiles(isa), ..Layers::of(isa) });
+    narrow.chain(tiles)
+}
+
+#[test]
+fn bf16_products_are_f32_sums_of_rounded_operands() {
+    let nearest = |x: &[f32]| x.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect::<Vec<_>>();
+    // The last weight is packed in half the memory by f32 kernels.
+    for (seed, [n, i, o]) in
+        [[1, 7, 3], [13, 300, 37], [40, 33, 70], [260, 90, 130], [5, 700, 1200]].into_iter().enumerate()
+    {
+        let seed = seed as u64;
+        let (x, w, dy) = (noise(n * i, 1 + seed), noise(i * o, 20 + seed), noise(n * o, 30 + seed));
+        let (x16, w16, dy16) = (nearest(&x), nearest(&w), nearest(&dy));
+        let turned: Vec<f32> = (0..i * o).map(|at| w[at % i * o + at / i]).collect();
+        let turned16: Vec<half::bf16> = turned.iter().map(|x| half::bf16::from_f32(*x)).collect();
+        let (bias, dims) = (noise(o, 3), [n, i, o]);
+        for layers in all_bf16_layers() {
+            let exact = Layers::with_isa(layers.gemm.isa().get()).unwrap();
+            let y = layers.linear(&x, &w, Add::Rows(&bias), dims).unwrap();
+            assert_close(&y, &wide(&exact.linear(&x16, &w16, Add::Rows(&bias), dims).unwrap()), 1e-5);
+            let dx = layers.linear_dx(&w, &dy, dims).unwrap();
+            assert_close(&dx, &wide(&exact.linear_dx(&w16, &dy16, dims).unwrap()), 1e-5);
+            let dweight = layers.linear_dweight(&x, &dy, dims).unwrap();
+            assert_close(&dweight, &wide(&exact.linear_dweight(&x16, &dy16, dims).unwrap()), 1e-5);
+            // The same bits in every form of the weight.
+            let packed = layers.pack_weight(&w, [i, o]).unwrap();
+            assert_eq!(packed.bytes(), layers.packed_bytes([i, o]), "{layers:?}");
+            let stored = [
+                StoredWeight::new(&[turned.as_slice().into()], i).unwrap(),
+                StoredWeight::new(&[turned16.as_slice().into()], i).unwrap(),
+            ];
+            let of_stored = stored.each_ref().map(|weight| layers.pack_stored(weight));
+            for packed in [packed, layers.pack_transposed(&turned, [o, i]).unwrap()].iter().chain(&of_stored) {
+                assert_eq!(exact.linear_packed(&x, packed, Add::Rows(&bias), n).unwrap(), y, "{layers:?}");
+            }
+            for weight in &stored {
+                assert_eq!(layers.linear_stored(&x, weight, Add::Rows(&bias), n).unwrap(), y, "{layers:?}");
+                assert_eq!(layers.linear_stored_dx(weight, &dy, n).unwrap(), dx, "{layers:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_weights_take_half_the_memory_beyond_the_cache() {
+    let dims = [1024, 4096];
+    for layers in all_layers() {
+        assert_eq!(layers.packed_bytes(dims), 4 * 1024 * 4096);
+    }
+    for layers in all_bf16_layers() {
+        assert_eq!(layers.packed_bytes(dims), 2 * 1024 * 4096, "{layers:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use crate::sequences::completion_hidden;
 use burn::module::Module;
 use burn::tensor::Device;
 use grpo_core::objective::ValueLossConfig;
-use grpo_core::{LossOutput, Scores};
+use grpo_core::{Dtype, LossOutput, Scores};
 use models::{Adapter, LoraConfig, ModelConfig};
 use policy::{
     AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
@@ -37,10 +37,12 @@ pub struct CpuPolicy {
     value_loss: Option<ValueLossConfig>,
     optimizer: AdamW,
     sums: GradientSum,
+    /// The dtype of the operands of matrix products.
+    products: Dtype,
     rollout_batch_size: usize,
     /// The KV caches of the last request with a turn, until a call other than [`Policy::generate`].
     turns: Option<Turns>,
-    /// The measured peak of f32 multiply-adds.
+    /// The measured peak of multiply-adds in the dtype of products.
     peak_flops: OnceLock<f64>,
     remembered: Option<Remembered>,
     /// The initial weights, memory-mapped; `None` after the first change of the policy's weights.
@@ -117,16 +119,32 @@ impl CpuPolicy {
             model,
             ref_policy: None,
             loss: PlannedLoss::new(loss)?,
-            cross_entropy: PlannedLoss::new(PolicyLoss::cross_entropy())?,
+            cross_entropy: PlannedLoss::new(PolicyLoss::cross_entropy(Dtype::F32))?,
             value_loss: None,
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
+            products: Dtype::F32,
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
             turns: None,
             peak_flops: OnceLock::new(),
             remembered: None,
             in_files: None,
         })
+    }
+
+    /// Sets the dtype of the operands of matrix products in training, scoring and sampling ([`Decoder::with_products`]); f32 by default. Weights,
+    /// gradients and moments keep f32 precision. The backend of the loss is the caller's, and must compute its products in the same dtype
+    /// ([`backend_cpu::CpuBackend::with_products`]).
+    ///
+    /// # Errors
+    /// [`Error::Other`] of the loss.
+    pub fn with_products(mut self, dtype: Dtype) -> Result<Self> {
+        self.cross_entropy = PlannedLoss::new(PolicyLoss::cross_entropy(dtype))?;
+        self.model = self.model.with_products(dtype);
+        self.in_files = self.in_files.map(|model| model.with_products(dtype));
+        self.ref_policy = self.ref_policy.map(|model| model.with_products(dtype));
+        (self.products, self.turns, self.remembered, self.peak_flops) = (dtype, None, None, OnceLock::new());
+        Ok(self)
     }
 
     /// Uses the memory-mapped `weights` as the reference policy, which then needs no memory of its own. `weights` must be those that this
@@ -136,7 +154,8 @@ impl CpuPolicy {
     /// # Errors
     /// See [`Decoder::mapped`].
     pub fn with_reference_in_files(mut self, weights: &models::Weights) -> Result<Self> {
-        self.in_files = Some(Decoder::mapped(self.model.config(), weights, &Device::flex())?);
+        let model = Decoder::mapped(self.model.config(), weights, &Device::flex())?;
+        self.in_files = Some(model.with_products(self.products));
         Ok(self)
     }
 
@@ -217,7 +236,7 @@ impl Policy for CpuPolicy {
     }
 
     fn peak_flops(&self) -> Option<f64> {
-        Some(*self.peak_flops.get_or_init(|| backend_cpu::peak::f32_flops(rayon::current_num_threads())))
+        Some(*self.peak_flops.get_or_init(|| backend_cpu::peak::flops(self.products, rayon::current_num_threads())))
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {

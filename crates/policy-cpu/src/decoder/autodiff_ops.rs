@@ -45,10 +45,10 @@ pub(super) fn fitting<T>(result: grpo_core::Result<T>) -> T {
     result.expect("shapes of the forward pass")
 }
 
-/// Computes y `[N, out]` = x W + `add`, for x `[N, in]` and a weight `[in, out]`.
-pub(crate) fn linear(x: Tensor<2>, weight: &Weight, add: Addend) -> Result<Tensor<2>> {
+/// Computes y `[N, out]` = x W + `add` with the kernels `layers`, for x `[N, in]` and a weight `[in, out]`.
+pub(crate) fn linear(layers: Layers, x: Tensor<2>, weight: &Weight, add: Addend) -> Result<Tensor<2>> {
     let ([n, _], [input, output]) = (x.dims(), weight.dims());
-    let (layers, dims) = (Layers::new(), [n, input, output]);
+    let dims = [n, input, output];
     let mut graph = Graph::default();
     let x = operand(&mut graph, "x", x)?;
     let (third, added) = add.operand(&mut graph)?;
@@ -64,7 +64,7 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, add: Addend) -> Result<Tenso
             (y, Operand::absent().node, Factor::Stored(weight.clone()))
         }
     };
-    let derivative = LinearGrad { factor, added, dims };
+    let derivative = LinearGrad { layers, factor, added, dims };
     Ok(record(graph, tensor(y, [n, output]), [x.node, node, third.node], derivative))
 }
 
@@ -119,6 +119,7 @@ enum Factor {
 
 #[derive(Clone, Debug)]
 struct LinearGrad {
+    layers: Layers,
     factor: Factor,
     added: Added,
     dims: [usize; 3],
@@ -126,7 +127,7 @@ struct LinearGrad {
 
 impl Derivative<3> for LinearGrad {
     fn gradients(self, upstream: FlexTensor, [of_x, of_weight, third]: [bool; 3]) -> [Option<FlexTensor>; 3] {
-        let (layers, dims @ [n, input, output]) = (Layers::new(), self.dims);
+        let (layers, dims @ [n, input, output]) = (self.layers, self.dims);
         let dy = reread(&upstream);
         let dx = || match &self.factor {
             Factor::Parameter(operands) => layers.linear_dx(reread(&operands[1]), dy, dims),

@@ -33,6 +33,9 @@ pub struct ExpertsMlp {
     spec: Experts,
     #[module(skip)]
     activation: Activation,
+    /// The kernels of the products of experts.
+    #[module(skip)]
+    pub(super) kernels: Layers,
 }
 
 /// Returns `true` if the parameter `name` belongs to a router.
@@ -62,6 +65,7 @@ impl ExpertsMlp {
             experts_down_bias: bias(of, &format!("{name}.experts_down_bias"), down[1])?,
             spec: spec.clone(),
             activation: activation(of.config),
+            kernels: Layers::new(),
         })
     }
 
@@ -80,15 +84,10 @@ impl ExpertsMlp {
         let gate_up = Matrices::new(&mut graph, &self.experts_gate_up, &self.experts_gate_up_bias, gate_up_dims)?;
         let down = Matrices::new(&mut graph, &self.experts_down, &self.experts_down_bias, down_dims)?;
         let ((gate_up, [first, second]), (down, [third, fourth])) = (gate_up, down);
-        let (y, gates) = Layers::new().experts(
-            read("x", &x.storage)?,
-            &routing,
-            &gate_up.view()?,
-            &down.view()?,
-            self.activation,
-        )?;
-        let derivative =
-            MixGrad { x: x.storage, gates: gates.into(), gate_up, down, routing, activation: self.activation };
+        let (y, gates) =
+            self.kernels.experts(read("x", &x.storage)?, &routing, &gate_up.view()?, &down.view()?, self.activation)?;
+        let (activation, kernels) = (self.activation, self.kernels);
+        let derivative = MixGrad { x: x.storage, gates: gates.into(), gate_up, down, routing, activation, kernels };
         Ok(record(graph, tensor(y, [n, hidden]), [x.node, weights.node, first, second, third, fourth], derivative))
     }
 
@@ -101,8 +100,8 @@ impl ExpertsMlp {
     pub(super) fn packed(&self, hidden: usize) -> Result<[PackedExperts; 2]> {
         let [gate_up, down] = dims(&self.spec, hidden);
         Ok([
-            PackedExperts::new(&self.experts_gate_up, &self.experts_gate_up_bias, gate_up)?,
-            PackedExperts::new(&self.experts_down, &self.experts_down_bias, down)?,
+            PackedExperts::new(self.kernels, &self.experts_gate_up, &self.experts_gate_up_bias, gate_up)?,
+            PackedExperts::new(self.kernels, &self.experts_down, &self.experts_down_bias, down)?,
         ])
     }
 }
@@ -197,13 +196,14 @@ struct MixGrad {
     down: Matrices,
     routing: Arc<Routing>,
     activation: Activation,
+    kernels: Layers,
 }
 
 impl Derivative<6> for MixGrad {
     fn gradients(self, upstream: FlexTensor, tracked: [bool; 6]) -> [Option<FlexTensor>; 6] {
         let [_, _, of_weights @ ..] = tracked;
         let [gate_up, down] = [&self.gate_up, &self.down].map(|of| of.view().expect("read in the forward pass"));
-        let grad = fitting(Layers::new().experts_grad(
+        let grad = fitting(self.kernels.experts_grad(
             reread(&self.x),
             &self.routing,
             &gate_up,
@@ -238,8 +238,7 @@ pub(super) struct PackedExperts {
 }
 
 impl PackedExperts {
-    fn new(weight: &Weight, biases: &Option<Param<Tensor<2>>>, dims: [usize; 2]) -> Result<Self> {
-        let kernels = Layers::new();
+    fn new(kernels: Layers, weight: &Weight, biases: &Option<Param<Tensor<2>>>, dims: [usize; 2]) -> Result<Self> {
         let matrices = match weight {
             Weight::Parameter(weight) => {
                 let values = params::storage(weight.val())?;

@@ -112,7 +112,8 @@ struct Adapter {
 }
 
 impl Adapter {
-    fn new(kernels: Layers, adapter: &LowRank) -> Result<Self> {
+    fn new(adapter: &LowRank) -> Result<Self> {
+        let kernels = Layers::new();
         let packed = |matrix: &Param<Tensor<2>>| {
             let values = storage(matrix.val())?;
             Ok::<_, Error>(kernels.pack_stored(&StoredWeight::new(&[read(&values)?.into()], matrix.dims()[1])?))
@@ -169,17 +170,24 @@ impl Layer {
 }
 
 impl Weight {
-    fn new(kernels: Layers, linear: &Linear) -> Result<Self> {
-        let dims = linear.weight.dims();
+    fn new(linear: &Linear) -> Result<Self> {
+        let (kernels, dims) = (linear.kernels, linear.weight.dims());
         let mut adapters = Vec::new();
         let weight = match (linear.adapters.as_slice(), &linear.weight) {
             ([], weight::Weight::Parameter(weight)) => kernels.pack_weight(read(&storage(weight.val())?)?, dims)?,
             ([], weight::Weight::Stored(stored)) => kernels.pack_stored(&stored.view()?),
             // A large bf16 weight stays bf16 and its adapters separate: a merged weight would need f32, and adapters are small in
             // comparison.
-            (of_linear, weight::Weight::Stored(stored)) if stored.view()?.packs_narrow() => {
-                adapters = of_linear.iter().map(|of| Adapter::new(kernels, of)).collect::<Result<_>>()?;
+            (of_linear, weight::Weight::Stored(stored))
+                if kernels.rounds_operands() || stored.view()?.packs_narrow() =>
+            {
+                adapters = of_linear.iter().map(Adapter::new).collect::<Result<_>>()?;
                 kernels.pack_stored(&stored.view()?)
+            }
+            // Rounding a merged weight would change what the adapters add, which scoring computes in f32.
+            (of_linear, weight::Weight::Parameter(weight)) if kernels.rounds_operands() => {
+                adapters = of_linear.iter().map(Adapter::new).collect::<Result<_>>()?;
+                kernels.pack_weight(read(&storage(weight.val())?)?, dims)?
             }
             // Otherwise adapters are merged, so they cost nothing per token.
             _ => kernels.pack_weight(&linear.merged()?, dims)?,
@@ -191,8 +199,8 @@ impl Weight {
 
 impl Inference {
     pub(super) fn new(model: &Decoder) -> Result<Self> {
-        let kernels = Layers::new();
-        let weight = |linear: &Linear| Weight::new(kernels, linear);
+        let kernels = model.kernels;
+        let weight = Weight::new;
         let config = model.config().clone();
         let layers = model.layers.iter().enumerate().map(|(index, layer)| {
             let spec = config.layer(index);
@@ -246,6 +254,11 @@ impl Inference {
     /// Returns V, the number of logits per row.
     pub fn vocab(&self) -> usize {
         self.config.vocab_size
+    }
+
+    /// Returns the number of weights.
+    pub(crate) fn weights(&self) -> u64 {
+        self.config.parameter_count()
     }
 
     /// Checks that a sequence of `length` tokens fits into the model's positions.

@@ -6,7 +6,7 @@ use super::experts::ExpertsMlp;
 use super::lora::LowRank;
 use super::rope::RopeTables;
 use super::weight::Weight;
-use backend_cpu::layers::{Activation, Heads, Scores};
+use backend_cpu::layers::{Activation, Heads, Layers, Scores};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use models::{LayerSpec, ModelConfig};
@@ -22,13 +22,16 @@ pub struct Linear {
     pub bias: Option<Param<Tensor<1>>>,
     /// Adapters of the matrices that are fused in this layer.
     pub adapters: Vec<LowRank>,
+    /// The kernels of the product with the weight; adapters are computed in f32.
+    #[module(skip)]
+    pub(super) kernels: Layers,
 }
 
 impl Linear {
     pub(crate) fn new(of: &mut Builder<'_>, name: &str, shape: [usize; 2], bias: bool) -> Result<Self> {
         let weight = of.weight(&format!("{name}.weight"), shape)?;
         let bias = if bias { Some(of.parameter(&format!("{name}.bias"), [shape[1]])?) } else { None };
-        Ok(Self { weight, bias, adapters: Vec::new() })
+        Ok(Self { weight, bias, adapters: Vec::new(), kernels: Layers::new() })
     }
 
     /// Applies the layer to `x: [N, in]` -> `[N, out]`.
@@ -43,7 +46,7 @@ impl Linear {
     }
 
     fn run(&self, x: Tensor<2>, add: Addend) -> Result<Tensor<2>> {
-        let y = autodiff_ops::linear(x.clone(), &self.weight, add)?;
+        let y = autodiff_ops::linear(self.kernels, x.clone(), &self.weight, add)?;
         self.adapters.iter().try_fold(y, |y, adapter| adapter.forward(x.clone(), y))
     }
 
@@ -225,10 +228,22 @@ pub struct Block {
     residual_multiplier: f64,
 }
 
+/// The name of the router in [`Block::linears`].
+const ROUTER: &str = "mlp.router";
+
 /// The norms of a [`Block`], in the order of [`models::NormPlacement::names`].
 pub(super) const NORMS: [&str; 4] = ["input_norm", "attn_output_norm", "post_norm", "mlp_output_norm"];
 
 impl Block {
+    /// Sets the kernels of the products with weights. The router of experts stays in f32: rounding would change its choices.
+    pub(super) fn set_kernels(&mut self, kernels: Layers) {
+        if let Mlp::Experts(mlp) = &mut self.mlp {
+            mlp.kernels = kernels;
+        }
+        let of_weights = self.linears().into_iter().filter(|(name, _)| *name != ROUTER);
+        of_weights.for_each(|(_, linear)| linear.kernels = kernels);
+    }
+
     /// Returns the linear layers with their names.
     pub(super) fn linears(&mut self) -> Vec<(&'static str, &mut Linear)> {
         let Self { attn, mlp, .. } = self;
@@ -238,7 +253,7 @@ impl Block {
                 linears.push(("mlp.gate_up_proj", &mut mlp.gate_up_proj));
                 linears.push(("mlp.down_proj", &mut mlp.down_proj));
             }
-            Mlp::Experts(mlp) => linears.push(("mlp.router", &mut mlp.router)),
+            Mlp::Experts(mlp) => linears.push((ROUTER, &mut mlp.router)),
         }
         linears
     }

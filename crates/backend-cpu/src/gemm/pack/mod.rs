@@ -9,7 +9,7 @@ mod source;
 mod word;
 
 pub(crate) use source::{KAxis, Rows};
-pub(crate) use word::{Bf16Pair, F32Word};
+pub(crate) use word::{Bf16Pair, F32Word, RoundedF32, RoundedPair};
 
 use crate::arch::panel::RHS_PANEL;
 use crate::arch::{IsaToken, amx, generic, prefetch};
@@ -61,7 +61,7 @@ by_element_and_isa! {
 
 by_element_and_isa! {
     /// Packs `source` into panels `[K' / 16, 32, 16]` of bf16 pairs.
-    fn tiles[][] = tiles_body
+    fn tiles[W: Word][W] = tiles_body
 }
 
 #[inline(always)]
@@ -149,7 +149,7 @@ fn panels_of_columns<E: Packable, const FAST: bool, W: Word, const P: usize>(
 }
 
 #[inline(always)]
-fn tiles_body<E: Packable, const FAST: bool>(
+fn tiles_body<E: Packable, const FAST: bool, W: Word>(
     data: &[E],
     source: &Rows<'_>,
     along: KAxis,
@@ -165,7 +165,7 @@ fn tiles_body<E: Packable, const FAST: bool>(
                 for (word, tile) in (0..words).step_by(SIDE).zip(out[panel * stride..].chunks_exact_mut(TILE)) {
                     for (i, to) in tile.as_chunks_mut::<SIDE>().0.iter_mut().enumerate() {
                         let row = if top + i < rows { &data[source.place(top + i)] } else { &[] };
-                        *to = words_of_row::<E, Bf16Pair>(row, word);
+                        *to = words_of_row::<E, W>(row, word);
                     }
                 }
             }
@@ -181,9 +181,9 @@ fn tiles_body<E: Packable, const FAST: bool>(
                         for (i, words) in (i..k).step_by(2).zip(&mut block) {
                             let row = &data[source.place(i)][columns.clone()];
                             if i + 1 < k {
-                                words_of::<E, Bf16Pair, SIDE>(row, &data[source.place(i + 1)][columns.clone()], words);
+                                words_of::<E, W, SIDE>(row, &data[source.place(i + 1)][columns.clone()], words);
                             } else {
-                                words_of::<E, Bf16Pair, SIDE>(row, &[E::ZERO; SIDE][..row.len()], words);
+                                words_of::<E, W, SIDE>(row, &[E::ZERO; SIDE][..row.len()], words);
                             }
                         }
                         transpose_16x16::<FAST>(&mut block);

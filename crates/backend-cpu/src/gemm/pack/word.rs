@@ -1,5 +1,6 @@
 //! Words of a packed operand: an f32, or two neighbours along K in bf16.
 
+use crate::convert::rounded;
 use half::bf16;
 
 /// The words that are loaded, transposed and stored together.
@@ -11,6 +12,8 @@ pub(crate) trait Packable: Copy {
     fn wide(self) -> u32;
     /// Returns the upper half of [`Packable::wide`]; exact for bf16 values.
     fn narrow(self) -> u16;
+    /// Returns the nearest bf16 value, as f32.
+    fn nearest(self) -> u32;
 }
 
 impl Packable for f32 {
@@ -22,6 +25,10 @@ impl Packable for f32 {
     #[inline(always)]
     fn narrow(self) -> u16 {
         (self.to_bits() >> 16) as u16
+    }
+    #[inline(always)]
+    fn nearest(self) -> u32 {
+        rounded(self).to_bits()
     }
 }
 
@@ -35,6 +42,10 @@ impl Packable for bf16 {
     fn narrow(self) -> u16 {
         self.to_bits()
     }
+    #[inline(always)]
+    fn nearest(self) -> u32 {
+        self.wide()
+    }
 }
 
 /// A word of 32 bits.
@@ -47,8 +58,12 @@ pub(crate) trait Word {
 
 /// A word with one f32.
 pub(crate) struct F32Word;
-/// A word with two bf16, the first in the lower half.
+/// A word with two bf16, the first in the lower half. Entries must have bf16 values.
 pub(crate) struct Bf16Pair;
+/// A word with one f32, rounded to bf16.
+pub(crate) struct RoundedF32;
+/// A [`Bf16Pair`] of rounded entries.
+pub(crate) struct RoundedPair;
 
 impl Word for F32Word {
     const ENTRIES: usize = 1;
@@ -63,6 +78,22 @@ impl Word for Bf16Pair {
     #[inline(always)]
     fn of<E: Packable>(first: E, second: E) -> u32 {
         u32::from(first.narrow()) | u32::from(second.narrow()) << 16
+    }
+}
+
+impl Word for RoundedF32 {
+    const ENTRIES: usize = 1;
+    #[inline(always)]
+    fn of<E: Packable>(first: E, _: E) -> u32 {
+        first.nearest()
+    }
+}
+
+impl Word for RoundedPair {
+    const ENTRIES: usize = 2;
+    #[inline(always)]
+    fn of<E: Packable>(first: E, second: E) -> u32 {
+        first.nearest() >> 16 | second.nearest() & 0xffff_0000
     }
 }
 

@@ -10,8 +10,10 @@ use super::lora::{Adapted, LowRank};
 use super::params::{Which, export_parameters, replace_parameters};
 use super::rope::Ropes;
 use super::weight::Weight;
+use backend_cpu::layers::Layers;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use grpo_core::Dtype;
 use models::{ModelConfig, NamedTensor, Weights};
 use policy::{Error, InitialWeights, Result, TensorSource, check_tensors};
 
@@ -48,6 +50,9 @@ pub struct Decoder {
     /// `true` if routers of experts are not trained.
     #[module(skip)]
     frozen_routers: bool,
+    /// The kernels of the products with the weights of layers.
+    #[module(skip)]
+    pub(super) kernels: Layers,
     #[module(skip)]
     config: ModelConfig,
 }
@@ -103,8 +108,24 @@ impl Decoder {
             adapted: Adapted::default(),
             ropes,
             frozen_routers: false,
+            kernels: Layers::new(),
             config,
         })
+    }
+
+    /// Sets the dtype of the operands of products with weights, in training, scoring and sampling; f32 by default. See
+    /// [`Layers::with_products`]. Weights keep f32 precision; adapters, routers of experts and the value head are computed in f32. The loss
+    /// computes the products with the LM head.
+    #[must_use]
+    pub fn with_products(mut self, dtype: Dtype) -> Self {
+        self.kernels = self.kernels.with_products(dtype);
+        self.layers.iter_mut().for_each(|layer| layer.set_kernels(self.kernels));
+        self
+    }
+
+    /// Returns the kernels of the products with weights.
+    pub(crate) fn kernels(&self) -> Layers {
+        self.kernels
     }
 
     /// Freezes the routers of experts: they have no gradients, and updates leave them as they are.
@@ -137,6 +158,7 @@ impl Decoder {
             weight: Weight::Parameter(Param::from_data(TensorData::new(vec![0f32; input], [input, 1]), &device)),
             bias: Some(Param::from_data(TensorData::new(vec![0f32], [1]), &device)),
             adapters: Vec::new(),
+            kernels: Layers::new(),
         });
         self
     }

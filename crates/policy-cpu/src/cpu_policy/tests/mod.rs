@@ -1,6 +1,7 @@
 //! The contract of [`Policy`] on [`CpuPolicy`].
 
 use super::*;
+use backend_cpu::CpuBackend;
 use grpo_core::Implementation;
 use policy::contract::{Fixture, Setup};
 use std::sync::Arc;
@@ -11,31 +12,38 @@ impl Fixture for Cpu {
     // The forward pass may round differently with gradients; the loss itself does not.
     const SCORE_TOLERANCE: f32 = 1e-5;
 
-    fn policy(Setup { config, loss, lora, of_values }: &Setup) -> Result<Box<dyn Policy>> {
-        let loss = PolicyLoss {
-            config: loss.clone().into(),
-            backend: Arc::new(backend_cpu::CpuBackend::new()),
-            implementation: Implementation::Fused,
-            max_tokens: 8,
-        };
-        let mut policy = CpuPolicy::new(config, 1, loss)?;
-        if let Some(lora) = lora {
-            policy = policy.with_lora(lora, 1)?;
-        }
-        if let Some(of_values) = of_values {
-            policy = policy.with_value_head(of_values.clone())?;
-        }
-        Ok(Box::new(policy))
+    fn policy(setup: &Setup) -> Result<Box<dyn Policy>> {
+        Ok(Box::new(of(setup, Dtype::F32)?))
     }
 }
 
+/// Returns a policy with products in `dtype`.
+fn of(Setup { config, loss, lora, of_values }: &Setup, dtype: Dtype) -> Result<CpuPolicy> {
+    let loss = PolicyLoss {
+        config: loss.clone().into(),
+        backend: Arc::new(CpuBackend::new().with_products(dtype)),
+        implementation: Implementation::Fused,
+        max_tokens: 8,
+    };
+    let mut policy = CpuPolicy::new(config, 1, loss)?;
+    if let Some(lora) = lora {
+        policy = policy.with_lora(lora, 1)?;
+    }
+    if let Some(of_values) = of_values {
+        policy = policy.with_value_head(of_values.clone())?;
+    }
+    policy.with_products(dtype)
+}
+
 policy::contract_tests!(Cpu);
+
+mod bf16;
 
 /// The caches of turns hold keys and values of the weights before an update.
 #[test]
 fn an_update_drops_the_caches_of_turns() {
     let setup = Setup::default();
-    let loss = PolicyLoss::cross_entropy();
+    let loss = PolicyLoss::cross_entropy(Dtype::F32);
     let mut policy = CpuPolicy::new(&setup.config, 1, loss).unwrap();
     let sequences = policy::contract::sequences();
     let tokens = policy::token_batch(&sequences).unwrap();
