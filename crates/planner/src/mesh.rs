@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::{Devices, rollout_rules, training_rules};
 use models::ModelConfig;
 use policy_pjrt::common_refinement;
-use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
+use policy_pjrt::decoder::{self, Axis, AxisRules, Compute, Decoder};
 use run_config::{LogicalAxisRules, MeshAxis, MeshChoice, MeshConfig, PolicyConfig, TrainConfig, check};
 use stablehlo::Mesh;
 
@@ -47,8 +47,10 @@ impl MeshRules {
     /// Returns the meshes of a run on all of these devices; `None` without `policy.mesh`.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] for an axis that does not divide the model's dimensions, with its legal sizes.
+    /// [`crate::Error::Config`] for an axis that does not divide the model's dimensions, with its legal sizes; [`crate::Error::Model`] for a
+    /// model that devices do not compute.
     pub fn of(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &Devices) -> Result<Option<Self>> {
+        decoder::check(shape)?;
         let Some(choice) = &config.policy.mesh else { return Ok(None) };
         let table = &config.policy.logical_axis_rules;
         let training = match choice {

@@ -29,7 +29,7 @@ fn refused(family: Family, fields: Value, parts: &[&str]) {
 }
 
 fn sliding(window: usize, rope: LayerRope) -> LayerSpec {
-    LayerSpec { sliding_window: Some(window), rope }
+    LayerSpec { sliding_window: Some(window), rope, ..LayerSpec::default() }
 }
 
 #[test]

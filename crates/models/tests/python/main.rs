@@ -120,7 +120,7 @@ fn new_models() -> Vec<ModelConfig> {
     let qwen3 = ModelConfig { qk_norm: true, head_dim: Some(32), ..plain.clone() };
     let scaling = RopeScaling { factor: 8.0, original_max_position_embeddings: 32, ..RopeScaling::default() };
     let llama = ModelConfig { rope_scaling: Some(scaling.clone()), rope_theta: 5e5, ..plain.clone() };
-    let layer = |sliding_window, rope| LayerSpec { sliding_window, rope };
+    let layer = |sliding_window, rope| LayerSpec { sliding_window, rope, ..LayerSpec::default() };
     let mistral = ModelConfig { layers: vec![layer(Some(8), LayerRope::Global)], ..plain.clone() };
     let growing = RopeScaling { rope_type: RopeType::Yarn, llama_4_scaling_beta: Some(0.1), ..scaling };
     let ministral3 = ModelConfig { rope_scaling: Some(growing), head_dim: Some(16), ..plain.clone() };

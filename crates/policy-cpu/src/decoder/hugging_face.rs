@@ -36,7 +36,7 @@ struct Part {
 /// columns.
 pub(super) fn matrices_of(config: &ModelConfig, module: &str) -> Vec<(&'static str, usize)> {
     let parts = FUSED_MATRICES.into_iter().filter(|(name, _)| *name == module).flat_map(|(_, parts)| parts);
-    let matrices = config.layer_matrices();
+    let matrices: Vec<_> = (0..config.period().len()).flat_map(|layer| config.layer_matrices(layer)).collect();
     parts.filter_map(|part| Some((*part, matrices.iter().find(|matrix| matrix.name == *part)?.output))).collect()
 }
 

@@ -265,8 +265,11 @@ mod tests {
     /// The same layers, as a period of one and as longer periods with and without a remainder.
     #[test]
     fn periods_of_equal_layers_match_a_loop_over_layers() {
-        let [same, other] =
-            [LayerRope::Global, LayerRope::None].map(|rope| LayerSpec { rope, sliding_window: Some(2) });
+        let [same, other] = [LayerRope::Global, LayerRope::None].map(|rope| LayerSpec {
+            rope,
+            sliding_window: Some(2),
+            ..LayerSpec::default()
+        });
         for (count, period) in [(4, 2), (5, 2), (2, 3), (7, 3)] {
             for save in [Save::Carry, Save::Every(1), Save::Everything] {
                 let expected = evaluate(&module(&[same], count, save.clone()));
