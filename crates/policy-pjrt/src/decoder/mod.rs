@@ -50,7 +50,7 @@ use stablehlo::{Builder, Dtype, Precision, Result, Save, TensorType, Value};
 /// [`models::Error::Config`] with the key of a feature that it lacks.
 pub fn check(config: &ModelConfig) -> models::Result<()> {
     let missing = |key, found: String| {
-        let expected = "none: programs of devices have no such layers yet; `policy.device: cpu` has them".to_owned();
+        let expected = "none: programs of devices have no such layers yet; `policy.device: host` has them".to_owned();
         Err(models::Error::Config { key, expected, found })
     };
     if let Some(sizes) = &config.linear_attention {
