@@ -230,12 +230,15 @@ def randomised(model, family):
             if name.endswith("norm.weight") and "vision" not in name:
                 parameter.copy_((0.0 if family in CENTRED and "linear_attn" not in name else 1.0) + 0.2 * noise)
             elif name.endswith("A_log"):
-                # Decays from nearly 1 to about 0.1.
-                parameter.copy_(noise - 1.0)
+                # Slow decays: transformers takes differences of sums of their logarithms in f32, whose errors grow with the sums.
+                parameter.copy_(0.5 * noise - 3.0)
             elif name.endswith("conv1d.weight"):
                 parameter.copy_(0.5 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
+            elif family == "qwen3_5":
+                # Normalised outputs of recurrent layers amplify the rounding errors of larger matrices beyond the tests' tolerance.
+                parameter.copy_((0.6 if "embed_tokens" in name else 0.1) * noise)
             else:
                 parameter.copy_(0.2 * noise)
         if getattr(model.config, "num_experts_per_tok", None) == 1 and model.config.num_experts > 1:

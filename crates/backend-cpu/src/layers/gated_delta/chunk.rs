@@ -17,20 +17,20 @@ pub(super) struct Decays {
     pub(super) from_start: Vec<f32>,
     /// exp(G_c - G) `[c]`, the decay from a row to the end of the chunk.
     pub(super) to_end: Vec<f32>,
-    /// G `[c]`.
-    sums: Vec<f32>,
+    /// G `[c]`. Differences of f32 sums would lose the digits of small differences of large sums.
+    sums: Vec<f64>,
 }
 
 impl Decays {
     pub(super) fn new(strengths: Vec<f32>, logs: Vec<f32>) -> Self {
-        let sum = |sum: &mut f32, g: &f32| {
-            *sum += g;
+        let sum = |sum: &mut f64, g: &f32| {
+            *sum += f64::from(*g);
             Some(*sum)
         };
-        let sums: Vec<f32> = logs.iter().scan(0.0, sum).collect();
+        let sums: Vec<f64> = logs.iter().scan(0.0, sum).collect();
         let end = sums.last().copied().unwrap_or(0.0);
-        let from_start = sums.iter().map(|sum| sum.exp()).collect();
-        let to_end = sums.iter().map(|sum| (end - sum).exp()).collect();
+        let from_start = sums.iter().map(|sum| (*sum as f32).exp()).collect();
+        let to_end = sums.iter().map(|sum| ((end - sum) as f32).exp()).collect();
         Self { strengths, logs, from_start, to_end, sums }
     }
 
@@ -133,13 +133,13 @@ pub(super) fn decayed_keys(keys_queries: &[f32], width: usize, decays: &Decays) 
 simd_dispatch! {
     /// Computes D, A and D * Q K^T `[c, c]` from G and b `[c]` and the products of keys, then queries, with keys `[2c, c]`.
     fn triangles(
-        sums: &[f32], strengths: &[f32], products: &[f32], between: &mut [f32], system: &mut [f32], attention: &mut [f32],
+        sums: &[f64], strengths: &[f32], products: &[f32], between: &mut [f32], system: &mut [f32], attention: &mut [f32],
     ) = triangles_body
 }
 
 #[inline(always)]
 fn triangles_body<M: MulAdd>(
-    sums: &[f32],
+    sums: &[f64],
     strengths: &[f32],
     products: &[f32],
     between: &mut [f32],
@@ -151,8 +151,7 @@ fn triangles_body<M: MulAdd>(
     for i in 0..c {
         let row = i * c..i * c + i + 1;
         for (between, sum) in between[row.clone()].iter_mut().zip(sums) {
-            // Decays are at most 1, and differences of rounded sums may not be.
-            *between = exp::<M>((sums[i] - sum).min(0.0)).1;
+            *between = exp::<M>((sums[i] - sum) as f32).1;
         }
         let between = &between[row.clone()];
         for ((to, between), product) in system[row.clone()].iter_mut().zip(between).zip(&of_keys[row.clone()]) {
