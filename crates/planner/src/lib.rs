@@ -20,7 +20,7 @@ use mesh::checked;
 use model::CostModel;
 use models::{Dtype, ModelConfig};
 use policy::AdamWBounds;
-use policy_pjrt::decoder::{self, Attention, AxisRules};
+use policy_pjrt::decoder::{Attention, AxisRules};
 use policy_pjrt::{PjrtPolicyOptions, TrainShape, common_refinement};
 use run_config::{MeshChoice, MeshConfig, PolicyAttention, PolicyDtype, RecomputeGranularity, TrainConfig};
 use serde::Serialize;
@@ -140,9 +140,8 @@ pub fn first_of_each_mesh<T>(items: &[T], mesh: impl Fn(&T) -> MeshConfig) -> Ve
 /// attention is blockwise. `selective` and `none` are not tried: the memory table has no parts for the activations that they save.
 ///
 /// # Errors
-/// [`crate::Error::Model`] for LoRA targets that the model does not have, and for a model that devices do not compute.
+/// [`crate::Error::Model`] for LoRA targets that the model does not have.
 pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &Devices) -> Result<Plan> {
-    decoder::check(shape)?;
     let mut illegal: Vec<Illegal> = vec![];
     let mut candidates = vec![];
     for sizes in factorizations(devices.count) {

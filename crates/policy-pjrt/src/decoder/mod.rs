@@ -36,34 +36,6 @@ pub(crate) use split::Split;
 use models::{Mixer, ModelConfig};
 use stablehlo::{Builder, Dtype, Precision, Result, Save, TensorType, Value};
 
-/// Checks that [`Decoder`] has every feature of a configuration.
-///
-/// ```
-/// use models::{LayerSpec, LinearAttention, ModelConfig};
-///
-/// let layers = vec![LayerSpec::GATED_DELTA_NET];
-/// let config = ModelConfig { layers, linear_attention: Some(LinearAttention::default()), ..ModelConfig::default() };
-/// config.validate()?;
-/// assert!(policy_pjrt::decoder::check(&config).unwrap_err().to_string().contains("model.linear_attention"));
-/// # Ok::<(), models::Error>(())
-/// ```
-///
-/// # Errors
-/// [`models::Error::Config`] with the key of a feature that it lacks.
-pub fn check(config: &ModelConfig) -> models::Result<()> {
-    let missing = |key, found: String| {
-        let expected = "none: programs of devices have no such layers yet; `policy.device: host` has them".to_owned();
-        Err(models::Error::Config { key, expected, found })
-    };
-    if let Some(sizes) = &config.linear_attention {
-        return missing("model.linear_attention", format!("{sizes:?}"));
-    }
-    if config.attention_output_gate {
-        return missing("model.attention_output_gate", "true".to_owned());
-    }
-    Ok(())
-}
-
 /// The dtype of the operands of matrix products and of the layers' results. Sums, norms and softmax are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {

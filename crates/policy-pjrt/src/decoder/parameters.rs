@@ -103,7 +103,7 @@ impl Role {
     }
 
     /// Returns the layers that have such a parameter, in order.
-    pub(crate) fn layers(self, config: &ModelConfig) -> Vec<usize> {
+    pub(super) fn layers(self, config: &ModelConfig) -> Vec<usize> {
         let has = |layer: &usize| self.mixer().is_none_or(|mixer| mixer == config.layer(*layer).mixer);
         (0..config.num_hidden_layers).filter(has).collect()
     }

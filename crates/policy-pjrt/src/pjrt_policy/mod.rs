@@ -7,7 +7,7 @@ mod state;
 mod steps;
 
 use crate::DeviceTensor;
-use crate::decoder::{self, Attention, AxisRules, Compute, Decoder, Parameter, Role, parameters};
+use crate::decoder::{Attention, AxisRules, Compute, Decoder, Parameter, Role, parameters};
 use crate::error::{Error, Result};
 use crate::program::Programs;
 use crate::rollout::{DeviceRollout, RolloutOptions};
@@ -156,7 +156,6 @@ impl PjrtPolicy {
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
         config.validate()?;
-        decoder::check(config)?;
         let storage = Storage::of_masters(options.compute.dtype());
         let weights = DeviceWeights::from_source(runtime, parameters(config), storage, "", tensors)?;
         Self::of(runtime, config, weights, loss, options)

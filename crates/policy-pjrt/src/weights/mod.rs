@@ -5,7 +5,7 @@ mod reshard;
 
 pub use reshard::common_refinement;
 
-use crate::decoder::{self, Axis, Parameter, Role, Split, parameters, zeros};
+use crate::decoder::{Axis, Parameter, Role, Split, parameters, zeros};
 use crate::error::{Error, Result};
 use crate::program::{Program, Programs, unnamed};
 use crate::runtime::Runtime;
@@ -75,7 +75,6 @@ impl DeviceWeights {
         storage: Storage,
     ) -> Result<Self> {
         config.validate()?;
-        decoder::check(config)?;
         weights.check(config)?;
         Self::build(runtime, parameters(config), storage, |name, parameter| {
             let tensor = weights.tensor(name)?;
@@ -96,7 +95,6 @@ impl DeviceWeights {
     ) -> Result<Self> {
         let storage = plain(dtype)?;
         config.validate()?;
-        decoder::check(config)?;
         Self::from_source(runtime, parameters(config), storage, "", tensors)
     }
 

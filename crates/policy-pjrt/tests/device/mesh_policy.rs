@@ -6,7 +6,7 @@ use crate::support::{
     whole,
 };
 use grpo_core::LossConfig;
-use models::{ClampedSwiglu, Experts, LoraConfig, ModelConfig};
+use models::{ClampedSwiglu, Experts, LayerSpec, LinearAttention, LoraConfig, ModelConfig, TargetModules};
 use pjrt::install::{Kind, install};
 use policy::contract::{Fixture, Setup, batches};
 use policy::{
@@ -154,7 +154,10 @@ fn two_turns(policy: &mut PjrtPolicy, prompts: &[Vec<u32>]) -> Vec<policy::Compl
 }
 
 pub(crate) fn policy(runtime: &Runtime, lora: Option<&LoraConfig>, options: PjrtPolicyOptions) -> PjrtPolicy {
-    let policy = PjrtPolicy::new(runtime, &config(), 1, loss(), options).unwrap();
+    with_moved_adapters(PjrtPolicy::new(runtime, &config(), 1, loss(), options).unwrap(), lora)
+}
+
+fn with_moved_adapters(policy: PjrtPolicy, lora: Option<&LoraConfig>) -> PjrtPolicy {
     let Some(lora) = lora else { return policy };
     let mut policy = policy.with_lora(lora, 1).unwrap();
     // Fresh adapters have gradients of 0.
@@ -219,6 +222,42 @@ fn mixtures_of_experts_on_meshes_match_one_device() {
             assert_same(&format!("{axes:?}, {clamped:?}"), &train(on(&on_mesh(axes))), &expected);
         }
     }
+}
+
+#[test]
+fn gated_delta_nets_on_meshes_match_one_device() {
+    // The last period is incomplete.
+    let config = ModelConfig {
+        num_hidden_layers: 3,
+        layers: vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()],
+        linear_attention: Some(LinearAttention {
+            linear_key_head_dim: 4,
+            linear_value_head_dim: 8,
+            ..LinearAttention::default()
+        }),
+        attention_bias: false,
+        attention_output_gate: true,
+        qk_norm: true,
+        zero_centered_norms: true,
+        partial_rotary_factor: 0.5,
+        ..config()
+    };
+    let all = LoraConfig { r: 2, target_modules: TargetModules::Pattern("all-linear".into()), ..LoraConfig::default() };
+    for lora in [None, Some(&all)] {
+        let on = |runtime: &Runtime| {
+            let policy = PjrtPolicy::new(runtime, &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
+            with_moved_adapters(policy, lora)
+        };
+        let expected = train(on(runtime()));
+        for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
+            assert_same(&format!("{axes:?}, {lora:?}"), &train(on(&on_mesh(axes))), &expected);
+        }
+    }
+    let one_head = LinearAttention { linear_num_key_heads: 1, ..config.linear_attention.unwrap() };
+    let config = ModelConfig { linear_attention: Some(one_head), ..config };
+    let policy = PjrtPolicy::new(&on_mesh(&[("tensor", 2)]), &config, 1, loss(), PjrtPolicyOptions::default());
+    let error = policy.map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("the key heads of Gated DeltaNets"), "{error}");
 }
 
 #[test]

@@ -80,6 +80,20 @@ fn turns_that_continue_sample_what_a_prefill_does(#[case] name: &str, #[case] sl
     assert!(rows(&few) < rows(&all), "{few:?} {all:?}");
 }
 
+/// A stop condition drops tokens that the state of a Gated DeltaNet has; conversations that it ends are prefilled again.
+#[rstest]
+#[case::as_many_slots_as_conversations(16)]
+#[case::fewer_slots(8)]
+fn turns_that_continue_states_sample_what_a_prefill_does(#[case] slots: usize) {
+    let checkpoint = Checkpoint::open("qwen3_5");
+    let weights = device_weights(&checkpoint, Dtype::F32);
+    let hold = |keeps| converse(&mut rollout(&checkpoint, slots, 4), &weights, LogitsProcessors::default(), keeps);
+    let ((fresh, all), (kept, few)) = (hold(false), hold(true));
+    assert_same_completions("qwen3_5", &kept, &fresh);
+    let rows = |turns: &[Vec<u64>]| turns[1..].iter().flatten().sum::<u64>();
+    assert!(rows(&few) < rows(&all), "{few:?} {all:?}");
+}
+
 #[test]
 fn a_repetition_penalty_prefills_every_turn() {
     let checkpoint = Checkpoint::open("qwen2");
