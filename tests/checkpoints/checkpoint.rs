@@ -39,7 +39,7 @@ pub(crate) const ALL: [&str; 30] = [
     "gpt_oss_mxfp4",
 ];
 
-/// The checkpoints of families that only the CPU policy computes.
+/// The checkpoints of models with Gated DeltaNets.
 pub(crate) const HOST_ONLY: [&str; 2] = ["qwen3_5", "qwen3_5_vision"];
 
 /// Returns `true` for experts without tokens, and for the router of one expert.

@@ -19,7 +19,7 @@ use backend_tpu::program::Pass;
 use models::{Hub, ModelConfig, ModelFolder};
 use planner::MeshRules;
 use planner::{Devices, is_one_program, longest_prompt};
-use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, parameters};
+use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, attention_layers, parameters};
 use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
 use run_config::{ModelSource, PolicyDevice, TrainConfig};
@@ -335,7 +335,7 @@ impl RunPrograms {
             ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
             ProgramName::Decode(columns) => {
                 // Every decode step reads all weights and all keys and values of the cache, and reads and writes all states.
-                let with_attention = self.shape.attention_layers();
+                let with_attention = attention_layers(&self.shape);
                 let heads = self.shape.num_key_value_heads * self.shape.head_dim();
                 let cache = 2 * with_attention * sizes.slots * columns * heads * sizes.operand_bytes;
                 let state = self.shape.linear_attention.map_or(0, |linear| linear.state() * Dtype::F32.bytes());
@@ -376,7 +376,7 @@ impl RunPrograms {
         let sizes = &self.sizes;
         let head = self.shape.vocab_size * self.shape.hidden_size;
         let (rows, length) = (sizes.rows as f64, sizes.length as f64);
-        let width = (self.shape.num_attention_heads * self.shape.head_dim() * self.shape.attention_layers()) as f64;
+        let width = (self.shape.num_attention_heads * self.shape.head_dim() * attention_layers(&self.shape)) as f64;
         let layers =
             2.0 * (sizes.matmul_parameters - head) as f64 * rows * length + 2.0 * rows * length * length * width;
         [layers, 2.0 * (head * sizes.tokens) as f64]

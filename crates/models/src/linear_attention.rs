@@ -127,11 +127,6 @@ impl LinearAttention {
 }
 
 impl ModelConfig {
-    /// Returns the number of layers with attention, which have keys and values.
-    pub fn attention_layers(&self) -> usize {
-        (0..self.num_hidden_layers).filter(|index| self.linear_attention_of(*index).is_none()).count()
-    }
-
     /// Returns the sizes of the Gated DeltaNet of layer `index`; `None` for a layer with attention.
     pub fn linear_attention_of(&self, index: usize) -> Option<LinearAttention> {
         self.linear_attention.filter(|_| self.layer(index).mixer == crate::layer::Mixer::GatedDeltaNet)

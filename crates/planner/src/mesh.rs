@@ -110,7 +110,8 @@ pub(crate) fn checked(
 fn dimensions(shape: &ModelConfig) -> String {
     let ModelConfig { hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, vocab_size, .. } =
         shape;
-    let linear = shape.linear_attention.map(|sizes| format!(", {} key heads of Gated DeltaNets", sizes.linear_num_key_heads));
+    let linear =
+        shape.linear_attention.map(|sizes| format!(", {} key heads of Gated DeltaNets", sizes.linear_num_key_heads));
     format!(
         "hidden_size {hidden_size}, intermediate_size {intermediate_size}, {num_attention_heads} heads, {num_key_value_heads} key/value \
          heads{}, vocabulary {vocab_size}",

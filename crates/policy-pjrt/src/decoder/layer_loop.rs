@@ -108,9 +108,7 @@ impl Decoder {
         };
         let period = self.config.period().into_iter().map(&mut of_layer).collect::<Result<Vec<_>>>()?;
         match (layers, &period[..]) {
-            (Layers::Loop(save), [layer]) => {
-                Ok(builder.scan(count, &layer.body, carry, &xs, constants, save).carry)
-            }
+            (Layers::Loop(save), [layer]) => Ok(builder.scan(count, &layer.body, carry, &xs, constants, save).carry),
             (Layers::Loop(save), period) => over_periods(&builder, count, period, carry, &xs, constants, &save),
             (Layers::Unrolled, period) => Ok(unrolled(&builder, count, period, carry, &xs, constants)),
         }

@@ -23,7 +23,7 @@ pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask, Masks};
 pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
-pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
+pub use parameters::{Axis, Parameter, ParameterValues, Role, attention_layers, parameters};
 pub use rope::{Rotaries, Rotary};
 
 pub(crate) use attention::{MASKED, of_groups};
@@ -230,7 +230,8 @@ impl Decoder {
         let (rotaries, masks) = (self.rotaries(&rows.positions), self.masks(rows));
         let x = self.embed(weights, &rows.ids);
         let positions = self.config.linear_attention.map(|_| &rows.positions);
-        let constants: Vec<&Value> = [rotaries.values(), masks.values()].concat().into_iter().chain(positions).collect();
+        let constants: Vec<&Value> =
+            [rotaries.values(), masks.values()].concat().into_iter().chain(positions).collect();
         let mut carry = self.over_layers(weights, &[&x], &constants, Layers::Loop(save), |spec, layer, values| {
             let mut constants = values.constants;
             let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));

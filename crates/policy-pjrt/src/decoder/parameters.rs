@@ -254,10 +254,15 @@ impl Parameter {
     }
 }
 
+/// Returns the number of layers with attention, which have keys and values.
+pub fn attention_layers(config: &ModelConfig) -> usize {
+    (0..config.num_hidden_layers).filter(|layer| config.layer(*layer).mixer == Mixer::Attention).count()
+}
+
 /// Returns the parameters of a decoder, in the argument order of programs.
 pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
-    use Axis::{Channels, Embed, Experts, FusedHeads, FusedMlp, HeadDim, Heads, Kv, Layer, LinearHeads, Mlp};
     use Axis::{ChannelInput, QueryHead, Taps, ValueDim, Vocab};
+    use Axis::{Channels, Embed, Experts, FusedHeads, FusedMlp, HeadDim, Heads, Kv, Layer, LinearHeads, Mlp};
     let linear = config.linear_attention.unwrap_or_default();
     let experts = config.experts.as_ref();
     let (wide, count) =

@@ -5,9 +5,7 @@
 //! vocabulary.
 
 use super::state::{CACHE, ROWS, Shape, StateValues, TABLE, cache_type};
-use crate::decoder::{
-    Axis, Broadcast, DELTA, Decoder, DeltaStates, Layers, NextTokens, Role, Rows, put_layer, zeros,
-};
+use crate::decoder::{Axis, Broadcast, DELTA, Decoder, DeltaStates, Layers, NextTokens, Role, Rows, put_layer, zeros};
 use crate::error::Result;
 use crate::program::program_error;
 use models::Mixer;
@@ -125,8 +123,11 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
     let delta = DeltaStates::types(config, prompts.rows, compute).into_iter().flatten();
-    let delta: Vec<Value> =
-        ["prompt_delta_inputs", "prompt_delta_memory"].into_iter().zip(delta).map(|(name, ty)| f.argument(name, ty)).collect();
+    let delta: Vec<Value> = ["prompt_delta_inputs", "prompt_delta_memory"]
+        .into_iter()
+        .zip(delta)
+        .map(|(name, ty)| f.argument(name, ty))
+        .collect();
     delta.iter().for_each(|part| split.argument(part, &DELTA));
     let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);
     let counts = f.argument("admitted", TensorType::new(Dtype::I32, [split.parts(Axis::Batch)]));

@@ -3,7 +3,7 @@
 //! Legend: L layers with attention, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
 
 use crate::DeviceTensor;
-use crate::decoder::{Axis, Compute, DELTA, Decoder, DeltaStates, zeros};
+use crate::decoder::{Axis, Compute, DELTA, Decoder, DeltaStates, attention_layers, zeros};
 use crate::error::{Error, Result};
 use crate::program::unnamed;
 use crate::runtime::Runtime;
@@ -63,7 +63,7 @@ pub(super) const TABLE: [Option<Axis>; 2] = [Some(Axis::Batch), None];
 
 /// Returns the type of keys, and of values, of `columns` tokens of `rows` sequences.
 pub(super) fn cache_type(config: &ModelConfig, compute: Compute, rows: usize, columns: usize) -> TensorType {
-    let layers = config.attention_layers();
+    let layers = attention_layers(config);
     TensorType::new(compute.dtype(), [layers, rows, config.num_key_value_heads, columns, config.head_dim()])
 }
 

@@ -74,21 +74,24 @@ impl Rule<'_> {
         let chunks = t.div_ceil(size);
         let f = state.builder();
         // Tokens of a chunk as the dimension after B and N.
-        let by_chunk = |x: &Value, padding: Value| {
+        let padding = chunks * size - t;
+        let of = |x: &Value, order: &[usize]| {
             let (mut high, mut shape) = (vec![0; x.shape().len()], x.shape().to_vec());
-            high[1] = chunks * size - t;
-            let x = if high[1] == 0 { x.clone() } else { x.pad(&padding, &vec![0; high.len()], &high) };
+            high[1] = padding;
+            let x =
+                if padding == 0 { x.clone() } else { x.pad(&f.scalar(0.0, Dtype::F32), &vec![0; high.len()], &high) };
             shape.splice(1..2, [chunks, size]);
-            x.reshape(&shape)
+            x.reshape(&shape).transpose(order)
         };
-        let of = |x: &Value, order: &[usize]| by_chunk(x, f.scalar(0.0, Dtype::F32)).transpose(order);
         let narrow = |x: &Value| x.convert(self.compute.dtype());
         // [N, B, Hk, C, Dk], [N, B, Hk, R, Dv, C], [N, B, Hk, R, C], [N, B, C].
         let [queries, keys] = [&tokens.queries, &tokens.keys].map(|x| narrow(&of(x, &[1, 0, 3, 2, 4])));
         let values = of(&tokens.values, &[1, 0, 3, 4, 5, 2]);
         let [strengths, decays] = [&tokens.strengths, &tokens.decays].map(|x| of(x, &[1, 0, 3, 4, 2]));
-        // Padding belongs to the sequence before it, and does not change the state.
-        let positions = by_chunk(positions, f.scalar(i64::from(i32::MAX), Dtype::I32)).transpose(&[1, 0, 2]);
+        // Padding continues the last sequence, and does not change its state.
+        let last = positions.slice(&[0, t - 1], &[b, t]).broadcast_in_dim(&[b, padding], &[0, 1]);
+        let next = &last + f.iota(1, last.ty().clone()) + last.like(1);
+        let positions = f.concatenate(&[positions, &next], 1).reshape(&[b, chunks, size]).transpose(&[1, 0, 2]);
         let Decays { pairs, from_start, to_end } = Decays::new(&decays, &positions);
 
         let [rows, columns] = [4, 5].map(|last| [0, 1, 2, 3, last]);

@@ -39,7 +39,8 @@ fn rule(length: usize, chunk: usize, begins: &[usize]) -> Traced {
     let traced = try_trace(&types(length), |f, a| {
         let [queries, keys, values, strengths, decays, state] = a else { unreachable!("as declared") };
         // The first state is that of 100 tokens.
-        let position = |token: usize| begins.iter().rev().find(|begin| **begin <= token).map_or(token + 100, |b| token - b);
+        let position =
+            |token: usize| begins.iter().rev().find(|begin| **begin <= token).map_or(token + 100, |b| token - b);
         let positions = f.dense(
             (0..ROWS * length).map(|i| position(i % length) as i64),
             TensorType::new(Dtype::I32, [ROWS, length]),
