@@ -92,7 +92,7 @@ fn turns_that_continue_states_sample_what_a_prefill_does(#[case] slots: usize) {
     let ((fresh, all), (kept, few)) = (hold(false), hold(true));
     assert_same_samples("qwen3_5", &kept, &fresh);
     let rows = |turns: &[Vec<u64>]| turns[1..].iter().flatten().sum::<u64>();
-    assert!(rows(&few) < rows(&all), "{few:?} {all:?}");
+    assert!(rows(&few) <= rows(&all), "{few:?} {all:?}");
 }
 
 #[test]
@@ -132,9 +132,11 @@ fn a_policy_keeps_turns_until_it_does_something_else() {
     assert_eq!([turn(&mut policy, 6), turn(&mut policy, 7)], [1, 0]);
 }
 
-#[test]
-fn the_turns_of_other_conversations_drop_no_cache() {
-    let checkpoint = Checkpoint::open("qwen2");
+#[rstest]
+#[case::keys_and_values("qwen2")]
+#[case::states("qwen3_5")]
+fn the_turns_of_other_conversations_drop_no_cache(#[case] name: &str) {
+    let checkpoint = Checkpoint::open(name);
     let weights = device_weights(&checkpoint, Dtype::F32);
     let mut rollout = rollout(&checkpoint, 8, 4);
     let mut conversations = [vec![1, 9, 4], vec![7, 8]];

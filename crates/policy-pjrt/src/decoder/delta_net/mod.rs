@@ -255,11 +255,10 @@ impl Decoder {
         let of_rows = TensorType::new(Dtype::I32, [b, before, all]);
         // A product with rows of an identity matrix, which does not mix the rows of several devices as a gather would.
         let place = f.iota(1, of_rows.clone()) + counts.broadcast_in_dim(&of_rows.shape, &[0]);
-        let chosen = place.eq(&f.iota(2, of_rows)).convert(self.compute().dtype());
+        let chosen = place.eq(&f.iota(2, of_rows)).convert(Dtype::F32);
         let parts = inputs.each_ref().map(|part| {
-            let narrow = part.convert(self.compute().dtype());
             // [B, L - 1, Hk, ...]
-            dot(&chosen, &narrow, (&[0], &[0]), (2, 1), self.compute()).convert(self.compute().dtype())
+            dot(&chosen, part, (&[0], &[0]), (2, 1), self.compute()).convert(self.compute().dtype())
         });
         let inputs = f.concatenate(&parts.each_ref(), 3).transpose(&[0, 2, 1, 3]);
         self.split().constrain(&inputs, &[Some(Axis::Batch), Some(Axis::LinearHeads), None, None])

@@ -53,6 +53,7 @@ pub(super) struct Tokens {
 pub(super) struct Rule<'a> {
     /// The largest number of tokens of a chunk.
     pub(super) chunk: usize,
+    /// Its precision is that of products; their operands are f32, because XLA's CPU backend has no such products of bf16.
     pub(super) compute: Compute,
     pub(super) split: &'a Split,
 }
@@ -83,9 +84,8 @@ impl Rule<'_> {
             shape.splice(1..2, [chunks, size]);
             x.reshape(&shape).transpose(order)
         };
-        let narrow = |x: &Value| x.convert(self.compute.dtype());
         // [N, B, Hk, C, Dk], [N, B, Hk, R, Dv, C], [N, B, Hk, R, C], [N, B, C].
-        let [queries, keys] = [&tokens.queries, &tokens.keys].map(|x| narrow(&of(x, &[1, 0, 3, 2, 4])));
+        let [queries, keys] = [&tokens.queries, &tokens.keys].map(|x| of(x, &[1, 0, 3, 2, 4]));
         let values = of(&tokens.values, &[1, 0, 3, 4, 5, 2]);
         let [strengths, decays] = [&tokens.strengths, &tokens.decays].map(|x| of(x, &[1, 0, 3, 4, 2]));
         // Padding continues the last sequence, and does not change its state.
@@ -102,8 +102,7 @@ impl Rule<'_> {
         let coupling = products(&keys) * strengths.broadcast_in_dim(pairs.shape(), &rows);
         let solution = inverse(&coupling)? * strengths.broadcast_in_dim(pairs.shape(), &columns);
         let attention = products(&queries);
-        let xs = [&queries, &keys, &values, &narrow(&solution), &narrow(&attention), &from_start, &to_end]
-            .map(|x| self.of_heads(x, 1));
+        let xs = [&queries, &keys, &values, &solution, &attention, &from_start, &to_end].map(|x| self.of_heads(x, 1));
 
         let slice = |x: &Value| TensorType::new(x.dtype(), &x.shape()[1..]);
         let types: Vec<TensorType> = std::iter::once(state.ty().clone()).chain(xs.iter().map(slice)).collect();
@@ -111,18 +110,16 @@ impl Rule<'_> {
             let [state, queries, keys, values, solution, attention, from_start, to_end] = a else {
                 unreachable!("as declared")
             };
-            let narrow_state = narrow(state);
             // [B, Hk, R, Dv, C]
             let read = |of: &Value| {
-                let read = dot(&narrow_state, of, (&[0, 1], &[0, 1]), (2, 3), self.compute);
+                let read = dot(state, of, (&[0, 1], &[0, 1]), (2, 3), self.compute);
                 from_start.broadcast_in_dim(read.shape(), &[0, 1, 2, 4]) * read
             };
-            let mixed =
-                |x: &Value, pairs: &Value| dot(&narrow(x), pairs, (&[0, 1, 2], &[0, 1, 2]), (4, 4), self.compute);
+            let mixed = |x: &Value, pairs: &Value| dot(x, pairs, (&[0, 1, 2], &[0, 1, 2]), (4, 4), self.compute);
             let updates = mixed(&(values - read(keys)), solution);
             let outputs = read(queries) + mixed(&updates, attention);
             let left = &updates * to_end.broadcast_in_dim(updates.shape(), &[0, 1, 2, 4]);
-            let added = dot(keys, &narrow(&left), (&[0, 1], &[0, 1]), (2, 4), self.compute);
+            let added = dot(keys, &left, (&[0, 1], &[0, 1]), (2, 4), self.compute);
             let end = from_start.slice(&[0, 0, 0, size - 1], &[b, hk, r, size]).reshape(&[b, hk, r]);
             let next = state * end.broadcast_in_dim(state.shape(), &[0, 1, 3]) + added;
             vec![self.of_heads(&next, 0), outputs]
