@@ -40,7 +40,7 @@ pub(crate) const ALL: [&str; 30] = [
 ];
 
 /// The checkpoints of models with Gated DeltaNets.
-pub(crate) const HOST_ONLY: [&str; 2] = ["qwen3_5", "qwen3_5_vision"];
+pub(crate) const GATED_DELTA_NETS: [&str; 2] = ["qwen3_5", "qwen3_5_vision"];
 
 /// Returns `true` for experts without tokens, and for the router of one expert.
 pub(crate) fn has_no_gradient(checkpoint: &str, parameter: &str) -> bool {

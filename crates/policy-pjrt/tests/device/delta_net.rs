@@ -20,7 +20,7 @@ const GRADIENTS: f32 = 1e-3;
 fn logits_match_transformers_with_and_without_cache() {
     // Several calls of the decode loop. Sequences are longer than a chunk, as long, and shorter.
     let rollout = RolloutOptions { tokens_per_call: 5, ..RolloutOptions::default() };
-    let exact = checkpoint::HOST_ONLY.map(|name| (name, PjrtPolicyOptions::default(), LOGITS));
+    let exact = checkpoint::GATED_DELTA_NETS.map(|name| (name, PjrtPolicyOptions::default(), LOGITS));
     for (name, options, tolerance) in exact.into_iter().chain([("qwen3_5", narrow(), 1e-1)]) {
         let checkpoint = Checkpoint::open(name);
         let sequences = checkpoint.sequences();
@@ -46,7 +46,7 @@ fn logits_match_transformers_with_and_without_cache() {
 fn gradients_with_every_save_policy_match_torch() {
     let of = |save, attention| PjrtPolicyOptions { save, attention, ..PjrtPolicyOptions::default() };
     let all = [Save::Carry, Save::Every(5), Save::Products, Save::Everything].map(|save| of(save, blocks_of(7)));
-    for name in checkpoint::HOST_ONLY {
+    for name in checkpoint::GATED_DELTA_NETS {
         let checkpoint = Checkpoint::open(name);
         let sequences = checkpoint.completions();
         let expected = expected_gradients(&checkpoint.expected);
@@ -64,7 +64,7 @@ fn gradients_with_every_save_policy_match_torch() {
 /// All sequences of a checkpoint in one row; the other row is a masked sequence with the length of all others together.
 #[test]
 fn gradients_of_packed_rows_match_torch() {
-    for name in checkpoint::HOST_ONLY {
+    for name in checkpoint::GATED_DELTA_NETS {
         let checkpoint = Checkpoint::open(name);
         let mut sequences = checkpoint.completions();
         let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
@@ -82,7 +82,7 @@ fn gradients_of_packed_rows_match_torch() {
 
 #[test]
 fn an_optimizer_step_matches_torch() {
-    for name in checkpoint::HOST_ONLY {
+    for name in checkpoint::GATED_DELTA_NETS {
         let checkpoint = Checkpoint::open(name);
         let path = checkpoint.folder.path().join("adamw.safetensors");
         let settings = Settings::read(&path);
