@@ -39,6 +39,9 @@ pub(crate) const ALL: [&str; 30] = [
     "gpt_oss_mxfp4",
 ];
 
+/// The checkpoints of models with Gated DeltaNets.
+pub(crate) const GATED_DELTA_NETS: [&str; 2] = ["qwen3_5", "qwen3_5_vision"];
+
 /// Returns `true` for experts without tokens, and for the router of one expert.
 pub(crate) fn has_no_gradient(checkpoint: &str, parameter: &str) -> bool {
     let is_idle = |expert: usize| parameter.contains(&format!(".experts.{expert}."));

@@ -28,6 +28,11 @@ SMALL = {"vocab_size": 64, "intermediate_size": 24, "pad_token_id": 0, "max_posi
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0,
         "beta_slow": 0.5}
 
+# Half of the eight columns of a head are rotated. Every key head serves two value heads, and queries are narrower than values.
+DELTA_NET = SMALL | {"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 4,
+                     "linear_value_head_dim": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                                                                     "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0],
+                                                                     "mrope_interleaved": True}}
 MOE = SMALL | {"head_dim": 8, "moe_intermediate_size": 12}
 
 # name: (family, configuration, dtype, layout of config.json, lengths of the sequences, tensors per shard)
@@ -98,6 +103,9 @@ CHECKPOINTS = {
     "gpt_oss_mxfp4": ("gpt_oss", SMALL | {"intermediate_size": 32, "head_dim": 8, "num_local_experts": 3, "num_experts_per_tok": 2,
                                           "sliding_window": 128, "rope_parameters": YARN | {"truncate": False}},
                       "bfloat16", 5, [12, 7], None),
+    # Three layers with a Gated DeltaNet, then one with attention, and one more; sequences of more than one and of exactly one chunk of 64
+    # tokens, and of one token.
+    "qwen3_5": ("qwen3_5", DELTA_NET | {"num_hidden_layers": 5}, "float32", 5, [70, 64, 1, 9], None),
 }
 # Models of images and text: the configuration of the decoder, the rest of config.json, the layout of config.json, and of the names.
 # Names are those of transformers' modules, or those that it writes to files. The towers are as small as the classes allow.
@@ -130,11 +138,17 @@ WRAPPERS = {
     "ministral3_vision": ("mistral3", SMALL | {"model_type": "ministral3", "head_dim": 8, "rope_parameters": YARN | {
         "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}},
         {"vision_config": PIXTRAL, "tie_word_embeddings": True}, 5, "modules", [40, 12]),
+    # The fraction of rotated columns is that of the class, 0.25.
+    "qwen3_5_vision": ("qwen3_5", DELTA_NET | {"num_hidden_layers": 2, "pad_token_id": None, "layer_types": [
+        "linear_attention", "full_attention"], "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000000.0, "mrope_section": [1, 0, 0], "mrope_interleaved": True}},
+        IMAGES | {"vision_config": QWEN_TOWER | {"num_position_embeddings": 4}, "tie_word_embeddings": True}, 5, "files", [20, 7]),
 }
 WRAPPER_CLASSES = {
     "gemma3": (transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration),
     "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
     "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
+    "qwen3_5": (transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration),
     "mistral3": (transformers.Mistral3Config, transformers.Mistral3ForConditionalGeneration),
 }
 CLASSES = {
@@ -150,6 +164,7 @@ CLASSES = {
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+    "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
     "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
 }
 # The base checkpoints of the adapters, and their targets. The towers of models of images and text have modules of these names, too.
@@ -160,8 +175,11 @@ LORA = {
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "gemma3": ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"],
     "qwen3_moe": ["q_proj", "v_proj", "o_proj"],
+    "qwen3_5": ["in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj", "q_proj", "o_proj", "down_proj"],
     "gpt_oss": ["k_proj", "o_proj", "lm_head"],
 }
+# Families with norms whose weights are around 0.
+CENTRED = {"gemma3", "qwen3_5"}
 # The 4-bit floats of MXFP4 without their sign.
 FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
@@ -210,12 +228,20 @@ def randomised(model, family):
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if name.endswith("norm.weight") and "vision" not in name:
-                parameter.copy_((0.0 if family == "gemma3" else 1.0) + 0.2 * noise)
+                parameter.copy_((0.0 if family in CENTRED and "linear_attn" not in name else 1.0) + 0.2 * noise)
+            elif name.endswith("A_log"):
+                # Slow decays: transformers takes differences of sums of their logarithms in f32, whose errors grow with the sums.
+                parameter.copy_(0.5 * noise - 3.0)
+            elif name.endswith("conv1d.weight"):
+                parameter.copy_(0.5 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
+            elif family == "qwen3_5":
+                # Normalised outputs of recurrent layers amplify the rounding errors of larger matrices beyond the tests' tolerance.
+                parameter.copy_((0.6 if "embed_tokens" in name else 0.1) * noise)
             else:
                 parameter.copy_(0.2 * noise)
-        if config.get("num_experts_per_tok") == 1 and config["num_experts"] > 1:
+        if getattr(model.config, "num_experts_per_tok", None) == 1 and model.config.num_experts > 1:
             # The first column of hidden states is large and above 0, and one expert's logit grows with it.
             model.model.embed_tokens.weight[:, 0] = 4.0
             for layer in model.model.layers:

@@ -19,7 +19,7 @@ use backend_tpu::program::Pass;
 use models::{Hub, ModelConfig, ModelFolder};
 use planner::MeshRules;
 use planner::{Devices, is_one_program, longest_prompt};
-use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, parameters};
+use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, attention_layers, parameters};
 use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
 use run_config::{ModelSource, PolicyDevice, TrainConfig};
@@ -334,15 +334,19 @@ impl RunPrograms {
             ProgramName::Score => Floor::of_module(module, layers + head, chip),
             ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
             ProgramName::Decode(columns) => {
-                // Every decode step reads all weights and all keys and values of the cache.
+                // Every decode step reads all weights and all keys and values of the cache, and reads and writes all states.
+                let with_attention = attention_layers(&self.shape);
                 let heads = self.shape.num_key_value_heads * self.shape.head_dim();
-                let cache = 2 * sizes.layers * sizes.slots * columns * heads * sizes.operand_bytes;
+                let cache = 2 * with_attention * sizes.slots * columns * heads * sizes.operand_bytes;
+                let state = self.shape.linear_attention.map_or(0, |linear| linear.state() * Dtype::F32.bytes());
+                let states = 2 * (sizes.layers - with_attention) * sizes.slots * state;
                 let weights = sizes.matmul_parameters * sizes.operand_bytes;
                 let flops = 2.0 * (sizes.matmul_parameters * sizes.slots) as f64;
                 let turns = sizes.tokens_per_call as f64;
                 let parts = |axis| self.meshes.as_ref().map_or(1, |meshes| meshes.rollout.parts(axis));
                 // Each device reads its shards of weights and of heads.
-                let bytes = weights / parts(Axis::Mlp) + cache / (parts(Axis::Batch) * parts(Axis::Kv));
+                let caches = cache / parts(Axis::Kv) + states / parts(Axis::LinearHeads);
+                let bytes = weights / parts(Axis::Mlp) + caches / parts(Axis::Batch);
                 Floor::new(turns * flops / devices, turns * bytes as f64, chip)
             }
             ProgramName::Prefill | ProgramName::Admit | ProgramName::Apply | ProgramName::HalfMlp => {
@@ -372,7 +376,7 @@ impl RunPrograms {
         let sizes = &self.sizes;
         let head = self.shape.vocab_size * self.shape.hidden_size;
         let (rows, length) = (sizes.rows as f64, sizes.length as f64);
-        let width = (self.shape.num_attention_heads * self.shape.head_dim() * sizes.layers) as f64;
+        let width = (self.shape.num_attention_heads * self.shape.head_dim() * attention_layers(&self.shape)) as f64;
         let layers =
             2.0 * (sizes.matmul_parameters - head) as f64 * rows * length + 2.0 * rows * length * length * width;
         [layers, 2.0 * (head * sizes.tokens) as f64]

@@ -2,7 +2,8 @@
 
 use crate::error::{Result, check};
 use crate::experts::Experts;
-use crate::layer::{Activation, LayerRope, LayerSpec, NormPlacement};
+use crate::layer::{Activation, LayerRope, LayerSpec, Mixer, NormPlacement};
+use crate::linear_attention::LinearAttention;
 use crate::tokenizer::CharTokenizer;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -44,9 +45,11 @@ pub struct ModelConfig {
     /// The largest number of tokens of a sequence, prompt and completion together.
     #[default(64)]
     pub max_position_embeddings: usize,
-    /// The attention windows and rotary embeddings of the layers, repeated from the first layer on; an empty list is full attention with
-    /// rotary embeddings in every layer.
+    /// The token mixers, attention windows and rotary embeddings of the layers, repeated from the first layer on; an empty list is full
+    /// attention with rotary embeddings in every layer.
     pub layers: Vec<LayerSpec>,
+    /// The sizes of layers with `mixer: gated_delta_net`; `None` if there are none.
+    pub linear_attention: Option<LinearAttention>,
     /// The base of the rotary frequencies.
     #[default(10_000.0)]
     pub rope_theta: f64,
@@ -64,6 +67,9 @@ pub struct ModelConfig {
     pub attention_output_bias: bool,
     /// `true` if every query head has a sink, a learned logit in the denominator of its softmax, as in gpt-oss.
     pub attention_sinks: bool,
+    /// `true` if the output of every query head is multiplied by the sigmoid of a gate before the output projection, as in Qwen3.5. q_proj
+    /// then has 2 D rows for each head: the query, and then its gate.
+    pub attention_output_gate: bool,
     /// `true` if every query and key head is normalised (RMSNorm over D with its own weights) before the rotary embedding, as in Qwen3.
     pub qk_norm: bool,
     /// `true` if one norm goes over the columns of all query heads, and another over the columns of all key heads, as in OLMo 2; needs
@@ -77,7 +83,7 @@ pub struct ModelConfig {
     pub hidden_act: Activation,
     /// Which of the inputs and outputs of attention and MLP are normalised.
     pub norm_placement: NormPlacement,
-    /// `true` if norms multiply by 1 + weight instead of the weight, as in Gemma 3.
+    /// `true` if norms multiply by 1 + weight instead of the weight, as in Gemma 3; the norm inside a Gated DeltaNet never does.
     pub zero_centered_norms: bool,
     /// The factor of token embeddings.
     #[default(1.0)]
@@ -266,6 +272,18 @@ impl ModelConfig {
             let is_valid = layer.sliding_window.is_none_or(|window| (1..=1 << 20).contains(&window));
             check(is_valid, "model.layers", "a sliding_window between 1 and 1048576, or none", format!("{layer:?}"))?;
         }
+        let is_recurrent = |layer: &&LayerSpec| layer.mixer == Mixer::GatedDeltaNet;
+        for layer in self.layers.iter().filter(is_recurrent) {
+            let expected = "neither sliding_window nor a rope other than none beside mixer: gated_delta_net";
+            check(*layer == LayerSpec::GATED_DELTA_NET, "model.layers", expected, format!("{layer:?}"))?;
+        }
+        check(
+            self.linear_attention.is_some() == self.layers.iter().any(|layer| is_recurrent(&layer)),
+            "model.linear_attention",
+            "sizes if, and only if, a layer of model.layers has mixer: gated_delta_net",
+            format!("{:?} for layers {:?}", self.linear_attention, self.layers),
+        )?;
+        self.linear_attention.iter().try_for_each(LinearAttention::validate)?;
         let is_local = |layer: &LayerSpec| layer.rope == LayerRope::Local;
         check(
             self.rope_local_theta.is_none() || self.layers.iter().any(is_local),
@@ -287,12 +305,13 @@ impl ModelConfig {
             "qk_norm: false",
         )?;
         check(
-            !(self.fused_projections && (self.attention_bias || self.attention_output_bias || self.qk_norm)),
+            !(self.fused_projections
+                && (self.attention_bias || self.attention_output_bias || self.qk_norm || self.attention_output_gate)),
             "model.fused_projections",
-            "attention_bias: false, attention_output_bias: false and qk_norm: false beside it",
+            "attention_bias: false, attention_output_bias: false, qk_norm: false and attention_output_gate: false beside it",
             format!(
-                "attention_bias: {}, attention_output_bias: {}, qk_norm: {}",
-                self.attention_bias, self.attention_output_bias, self.qk_norm
+                "attention_bias: {}, attention_output_bias: {}, qk_norm: {}, attention_output_gate: {}",
+                self.attention_bias, self.attention_output_bias, self.qk_norm, self.attention_output_gate
             ),
         )
     }

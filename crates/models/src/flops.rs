@@ -31,7 +31,7 @@ impl TokenCounts {
     pub fn add(&mut self, config: &ModelConfig, before: usize, count: usize, logits: usize) {
         self.tokens += count as f64;
         self.logits += logits as f64;
-        for index in 0..config.num_hidden_layers {
+        for index in (0..config.num_hidden_layers).filter(|index| config.linear_attention_of(*index).is_none()) {
             let window = config.layer(index).sliding_window.unwrap_or(usize::MAX);
             // The first tokens attend to all before them and to themselves, the others to a whole window.
             let growing = window.saturating_sub(before).min(count);
@@ -44,7 +44,8 @@ impl TokenCounts {
 
 impl ModelConfig {
     /// Returns the floating-point operations of the matmuls of a forward pass: 2 for each token and each weight that it uses, 4 D for each head
-    /// and pair of tokens in attention, and 2 H V for each token with logits. A backward pass through trained weights needs twice as many.
+    /// and pair of tokens in attention, 6 Dk Dv for each token and value head of a Gated DeltaNet (two products with the state, and its
+    /// update), and 2 H V for each token with logits. A backward pass through trained weights needs twice as many.
     pub fn forward_flops(&self, counts: &TokenCounts) -> f64 {
         let is_matrix = |p: &Parameter| p.shape.len() >= 2 && ![EMBEDDING, HEAD].contains(&&*p.name);
         let matrices = self.parameters().into_iter().filter(|p| is_matrix(p) && !p.name.ends_with("bias"));
@@ -53,8 +54,10 @@ impl ModelConfig {
         let used = |p: Parameter| p.len() as f64 * if p.name.contains(EXPERTS) { share } else { 1.0 };
         let weights = matrices.map(used).sum::<f64>();
         let attention = 4.0 * (self.num_attention_heads * self.head_dim()) as f64;
+        let states = (0..self.num_hidden_layers).filter_map(|index| self.linear_attention_of(index));
+        let recurrent = 6.0 * states.map(|of| of.state() as f64).sum::<f64>();
         let head = (self.vocab_size * self.hidden_size) as f64;
-        2.0 * weights * counts.tokens + attention * counts.pairs + 2.0 * head * counts.logits
+        (2.0 * weights + recurrent) * counts.tokens + attention * counts.pairs + 2.0 * head * counts.logits
     }
 }
 
@@ -80,6 +83,24 @@ mod tests {
         assert_eq!(pairs(&sliding(3), 0, 5), 3.0 * (1.0 + 2.0 + 3.0 + 3.0 + 3.0));
         assert_eq!(pairs(&sliding(3), 7, 2), 3.0 * 6.0);
         assert_eq!(pairs(&sliding(1), 0, 4), 3.0 * 4.0);
+    }
+
+    #[test]
+    fn tokens_of_a_gated_delta_net_use_its_weights_and_its_state() {
+        let sizes = crate::LinearAttention::default();
+        let layers = vec![crate::LayerSpec::GATED_DELTA_NET];
+        let config = ModelConfig { layers, linear_attention: Some(sizes), ..ModelConfig::default() };
+        let of = |before, count| {
+            let mut counts = TokenCounts::default();
+            counts.add(&config, before, count, 0);
+            config.forward_flops(&counts)
+        };
+        let (l, h, i) = (config.num_hidden_layers, config.hidden_size, config.intermediate_size);
+        let (channels, values) = (2 * 2 * 16 + 4 * 16, 4 * 16);
+        let weights = l * (h * (channels + values + 2 * 4 + values + 3 * i) + 4 * channels);
+        assert_eq!(of(0, 7), 7.0 * (2 * weights + 6 * l * 4 * 16 * 16) as f64);
+        // The tokens before a token are in its state.
+        assert_eq!(of(1000, 7), of(0, 7));
     }
 
     #[test]

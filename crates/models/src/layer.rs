@@ -3,13 +3,13 @@
 use crate::config::ModelConfig;
 use serde::{Deserialize, Serialize};
 
-/// A layer's attention window and rotary embedding: an entry of [`ModelConfig::layers`].
+/// The token mixer of a layer, its attention window and its rotary embedding: an entry of [`ModelConfig::layers`].
 ///
 /// ```
 /// use models::{LayerRope, LayerSpec, ModelConfig};
 ///
 /// // Gemma 3: five layers with a window and rotary frequencies of their own, then a layer with full attention.
-/// let sliding = LayerSpec { sliding_window: Some(512), rope: LayerRope::Local };
+/// let sliding = LayerSpec { sliding_window: Some(512), rope: LayerRope::Local, ..LayerSpec::default() };
 /// let mut layers = vec![sliding; 5];
 /// layers.push(LayerSpec::default());
 /// let config = ModelConfig { layers, num_hidden_layers: 26, rope_local_theta: Some(1e4), rope_theta: 1e6, ..Default::default() };
@@ -20,10 +20,28 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LayerSpec {
+    /// The part of the layer that combines tokens.
+    pub mixer: Mixer,
     /// The number of tokens that a token attends to: itself and the tokens before it. `None` is all of them.
     pub sliding_window: Option<usize>,
     /// The rotary embedding.
     pub rope: LayerRope,
+}
+
+impl LayerSpec {
+    /// A layer with a Gated DeltaNet, which has neither a window nor a rotary embedding.
+    pub const GATED_DELTA_NET: Self = Self { mixer: Mixer::GatedDeltaNet, sliding_window: None, rope: LayerRope::None };
+}
+
+/// The part of a layer that combines tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mixer {
+    /// Softmax attention.
+    #[default]
+    Attention,
+    /// A Gated DeltaNet (arXiv 2412.06464), whose sizes are [`ModelConfig::linear_attention`].
+    GatedDeltaNet,
 }
 
 /// The rotary embedding of a layer.

@@ -21,6 +21,7 @@ mod flops;
 mod folder;
 mod hub;
 mod layer;
+mod linear_attention;
 mod lora;
 mod memory;
 mod parameters;
@@ -41,7 +42,8 @@ pub use folder::{
     text_tensor,
 };
 pub use hub::{Hub, HubAccess, TokenSource, locate, locate_weights};
-pub use layer::{Activation, LayerRope, LayerSpec, NormPlacement};
+pub use layer::{Activation, LayerRope, LayerSpec, Mixer, NormPlacement};
+pub use linear_attention::LinearAttention;
 pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
 pub use memory::{MemoryTable, Trained, TrainedMemory, TrainingMemory, UPDATES};
 pub use parameters::{LayerMatrix, Parameter};

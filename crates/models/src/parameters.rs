@@ -37,8 +37,11 @@ impl ModelConfig {
     /// `model.embed_tokens.weight` and `lm_head.weight` `[V, H]`, `q_proj` `[A D, H]`, `k_proj` and `v_proj` `[K D, H]`,
     /// `o_proj` `[H, A D]`, `gate_proj` and `up_proj` `[I, H]`, `down_proj` `[H, I]`, or, fused, `qkv_proj` `[(A + 2K) D, H]` and
     /// `gate_up_proj` `[2I, H]`; `q_norm` and `k_norm` `[D]`, or `[A D]` and `[K D]` over all heads, other norms `[H]`; biases are as
-    /// long as their matrix has rows; `self_attn.sinks` `[A]`. [`Experts`](crate::Experts) have a router `[E, H]` and, for each expert,
-    /// `gate_proj`, `up_proj` and `down_proj`.
+    /// long as their matrix has rows; `self_attn.sinks` `[A]`. With `attention_output_gate`, `q_proj` is `[2 A D, H]`: for each head the
+    /// query, then its gate. [`Experts`](crate::Experts) have a router `[E, H]` and, for each expert, `gate_proj`, `up_proj` and
+    /// `down_proj`. A layer with a Gated DeltaNet ([`LinearAttention`](crate::LinearAttention)) has, instead of `self_attn`, `linear_attn`
+    /// with `in_proj_qkv` `[C, H]`, `in_proj_z` `[Hv Dv, H]`, `in_proj_b` and `in_proj_a` `[Hv, H]`, `out_proj` `[H, Hv Dv]`, `conv1d`
+    /// `[C, 1, L]`, `A_log` and `dt_bias` `[Hv]`, and `norm` `[Dv]`.
     ///
     /// ```
     /// let config = models::ModelConfig { tie_word_embeddings: true, ..Default::default() };
@@ -63,7 +66,8 @@ impl ModelConfig {
                 );
             };
             norm(before, &mut list);
-            for matrix in self.layer_matrices() {
+            let recurrent = self.linear_attention_of(layer);
+            for matrix in self.layer_matrices(layer) {
                 let path = format!("{prefix}.{}", matrix.name);
                 if matrix.biased {
                     add(&mut list, format!("{path}.bias"), &[matrix.output]);
@@ -71,10 +75,11 @@ impl ModelConfig {
                 add(&mut list, format!("{path}.weight"), &[matrix.output, matrix.input]);
             }
             list.extend(self.experts.iter().flat_map(|experts| experts.parameters(&prefix, hidden)));
-            if self.attention_sinks {
+            list.extend(recurrent.iter().flat_map(|of| of.parameters(&prefix)));
+            if self.attention_sinks && recurrent.is_none() {
                 add(&mut list, format!("{prefix}.self_attn.sinks"), &[self.num_attention_heads]);
             }
-            if self.qk_norm {
+            if self.qk_norm && recurrent.is_none() {
                 let [queries, keys] = self.qk_norm_sizes();
                 add(&mut list, format!("{prefix}.self_attn.q_norm.weight"), &[queries]);
                 add(&mut list, format!("{prefix}.self_attn.k_norm.weight"), &[keys]);
@@ -93,8 +98,9 @@ impl ModelConfig {
         self.parameters().iter().map(|parameter| parameter.shape.iter().map(|&n| n as u64).product::<u64>()).sum()
     }
 
-    /// Returns the matrices of a layer: seven, or four with `fused_projections`, or the four of attention with `experts`.
-    pub fn layer_matrices(&self) -> Vec<LayerMatrix> {
+    /// Returns the matrices of layer `index`: four of attention, or five of a Gated DeltaNet, and three of the MLP; with
+    /// `fused_projections` two and two; with `experts` none of the MLP.
+    pub fn layer_matrices(&self, index: usize) -> Vec<LayerMatrix> {
         let (hidden, wide) = (self.hidden_size, self.intermediate_size);
         let queries = self.num_attention_heads * self.head_dim();
         let keys = self.num_key_value_heads * self.head_dim();
@@ -108,12 +114,16 @@ impl ModelConfig {
                 of("mlp.down_proj", hidden, wide, false),
             ];
         }
-        let mut matrices = vec![
-            of("self_attn.q_proj", queries, hidden, bias),
-            of("self_attn.k_proj", keys, hidden, bias),
-            of("self_attn.v_proj", keys, hidden, bias),
-            of("self_attn.o_proj", hidden, queries, output_bias),
-        ];
+        let gates = if self.attention_output_gate { queries } else { 0 };
+        let mut matrices = match self.linear_attention_of(index) {
+            Some(of) => of.matrices(hidden),
+            None => vec![
+                of("self_attn.q_proj", queries + gates, hidden, bias),
+                of("self_attn.k_proj", keys, hidden, bias),
+                of("self_attn.v_proj", keys, hidden, bias),
+                of("self_attn.o_proj", hidden, queries, output_bias),
+            ],
+        };
         if self.experts.is_none() {
             matrices.extend([
                 of("mlp.gate_proj", wide, hidden, false),

@@ -110,9 +110,12 @@ pub(crate) fn checked(
 fn dimensions(shape: &ModelConfig) -> String {
     let ModelConfig { hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, vocab_size, .. } =
         shape;
+    let linear =
+        shape.linear_attention.map(|sizes| format!(", {} key heads of Gated DeltaNets", sizes.linear_num_key_heads));
     format!(
         "hidden_size {hidden_size}, intermediate_size {intermediate_size}, {num_attention_heads} heads, {num_key_value_heads} key/value \
-         heads, vocabulary {vocab_size}"
+         heads{}, vocabulary {vocab_size}",
+        linear.unwrap_or_default()
     )
 }
 
@@ -134,6 +137,7 @@ fn rules(sizes: [usize; 3], table: &LogicalAxisRules) -> Result<AxisRules> {
         (Axis::Embed, embed),
         (Axis::Heads, heads),
         (Axis::Kv, kv),
+        (Axis::LinearHeads, heads),
         (Axis::Mlp, mlp),
         (Axis::Vocab, vocab),
         (Axis::Length, length),
@@ -204,6 +208,13 @@ mod tests {
             error.contains("policy.mesh.tensor") && error.contains("4 key/value heads") && error.contains(": 1, 2, 4"),
             "{error}"
         );
+        let mixed = ModelConfig {
+            linear_attention: Some(models::LinearAttention::default()),
+            layers: vec![models::LayerSpec::GATED_DELTA_NET, models::LayerSpec::default()],
+            ..shape()
+        };
+        let error = of("{policy: {mesh: {tensor: 4}}}", &mixed);
+        assert!(error.contains("2 key heads of Gated DeltaNets") && error.contains(": 1, 2"), "{error}");
         let error = of("{policy: {mesh: {fsdp: 3}}}", &shape());
         assert!(error.contains("policy.mesh.fsdp") && error.contains(": 1, 2, 4, 8, 16"), "{error}");
         let error = of("{policy: {mesh: {fsdp: 2}, devices: 2}, rollout: {mesh: {data: 4}}}", &shape());

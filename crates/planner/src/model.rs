@@ -23,7 +23,7 @@ use crate::cost::Cost;
 use crate::devices::Devices;
 use crate::mesh::MeshRules;
 use models::ModelConfig;
-use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, parameters};
+use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, attention_layers, parameters};
 use policy_pjrt::{PjrtPolicyOptions, TrainShape};
 use run_config::{MeshAxis, PolicyConfig, RecomputeGranularity, TrainConfig};
 
@@ -278,9 +278,10 @@ impl<'a> CostModel<'a> {
         let query = (self.shape.num_attention_heads * self.shape.head_dim()) as f64 / heads;
         let is_backward = f64::from(u8::from(passes.backward > 0.0));
         let attention = passes.attention + 2.0 * is_backward;
-        meter.matmuls(2.0 * attention * layers * tokens * length * query, 0.0);
+        let with_attention = attention_layers(self.shape) as f64;
+        meter.matmuls(2.0 * attention * with_attention * tokens * length * query, 0.0);
         let scores = tokens * length * self.shape.num_attention_heads as f64 / heads;
-        meter.moves(layers * scores * (SCORES[0] * passes.attention + SCORES[1] * is_backward));
+        meter.moves(with_attention * scores * (SCORES[0] * passes.attention + SCORES[1] * is_backward));
         let activations = MLP * self.mlp_columns() / mlp + RESIDUAL * model.width();
         meter.moves(layers * tokens * activations * model.operand * (passes.forward + 2.0 * is_backward));
         meter.gathers(MeshAxis::Fsdp, passes.weights * model.operand * weights);
@@ -366,7 +367,12 @@ impl<'a> CostModel<'a> {
         meter.matmuls(2.0 * read * slots, model.operand * read);
         let columns = self.prompt as f64 + self.config.rollout.max_completion_length() as f64 / 2.0;
         let keys = (self.shape.num_key_value_heads * self.shape.head_dim()) as f64 / rules.parts(Axis::Kv) as f64;
-        meter.moves(2.0 * model.layers() * slots * columns * keys * model.operand);
+        meter.moves(2.0 * attention_layers(self.shape) as f64 * slots * columns * keys * model.operand);
+        // The states of Gated DeltaNets are read and written.
+        let states = self.shape.linear_attention.map_or(0, |sizes| sizes.state()) as f64;
+        let with_states = model.layers() - attention_layers(self.shape) as f64;
+        let state_bytes = size_of::<f32>() as f64 * states / rules.parts(Axis::LinearHeads) as f64;
+        meter.moves(2.0 * with_states * slots * state_bytes);
         meter.gathers(MeshAxis::Fsdp, model.operand * weights);
         // The outputs of attention and MLP are sums over heads and columns.
         meter.reduces(MeshAxis::Tensor, 2.0 * model.layers() * slots * model.width() * model.operand);

@@ -4,7 +4,7 @@ use crate::loss::PolicyLoss;
 use crate::micro_batch::at_once_of;
 use backend_cpu::layers::Layers;
 use grpo_core::{Dtype as Products, GradientSpec, GrpoLoss, HeadLayout, PolicySpec};
-use models::{Dtype, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
+use models::{Dtype, LinearAttention, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
 use policy::{Error, Result};
 
 const SAMPLING: &str = "sampling";
@@ -69,7 +69,8 @@ impl StepMemory {
     fn sampling(&self, config: &ModelConfig, weights: &TrainingMemory, table: &mut MemoryTable) {
         let threads = rayon::current_num_threads();
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
-        let layers = config.num_hidden_layers as u64;
+        let recurrent = recurrent(config);
+        let attentions = config.num_hidden_layers as u64 - recurrent.len() as u64;
         // Large weights that are bf16 in their file are packed in bf16, except a head with an adapter.
         let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
         // Columns are padded to whole panels.
@@ -81,8 +82,8 @@ impl StepMemory {
             let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
             product([*input, output.next_multiple_of(32), if is_narrow { 2 } else { SINGLE }])
         };
-        let of_layer = sum(matrices(config).iter().map(|(matrix, count)| product([bytes(matrix, false), *count])));
-        let packed = sum([product([layers, of_layer]), bytes(&[h, vocab], self.head_adapter)]);
+        let of_layers = all_matrices(config).into_iter().map(|(matrix, count)| product([bytes(&matrix, false), count]));
+        let packed = sum(of_layers.chain([bytes(&[h, vocab], self.head_adapter)]));
         table.push_in(SAMPLING, "weights packed for products", packed);
         if let (Trained::Adapters(count), true) = (weights.trained, in_files || kernels.rounds_operands()) {
             // Matrices with few columns are padded to panels of 32, about twice their size.
@@ -94,8 +95,11 @@ impl StepMemory {
         let of_prompts = product([prompts, self.prompt as u64]);
         let positions = sum([of_prompts, product([together, self.completion as u64])]);
         let heads = [config.num_key_value_heads as u64, config.head_dim() as u64];
-        let row = product([2, layers, heads[0], heads[1]]);
+        let row = product([2, attentions, heads[0], heads[1]]);
         table.push_in(SAMPLING, "keys and values", product([positions, row, SINGLE]));
+        let state = |of: LinearAttention| of.state() + (of.linear_conv_kernel_dim - 1) * of.conv_channels();
+        let states = sum(recurrent.into_iter().map(|of| state(of) as u64));
+        table.push_in(SAMPLING, "states of linear attention", product([together, states, SINGLE]));
         // f32 logits of all sequences, and two f64 copies for one sequence per thread.
         let logits = sum([product([together, vocab, SINGLE]), product([threads as u64, vocab, 16])]);
         table.push_in(SAMPLING, "logits", logits);
@@ -127,7 +131,7 @@ impl StepMemory {
         let activations = product([rows, row_values(config)]).saturating_sub(trained);
         table.push_in(UPDATES, "activations beyond gradients", product([at_once, activations, SINGLE]));
         // A product packs all rows, but only a few columns of the weight at a time.
-        let widest = matrices(config).into_iter().flat_map(|(matrix, _)| matrix).max().unwrap_or(0);
+        let widest = all_matrices(config).into_iter().flat_map(|(matrix, _)| matrix).max().unwrap_or(0);
         let scratch = product([rows, widest, SINGLE, rayon::current_num_threads() as u64]);
         let planned = tokens.clamp(1, MOST_PLANNED);
         let workspace = workspace(config, loss, planned as usize, all || self.head_adapter)?;
@@ -149,11 +153,25 @@ fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(0, u64::saturating_add)
 }
 
+/// Returns the sizes of each layer with a Gated DeltaNet.
+fn recurrent(config: &ModelConfig) -> Vec<LinearAttention> {
+    (0..config.num_hidden_layers).filter_map(|layer| config.linear_attention_of(layer)).collect()
+}
+
+/// Returns `[in, out]` of the matrices of all layers, and how many of each a layer has.
+fn all_matrices(config: &ModelConfig) -> Vec<([u64; 2], u64)> {
+    (0..config.num_hidden_layers).flat_map(|layer| matrices(config, layer)).collect()
+}
+
 /// Returns `[in, out]` of the matrices of a layer, and how many the layer has.
-fn matrices(config: &ModelConfig) -> Vec<([u64; 2], u64)> {
+fn matrices(config: &ModelConfig, layer: usize) -> Vec<([u64; 2], u64)> {
     let (h, d) = (config.hidden_size as u64, config.head_dim() as u64);
     let (queries, keys) = (config.num_attention_heads as u64 * d, config.num_key_value_heads as u64 * d);
-    let mut matrices = vec![([h, queries + 2 * keys], 1), ([queries, h], 1)];
+    let gates = if config.attention_output_gate { queries } else { 0 };
+    let mut matrices = match config.linear_attention_of(layer) {
+        Some(of) => vec![([h, projected(of)], 1), ([of.values() as u64, h], 1)],
+        None => vec![([h, queries + gates + 2 * keys], 1), ([queries, h], 1)],
+    };
     let (i, count) = match &config.experts {
         Some(experts) => {
             matrices.push(([h, experts.num_experts as u64], 1));
@@ -167,7 +185,8 @@ fn matrices(config: &ModelConfig) -> Vec<([u64; 2], u64)> {
 
 /// Returns the number of values that a row of a micro-batch saves for the backward pass, plus the gradients of the layer in progress. Saved
 /// per layer: residual stream and norms; queries, keys and values (after the rotary embedding, and before it if they are normalised);
-/// attention output; gate, up and their product, or, for each of a token's experts, gate and up.
+/// attention output, and its gates; gate, up and their product, or, for each of a token's experts, gate and up. A Gated DeltaNet saves its
+/// projected input and its output; its backward pass holds the chunks of one key head per thread.
 fn row_values(config: &ModelConfig) -> u64 {
     let (h, d) = (config.hidden_size as u64, config.head_dim() as u64);
     let mixed = config.num_attention_heads as u64 * d;
@@ -184,8 +203,29 @@ fn row_values(config: &ModelConfig) -> u64 {
     let norms = config.norm_placement.names();
     // The input of every norm, besides the two of the residual stream that layers share with the norms before attention and MLP.
     let streams = 2 + norms.iter().flatten().count() + [norms[1], norms[3]].iter().flatten().count();
-    let layer = streams as u64 * h + heads + mixed + config.num_attention_heads as u64 + gate_up + i;
-    config.num_hidden_layers as u64 * layer + 2 * (h + qkv + gate_up + i)
+    let gates = if config.attention_output_gate { 2 * mixed } else { 0 };
+    let attention = heads + mixed + gates + config.num_attention_heads as u64;
+    let recurrent = recurrent(config);
+    let attentions = config.num_hidden_layers as u64 - recurrent.len() as u64;
+    let mixers = attentions * attention + recurrent.iter().map(|of| projected(*of) + of.values() as u64).sum::<u64>();
+    let in_progress = recurrent.first().map_or(qkv, |of| qkv.max(projected(*of) + chunk_values(*of)));
+    let layer = streams as u64 * h + gate_up + i;
+    config.num_hidden_layers as u64 * layer + mixers + 2 * (h + gate_up + i) + 2 * in_progress
+}
+
+/// Returns the number of columns of the input projection of a Gated DeltaNet.
+fn projected(of: LinearAttention) -> u64 {
+    (of.conv_channels() + of.values() + 2 * of.linear_num_value_heads) as u64
+}
+
+/// Returns the number of values of a row that the backward pass of a Gated DeltaNet holds, for the key heads of all threads: inputs and
+/// outputs of the convolution, keys and queries, seven rows of values, five rows of 64 products, and a state for 64 rows.
+fn chunk_values(of: LinearAttention) -> u64 {
+    let (keys, per_key) = (of.linear_num_key_heads, of.linear_num_value_heads / of.linear_num_key_heads.max(1));
+    let (key, value) = (of.linear_key_head_dim, of.linear_value_head_dim);
+    let of_value = 8 * value + 3 * 64 + key * value / 64;
+    let of_key = 2 * (2 * key + per_key * value) + 2 * key + 2 * 64 + per_key * of_value;
+    (of_key * keys.min(rayon::current_num_threads())) as u64
 }
 
 /// Returns the bytes of the loss's workspace for a micro-batch of `tokens` tokens.

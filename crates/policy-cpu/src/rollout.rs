@@ -197,7 +197,7 @@ mod tests {
     use super::*;
     use crate::decoder::to_host;
     use burn::tensor::Device;
-    use models::{LayerRope, LayerSpec, ModelConfig};
+    use models::{LayerRope, LayerSpec, LinearAttention, ModelConfig};
     use policy::{Error, LogitsProcessors, Sampling, Turn};
     use rng::Purpose;
 
@@ -205,7 +205,7 @@ mod tests {
 
     fn model() -> Decoder {
         // The window is shorter than the sequences of a turn.
-        let sliding = LayerSpec { sliding_window: Some(4), rope: LayerRope::Local };
+        let sliding = LayerSpec { sliding_window: Some(4), rope: LayerRope::Local, ..LayerSpec::default() };
         let config = ModelConfig {
             hidden_size: 32,
             initializer_range: 0.3,
@@ -214,6 +214,20 @@ mod tests {
             ..ModelConfig::default()
         };
         Decoder::new(&config, 3, &Device::flex()).unwrap()
+    }
+
+    /// Its first layer has a recurrent state, and its second attention with output gates.
+    fn recurrent_model() -> Decoder {
+        let sizes = LinearAttention { linear_key_head_dim: 8, linear_value_head_dim: 6, ..LinearAttention::default() };
+        let config = ModelConfig {
+            hidden_size: 32,
+            initializer_range: 0.3,
+            layers: vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()],
+            linear_attention: Some(sizes),
+            attention_output_gate: true,
+            ..ModelConfig::default()
+        };
+        Decoder::new(&config, 4, &Device::flex()).unwrap()
     }
 
     fn request(prompts: &[Vec<u32>], per_prompt: usize, sampling: Sampling) -> RolloutRequest<'_> {
@@ -261,10 +275,15 @@ mod tests {
 
     #[test]
     fn logps_match_a_full_forward_pass() {
-        let (model, prompts) = (model(), prompts());
+        [model, recurrent_model].into_iter().for_each(assert_logps_match);
+    }
+
+    fn assert_logps_match(of_model: fn() -> Decoder) {
+        let (model, prompts) = (of_model(), prompts());
         // Some samples of a batch end before others.
         let stop_ids: Vec<u32> = (0..8).collect();
-        let completions = generate(1000, &RolloutRequest { stop_ids: &stop_ids, ..request(&prompts, 4, random(0)) });
+        let request = RolloutRequest { stop_ids: &stop_ids, ..request(&prompts, 4, random(0)) };
+        let completions = super::generate(of_model, &request, 1000, &mut None).unwrap();
         assert!(completions.iter().any(|c| c.ids.len() < 6) && completions.iter().any(|c| c.truncated));
         for (i, completion) in completions.iter().enumerate() {
             let prompt = &prompts[i / 4];
@@ -316,7 +335,7 @@ mod tests {
     }
 
     /// Samples two turns of conversations, with other tokens between them, and returns the second turn.
-    fn second_turn(batch_size: usize, keeps: bool) -> Vec<Completion> {
+    fn second_turn(model: fn() -> Decoder, batch_size: usize, keeps: bool) -> Vec<Completion> {
         let (prompts, streams, mut turns) = (prompts(), (0..8).collect::<Vec<u64>>(), None);
         let turn = Turn { streams: &streams, limits: &[6, 5, 4, 3, 2, 1, 6, 6], finished: None };
         let first = RolloutRequest { turn: Some(turn), ..request(&prompts, 2, random(0)) };
@@ -337,12 +356,14 @@ mod tests {
 
     #[test]
     fn a_turn_that_continues_caches_samples_what_a_new_prefill_does() {
-        let fresh = second_turn(1000, false);
-        assert_eq!(fresh.len(), 7);
-        assert!(fresh[2].ids.len() <= 2 && fresh[6].ids.len() == 1 && fresh.iter().any(|c| c.ids.len() > 2));
-        // Whether all sequences are kept or some are prefilled again.
-        for batch_size in [1000, 3] {
-            let kept = second_turn(batch_size, true);
+        for (model, batch_size) in
+            [(model as fn() -> Decoder, 1000), (model, 3), (recurrent_model, 1000), (recurrent_model, 3)]
+        {
+            let fresh = second_turn(model, 1000, false);
+            assert_eq!(fresh.len(), 7);
+            assert!(fresh[2].ids.len() <= 2 && fresh[6].ids.len() == 1 && fresh.iter().any(|c| c.ids.len() > 2));
+            // Whether all sequences are kept or some are prefilled again.
+            let kept = second_turn(model, batch_size, true);
             for (kept, fresh) in kept.iter().zip(&fresh) {
                 assert_eq!((&kept.ids, kept.truncated), (&fresh.ids, fresh.truncated));
                 assert!(kept.logps.iter().zip(&fresh.logps).all(|(a, b)| (a - b).abs() < 1e-4), "{kept:?} {fresh:?}");

@@ -1,8 +1,8 @@
 //! Memory estimate of a training run on a device, available before weights are loaded.
 //!
-//! Legend: L layers, B rows, T tokens of a row, N completion tokens, V vocabulary, H hidden size, K key/value heads, D head dimension.
+//! Legend: B rows, T tokens of a row, N completion tokens, V vocabulary, H hidden size, K key/value heads, D head dimension.
 
-use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, Split, parameters};
+use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, DeltaStates, Split, attention_layers, parameters};
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
@@ -90,7 +90,7 @@ impl TrainingSizes {
         let keeps_attention = matches!(&options.save, Save::Named(names) if names.iter().any(|name| name == ATTENTION));
         if keeps_attention && options.attention.block(length).is_some() {
             let heads = config.num_attention_heads * config.head_dim() / split.parts(Axis::Heads);
-            let kept = product(&[layers, rows, length, heads]).saturating_mul(operand);
+            let kept = product(&[attention_layers(config), rows, length, heads]).saturating_mul(operand);
             table.push_in("micro-batches", "saved attention outputs", kept);
         }
         // A chunk has as many tokens as fit with the whole vocabulary; each device makes the logits of its shard.
@@ -113,8 +113,12 @@ impl TrainingSizes {
         let (slots, columns) = cache_shape(&self.rollout, options.rollout, &of_rollout);
         let slots = slots / of_rollout.parts(Axis::Batch);
         let heads = config.num_key_value_heads * config.head_dim() / of_rollout.parts(Axis::Kv);
-        let cache = product(&[2, layers, slots, columns, heads]).saturating_mul(operand);
+        let cache = product(&[2, attention_layers(config), slots, columns, heads]).saturating_mul(operand);
         table.push_in("sampling", "keys and values", cache);
+        if let Some(types) = DeltaStates::types(config, slots, options.compute) {
+            let states: u64 = types.iter().map(|ty| product(&[ty.elements(), ty.dtype.bytes()])).sum();
+            table.push_in("sampling", "states of Gated DeltaNets", states / of_rollout.parts(Axis::LinearHeads) as u64);
+        }
         if self.micro_batch.sampling_mask {
             table.push_in("sampling", "sampling masks of a call", of_mask(slots * options.rollout.tokens_per_call));
         }
@@ -128,6 +132,44 @@ impl TrainingSizes {
 mod tests {
     use super::*;
     use crate::decoder::Attention;
+
+    #[test]
+    fn layers_have_keys_and_values_or_states() {
+        let linear = models::LinearAttention::default();
+        let layers = [vec![models::LayerSpec::GATED_DELTA_NET; 3], vec![models::LayerSpec::default()]].concat();
+        let config =
+            ModelConfig { num_hidden_layers: 9, linear_attention: Some(linear), layers, ..ModelConfig::default() };
+        let rollout = RolloutSizes {
+            prompts: 4,
+            longest_prompt: 64,
+            num_generations: 4,
+            max_completion_length: 64,
+            conversations: false,
+        };
+        let sizes = TrainingSizes {
+            micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, shared: false, sampling_mask: false },
+            rollout,
+            weights: models::Dtype::F32,
+            trained: Trained::All,
+            ref_policy: false,
+            mixes_ref_policy: false,
+        };
+        let bytes = |table: &MemoryTable, part: &str| {
+            let rows = table.phases().iter().flat_map(|(_, rows)| rows);
+            rows.filter(|(name, _)| name.as_str() == part).map(|(_, bytes)| *bytes).sum::<u64>()
+        };
+        let options = PjrtPolicyOptions::default();
+        let table = sizes.memory(&config, &options, None);
+        // Two layers with attention and seven with states, of 16 sequences of 128 tokens.
+        assert_eq!(bytes(&table, "keys and values"), 2 * 2 * 16 * 128 * 2 * 16 * 4);
+        let of_state = linear.state() + (linear.linear_conv_kernel_dim - 1) * linear.conv_channels();
+        assert_eq!(bytes(&table, "states of Gated DeltaNets"), (7 * 16 * of_state * 4) as u64);
+        let mesh = stablehlo::Mesh::new("mesh", [("data", 2), ("tensor", 2)]).unwrap();
+        let on_mesh = sizes.memory(&config, &options, Some(&AxisRules::new(&mesh)));
+        for part in ["keys and values", "states of Gated DeltaNets"] {
+            assert_eq!(4 * bytes(&on_mesh, part), bytes(&table, part), "{part}");
+        }
+    }
 
     #[test]
     fn smaller_settings_reduce_the_memory() {

@@ -8,9 +8,14 @@ use std::borrow::Cow;
 
 /// The random matrices of a layer, and the matrices of `transformers` that each may consist of: random matrices are `[in, out]`, and
 /// matrices with the same input are columns of one of them. A model has either the parts or, with `fused_projections`, the whole matrix.
-pub const FUSED_MATRICES: [(&str, &[&str]); 4] = [
+pub const FUSED_MATRICES: [(&str, &[&str]); 6] = [
     ("attn.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"]),
     ("attn.o_proj", &["self_attn.o_proj"]),
+    (
+        "attn.in_proj",
+        &["linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_b", "linear_attn.in_proj_a"],
+    ),
+    ("attn.out_proj", &["linear_attn.out_proj"]),
     ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"]),
     ("mlp.down_proj", &["mlp.down_proj"]),
 ];
@@ -37,6 +42,12 @@ pub struct InitialWeights {
 #[derive(Clone, Debug)]
 enum Distribution {
     Constant(f32),
+    /// Logarithms of values that are uniform between `low` and `high`.
+    LogUniform {
+        stream: String,
+        low: f64,
+        high: f64,
+    },
     /// Uniform values up to `bound`.
     Uniform {
         stream: String,
@@ -58,7 +69,8 @@ enum Distribution {
 
 impl InitialWeights {
     /// Returns the weights of a new model: normal matrices with the standard deviation `initializer_range`, divided by sqrt(2 L) for the
-    /// outputs of attention and MLP in a model of L layers; norms that multiply by 1; biases of 0.
+    /// outputs of attention and MLP in a model of L layers; norms that multiply by 1; biases of 0. A Gated DeltaNet has decays between 0.01
+    /// and 16 (before the softplus of its input, whose bias is 1), as in `transformers`.
     ///
     /// # Errors
     /// [`Error::Model`] for an invalid configuration.
@@ -117,6 +129,11 @@ impl TensorSource for InitialWeights {
         Ok(Cow::Owned(match distribution {
             Distribution::Constant(value) => vec![*value; count],
             Distribution::Uniform { stream, bound } => uniform_weights(count, *bound, seed, stream),
+            Distribution::LogUniform { stream, low, high } => {
+                let (middle, bound) = ((low + high) / 2.0, (high - low) / 2.0);
+                let uniform = uniform_weights(count, bound, seed, stream);
+                uniform.into_iter().map(|value| ((middle + f64::from(value)).max(*low) as f32).ln()).collect()
+            }
             Distribution::Normal { stream, std } => normal_weights(0..count, *std, seed, stream),
             Distribution::Columns { stream, std, first, width } => {
                 let (outputs, inputs) = (parameter.shape[0], parameter.shape[1]);
@@ -135,6 +152,16 @@ impl TensorSource for InitialWeights {
 /// Returns the distribution of a tensor of a model with these parameters.
 fn of_model(config: &ModelConfig, parameters: &[Parameter], parameter: &Parameter) -> Distribution {
     let (name, std) = (&parameter.name, config.initializer_range);
+    if let Some((_, of_delta_net)) = name.split_once(".linear_attn.") {
+        match of_delta_net {
+            "A_log" => {
+                let stream = name.trim_start_matches("model.").to_owned();
+                return Distribution::LogUniform { stream, low: 0.01, high: 16.0 };
+            }
+            "dt_bias" | "norm.weight" => return Distribution::Constant(1.0),
+            _ => {}
+        }
+    }
     // Biases of experts have two dimensions.
     if ["bias", "sinks"].iter().any(|end| name.ends_with(end)) {
         return Distribution::Constant(0.0);
@@ -152,7 +179,7 @@ fn of_model(config: &ModelConfig, parameters: &[Parameter], parameter: &Paramete
         let name = format!("model.layers.{layer}.{part}.weight");
         parameters.iter().find(|parameter| parameter.name == name).map_or(0, |parameter| parameter.shape[0])
     };
-    let adds_to_residual = matches!(module, "attn.o_proj" | "mlp.down_proj");
+    let adds_to_residual = matches!(module, "attn.o_proj" | "attn.out_proj" | "mlp.down_proj");
     Distribution::Columns {
         stream: format!("layers.{layer}.{module}.weight"),
         std: if adds_to_residual { of_residual } else { std },

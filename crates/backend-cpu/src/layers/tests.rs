@@ -5,7 +5,7 @@ use super::*;
 use crate::arch::IsaToken;
 use approx::assert_relative_eq;
 
-fn noise(n: usize, seed: u64) -> Vec<f32> {
+pub(super) fn noise(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -14,12 +14,12 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-fn all_layers() -> impl Iterator<Item = Layers> {
+pub(super) fn all_layers() -> impl Iterator<Item = Layers> {
     IsaToken::available().map(Layers::of)
 }
 
 #[track_caller]
-fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
+pub(super) fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len());
     let scale = expected.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
     assert!(scale > 0.01, "numbers too small to tell anything");
@@ -29,7 +29,7 @@ fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
 }
 
 /// Computes d(sum of g y(x)) / dx by central differences.
-fn differences(x: &[f32], g: &[f32], y: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
+pub(super) fn differences(x: &[f32], g: &[f32], y: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
     const STEP: f64 = 1e-5;
     let sum = |x: &[f64]| y(x).iter().zip(g).map(|(y, g)| y * f64::from(*g)).sum::<f64>();
     let mut x = wide(x);
@@ -46,7 +46,7 @@ fn differences(x: &[f32], g: &[f32], y: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64>
         .collect()
 }
 
-fn wide(x: &[f32]) -> Vec<f64> {
+pub(super) fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|x| f64::from(*x)).collect()
 }
 

@@ -116,6 +116,7 @@ fn config(fields: &Fields, table: &FamilyTable) -> Result<ModelConfig> {
         head_dim: fields.count("head_dim")?.or(defaults.head_dim),
         max_position_embeddings: fields.count("max_position_embeddings")?.unwrap_or(max_position_embeddings),
         rope_theta,
+        partial_rotary_factor: defaults.partial_rotary_factor,
         attention_bias: false,
         rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(rms_norm_eps),
         tie_word_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(tie_word_embeddings),

@@ -2,7 +2,7 @@
 //!
 //! `config.json` has the decoder's fields in `text_config`, and the files have other tensors, such as a vision tower's, beside the decoder's.
 
-use super::family::{Family, FamilyTable, gemma3, mistral, qwen};
+use super::family::{Family, FamilyTable, gemma3, mistral, qwen, qwen3_5};
 use super::fields::Fields;
 use crate::error::Result;
 use crate::lora::PREFIX as PEFT;
@@ -21,6 +21,8 @@ pub enum Wrapper {
     Qwen2_5Vl,
     /// Qwen3-VL.
     Qwen3Vl,
+    /// Qwen3.5, of every size.
+    Qwen3_5,
     /// Mistral Small 3.1 and Ministral 3.
     Mistral3,
 }
@@ -39,7 +41,7 @@ pub(super) struct WrapperTable {
 
 impl Wrapper {
     /// Every wrapper.
-    pub const ALL: [Self; 4] = [Self::Gemma3, Self::Qwen2_5Vl, Self::Qwen3Vl, Self::Mistral3];
+    pub const ALL: [Self; 5] = [Self::Gemma3, Self::Qwen2_5Vl, Self::Qwen3Vl, Self::Qwen3_5, Self::Mistral3];
 
     /// Returns `model_type` of `config.json`.
     pub fn model_type(self) -> &'static str {
@@ -68,6 +70,8 @@ impl Wrapper {
         };
         const QWEN3_VL: WrapperTable =
             table("qwen3_vl", qwen::QWEN3_VL.architecture, &[(Family::Qwen3, &qwen::QWEN3_VL)]);
+        const QWEN3_5: WrapperTable =
+            table("qwen3_5", "Qwen3_5ForConditionalGeneration", &[(Family::Qwen3_5, &qwen3_5::TABLE)]);
         const MISTRAL3: WrapperTable = table(
             "mistral3",
             "Mistral3ForConditionalGeneration",
@@ -77,6 +81,7 @@ impl Wrapper {
             Self::Gemma3 => &GEMMA3,
             Self::Qwen2_5Vl => &QWEN2_5_VL,
             Self::Qwen3Vl => &QWEN3_VL,
+            Self::Qwen3_5 => &QWEN3_5,
             Self::Mistral3 => &MISTRAL3,
         }
     }

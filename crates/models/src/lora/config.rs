@@ -237,7 +237,7 @@ fn no_match(target: &str, reason: &str) -> Error {
 /// Returns all matrices that can have an adapter.
 fn matrices(model: &ModelConfig) -> Vec<AdaptedMatrix> {
     let layers = (0..model.num_hidden_layers).flat_map(|layer| {
-        model.layer_matrices().into_iter().map(move |matrix| AdaptedMatrix {
+        model.layer_matrices(layer).into_iter().map(move |matrix| AdaptedMatrix {
             name: format!("model.layers.{layer}.{}", matrix.name),
             output: matrix.output,
             input: matrix.input,
@@ -255,8 +255,13 @@ fn other_modules(model: &ModelConfig) -> Vec<String> {
         let prefix = format!("model.layers.{layer}");
         names.push(prefix.clone());
         let norms = model.norm_placement.names().into_iter().flatten();
-        for module in ["self_attn", "mlp", "mlp.act_fn"].into_iter().chain(norms) {
+        let recurrent = model.linear_attention_of(layer).is_some();
+        let mixer = if recurrent { "linear_attn" } else { "self_attn" };
+        for module in [mixer, "mlp", "mlp.act_fn"].into_iter().chain(norms) {
             names.push(format!("{prefix}.{module}"));
+        }
+        if recurrent {
+            names.extend(["conv1d", "norm"].map(|module| format!("{prefix}.linear_attn.{module}")));
         }
         if let Some(experts) = &model.experts {
             names.extend([experts.router(), EXPERTS].map(|module| format!("{prefix}.{module}")));
@@ -269,7 +274,7 @@ fn other_modules(model: &ModelConfig) -> Vec<String> {
                 }
             }
         }
-        if model.qk_norm {
+        if model.qk_norm && !recurrent {
             names.extend(["q_norm", "k_norm"].map(|norm| format!("{prefix}.self_attn.{norm}")));
         }
     }

@@ -29,7 +29,7 @@ fn refused(family: Family, fields: Value, parts: &[&str]) {
 }
 
 fn sliding(window: usize, rope: LayerRope) -> LayerSpec {
-    LayerSpec { sliding_window: Some(window), rope }
+    LayerSpec { sliding_window: Some(window), rope, ..LayerSpec::default() }
 }
 
 #[test]
@@ -253,6 +253,7 @@ fn a_new_model_of_every_family_reads_back() {
             }),
             Family::Granite => json!({"residual_multiplier": 0.22, "attention_multiplier": 0.0156}),
             Family::Qwen3Moe => moe(),
+            Family::Qwen3_5 => delta_net(),
             Family::GptOss => json!({"sliding_window": 8, "swiglu_limit": 5.0, "rope_theta": null}),
             _ => json!({}),
         };
@@ -292,6 +293,92 @@ fn qwen_3_moe_has_experts_in_every_layer() {
         refused(Family::Qwen3Moe, with(moe(), fields), &parts);
     }
     refused(Family::Qwen3, moe(), &["`num_experts` is 3", "no mixture of experts"]);
+}
+
+fn delta_net() -> Value {
+    json!({
+        "num_hidden_layers": 5, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 3, "linear_value_head_dim": 5, "rope_theta": null, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]
+        }
+    })
+}
+
+#[test]
+fn qwen_3_5_has_a_gated_delta_net_in_three_of_four_layers() {
+    let config = model(Family::Qwen3_5, delta_net());
+    let (recurrent, full) = (LayerSpec::GATED_DELTA_NET, LayerSpec::default());
+    assert_eq!(config.layers, [recurrent, recurrent, recurrent, full]);
+    assert_eq!((config.rope_theta, config.rotary_dim()), (1e7, 4));
+    assert!(config.attention_output_gate && config.qk_norm && config.zero_centered_norms);
+    let shapes: Vec<_> = config.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+    let has = |name: &str, shape: &[usize]| shapes.contains(&(format!("model.layers.{name}"), shape.to_vec()));
+    for (name, shape) in [
+        ("4.linear_attn.in_proj_qkv.weight", &[2 * 2 * 3 + 4 * 5, 16][..]),
+        ("4.linear_attn.in_proj_z.weight", &[20, 16]),
+        ("4.linear_attn.in_proj_a.weight", &[4, 16]),
+        ("4.linear_attn.conv1d.weight", &[32, 1, 4]),
+        ("4.linear_attn.A_log", &[4]),
+        ("4.linear_attn.norm.weight", &[5]),
+        ("4.linear_attn.out_proj.weight", &[16, 20]),
+        // Queries and their gates.
+        ("3.self_attn.q_proj.weight", &[2 * 2 * 8, 16]),
+        ("3.self_attn.q_norm.weight", &[8]),
+    ] {
+        assert!(has(name, shape), "{name}: {shapes:?}");
+    }
+    let of_layer = |layer: &str| shapes.iter().filter(|(name, _)| name.contains(layer)).count();
+    assert_eq!((of_layer("layers.3.linear_attn"), of_layer("layers.4.self_attn")), (0, 0));
+    // Sizes, layers and the share of rotated columns that the class has without the fields.
+    let bare = model(Family::Qwen3_5, json!({"rope_theta": null, "num_hidden_layers": 4}));
+    let sizes = bare.linear_attention.unwrap();
+    assert_eq!((sizes.linear_num_key_heads, sizes.linear_num_value_heads, sizes.linear_conv_kernel_dim), (16, 32, 4));
+    assert_eq!((sizes.linear_key_head_dim, sizes.linear_value_head_dim, bare.head_dim()), (128, 128, 256));
+    assert_eq!((bare.partial_rotary_factor, bare.layers.len()), (0.25, 4));
+    let listed = model(Family::Qwen3_5, with(delta_net(), json!({"full_attention_interval": 2})));
+    assert_eq!(listed.layers, [recurrent, full]);
+    for (fields, parts) in [
+        (json!({"layer_types": ["linear_attention"]}), ["`layer_types`", "each of the 5 layers"]),
+        (json!({"layer_types": ["sliding_attention"]}), ["`layer_types`", "linear_attention or full_attention"]),
+        (json!({"full_attention_interval": 0}), ["`full_attention_interval` is 0", "at least 1"]),
+        (json!({"attn_output_gate": false}), ["`attn_output_gate` is false", "true"]),
+        (json!({"attention_bias": true}), ["`attention_bias` is true", "o_proj"]),
+        (json!({"linear_num_value_heads": 3}), ["`linear_num_value_heads` is 3", "a multiple of linear_num_key_heads"]),
+        (json!({"linear_key_head_dim": 0}), ["`linear_key_head_dim` is 0", "between 1 and"]),
+        (json!({"hidden_act": "gelu"}), ["`hidden_act` is \"gelu\"", "silu"]),
+        (json!({"num_experts": 8}), ["`num_experts` is 8", "no mixture of experts"]),
+    ] {
+        refused(Family::Qwen3_5, with(delta_net(), fields), &parts);
+    }
+}
+
+#[test]
+fn adapters_of_a_gated_delta_net_are_of_its_projections() {
+    let config = model(Family::Qwen3_5, delta_net());
+    let of = |target: &str| {
+        let lora = LoraConfig { target_modules: TargetModules::Names(vec![target.into()]), ..LoraConfig::default() };
+        lora.resolve(&config)
+    };
+    // Five matrices of each of four layers, four of the layer with attention, three of every MLP.
+    assert_eq!(LoraConfig::default().resolve(&config).unwrap().len(), 5 * 4 + 4 + 3 * 5);
+    assert_eq!(of("in_proj_z").unwrap().len(), 4);
+    assert_eq!(of("q_proj").unwrap()[0].output, 32);
+    for target in ["conv1d", "linear_attn", "norm"] {
+        says(&of(target).unwrap_err().to_string(), &[target, "not a matrix that can have an adapter here"]);
+    }
+}
+
+#[test]
+fn layers_and_sizes_of_a_gated_delta_net_belong_together() {
+    let sizes = models::LinearAttention::default();
+    let layers = vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()];
+    let error = |config: ModelConfig| config.validate().unwrap_err().to_string();
+    says(&error(ModelConfig { layers: layers.clone(), ..ModelConfig::default() }), &["`model.linear_attention`"]);
+    let unused = ModelConfig { linear_attention: Some(sizes), ..ModelConfig::default() };
+    says(&error(unused), &["`model.linear_attention`", "mixer: gated_delta_net"]);
+    let turned = LayerSpec { rope: LayerRope::Global, ..LayerSpec::GATED_DELTA_NET };
+    let turned = ModelConfig { layers: vec![turned], linear_attention: Some(sizes), ..ModelConfig::default() };
+    says(&error(turned), &["`model.layers`", "rope other than none"]);
 }
 
 #[test]

@@ -11,10 +11,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The checkpoints that transformers made, with their decoders and the number of tensors that are not the decoder's.
-const CHECKPOINTS: [(&str, Wrapper, Family, bool); 5] = [
+const CHECKPOINTS: [(&str, Wrapper, Family, bool); 6] = [
     ("gemma3_vision", Wrapper::Gemma3, Family::Gemma3, true),
     ("qwen2_5_vl", Wrapper::Qwen2_5Vl, Family::Qwen2, false),
     ("qwen3_vl", Wrapper::Qwen3Vl, Family::Qwen3, true),
+    ("qwen3_5_vision", Wrapper::Qwen3_5, Family::Qwen3_5, true),
     ("mistral3", Wrapper::Mistral3, Family::Mistral, false),
     ("ministral3_vision", Wrapper::Mistral3, Family::Ministral3, true),
 ];

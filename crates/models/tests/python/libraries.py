@@ -30,6 +30,8 @@ from transformers import (
     Phi3Config,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen3_5Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3VLConfig,
@@ -62,6 +64,13 @@ LONGROPE = dict(
     long_factor=[2.0, 4.0],
     original_max_position_embeddings=1024,
 )
+DELTA_NET = dict(
+    layer_types=["linear_attention", "full_attention"],
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=4,
+    linear_value_head_dim=6,
+)
 FAMILIES = {
     "qwen2": Qwen2Config(**SHAPE, eos_token_id=2, tie_word_embeddings=True),
     "qwen2-untied": Qwen2Config(**SHAPE, eos_token_id=2, tie_word_embeddings=False),
@@ -76,6 +85,7 @@ FAMILIES = {
     "phi3": Phi3Config(**SHAPE, eos_token_id=2, pad_token_id=0, original_max_position_embeddings=1024, rope_parameters=LONGROPE),
     "gemma3": Gemma3TextConfig(**SHAPE, eos_token_id=2, head_dim=8, sliding_window=8, sliding_window_pattern=2),
     "qwen3_moe": Qwen3MoeConfig(**SHAPE, eos_token_id=2, head_dim=8, moe_intermediate_size=12, num_experts=3, num_experts_per_tok=2),
+    "qwen3_5": Qwen3_5TextConfig(**SHAPE, eos_token_id=2, head_dim=8, **DELTA_NET),
     "gpt_oss": GptOssConfig(**SHAPE, eos_token_id=2, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=8),
 }
 # Models of images and text, with small towers.
@@ -120,6 +130,12 @@ WRAPPERS = {
         tie_word_embeddings=True,
         **IMAGES,
     ),
+    "qwen3_5-vision": Qwen3_5Config(
+        text_config=TEXT | DELTA_NET | dict(head_dim=8),
+        vision_config=QWEN_TOWER | dict(num_position_embeddings=4),
+        tie_word_embeddings=True,
+        **IMAGES,
+    ),
     "mistral3": Mistral3Config(
         text_config=TEXT | dict(model_type="mistral", head_dim=8), vision_config=PIXTRAL, tie_word_embeddings=False
     ),
@@ -139,6 +155,7 @@ NEW = {
     "phi3": "Phi3",
     "gemma3_text": "Gemma3",
     "qwen3_moe": "Qwen3Moe",
+    "qwen3_5_text": "Qwen3_5",
     "gpt_oss": "GptOss",
 }
 ADAPTERS = [
@@ -153,6 +170,8 @@ ADAPTERS = [
     ("qwen2-vl", dict(target_modules=r"model\.language_model\..*(q|down)_proj|lm_head")),
     ("qwen3_moe", dict(target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     ("gpt_oss", dict(target_modules=["q_proj", "o_proj"])),
+    ("qwen3_5", dict(target_modules="all-linear")),
+    ("qwen3_5-vision", dict(target_modules=r"model\.language_model\..*(in_proj_qkv|in_proj_b|out_proj|q_proj)")),
 ]
 
 

@@ -2,13 +2,13 @@
 
 use models::{
     Activation, Adapter, AdapterOptions, AdapterWriter, ClampedSwiglu, Dtype, Experts, ExportOptions, Family,
-    FolderWriter, GenerationDefaults, LayerRope, LayerSpec, ModelConfig, ModelFolder, NormPlacement, RopeScaling,
-    RopeType,
+    FolderWriter, GenerationDefaults, LayerRope, LayerSpec, LinearAttention, ModelConfig, ModelFolder, NormPlacement,
+    RopeScaling, RopeType,
 };
 use std::path::Path;
 
 /// The checkpoints that libraries.py makes.
-const CHECKPOINTS: [&str; 19] = [
+const CHECKPOINTS: [&str; 21] = [
     "qwen2",
     "qwen2-untied",
     "qwen3",
@@ -22,15 +22,17 @@ const CHECKPOINTS: [&str; 19] = [
     "phi3",
     "gemma3",
     "qwen3_moe",
+    "qwen3_5",
     "gpt_oss",
     "gemma3-vision",
     "qwen2-vl",
     "qwen3-vl",
+    "qwen3_5-vision",
     "mistral3",
     "ministral3-vision",
 ];
 /// The checkpoints of the adapters that libraries.py makes.
-const ADAPTED: [&str; 11] = [
+const ADAPTED: [&str; 13] = [
     "qwen2",
     "qwen2",
     "qwen2-untied",
@@ -42,6 +44,8 @@ const ADAPTED: [&str; 11] = [
     "qwen2-vl",
     "qwen3_moe",
     "gpt_oss",
+    "qwen3_5",
+    "qwen3_5-vision",
 ];
 
 #[test]
@@ -120,7 +124,7 @@ fn new_models() -> Vec<ModelConfig> {
     let qwen3 = ModelConfig { qk_norm: true, head_dim: Some(32), ..plain.clone() };
     let scaling = RopeScaling { factor: 8.0, original_max_position_embeddings: 32, ..RopeScaling::default() };
     let llama = ModelConfig { rope_scaling: Some(scaling.clone()), rope_theta: 5e5, ..plain.clone() };
-    let layer = |sliding_window, rope| LayerSpec { sliding_window, rope };
+    let layer = |sliding_window, rope| LayerSpec { sliding_window, rope, ..LayerSpec::default() };
     let mistral = ModelConfig { layers: vec![layer(Some(8), LayerRope::Global)], ..plain.clone() };
     let growing = RopeScaling { rope_type: RopeType::Yarn, llama_4_scaling_beta: Some(0.1), ..scaling };
     let ministral3 = ModelConfig { rope_scaling: Some(growing), head_dim: Some(16), ..plain.clone() };
@@ -153,6 +157,14 @@ fn new_models() -> Vec<ModelConfig> {
         ..plain.clone()
     };
     let qwen3_moe = ModelConfig { experts: Some(Experts::default()), ..qwen3.clone() };
+    let qwen3_5 = ModelConfig {
+        layers: vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()],
+        linear_attention: Some(LinearAttention::default()),
+        attention_output_gate: true,
+        zero_centered_norms: true,
+        partial_rotary_factor: 0.25,
+        ..qwen3.clone()
+    };
     let clamped = Experts { clamped: Some(ClampedSwiglu::default()), ..Experts::default() };
     let gpt_oss = ModelConfig {
         intermediate_size: clamped.moe_intermediate_size,
@@ -164,7 +176,10 @@ fn new_models() -> Vec<ModelConfig> {
         head_dim: Some(16),
         ..plain
     };
-    vec![qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, qwen3_moe, gpt_oss]
+    vec![
+        qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, qwen3_moe, qwen3_5,
+        gpt_oss,
+    ]
 }
 
 fn write_new(config: &ModelConfig, to: &Path) -> models::Result<()> {

@@ -4,7 +4,8 @@
 
 use super::weight::{Stored, Weight, widened};
 use backend_cpu::layers::{
-    Activation, Add, AttentionGrad, HeadNorms, HeadNormsGrad, Heads, Layers, RopeTable, Scores, Span,
+    Activation, Add, AttentionGrad, DeltaGrad, DeltaHeads, DeltaWeights, HeadNorms, HeadNormsGrad, Heads, Layers,
+    RopeTable, Scores, Span,
 };
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -482,5 +483,64 @@ impl Derivative<2> for MixGrad {
         }
         let dsinks = self.factors.is_some().then(|| tensor(dsinks, [heads.query]));
         [Some(tensor(gradient, [self.sequences.positions.len(), heads.row()])), dsinks]
+    }
+}
+
+/// Computes the gated outputs `[N, Hv Dv]` of a Gated DeltaNet from its projected input `[N, C + Hv Dv + 2 Hv]`, its convolution `[C, L]`,
+/// and the vectors `a_log`, `dt_bias` and `norm`. State and convolution start at zero in every sequence.
+pub(crate) fn gated_delta_net(
+    x: Tensor<2>,
+    conv: Tensor<2>,
+    [a_log, dt_bias, norm]: [Tensor<1>; 3],
+    heads: DeltaHeads,
+    eps: f64,
+    sequences: &Arc<Sequences>,
+) -> Result<Tensor<2>> {
+    let [n, _] = x.dims();
+    let mut graph = Graph::default();
+    let x = operand(&mut graph, "x", x)?;
+    let conv = operand(&mut graph, "conv1d", conv)?;
+    let a_log = operand(&mut graph, "A_log", a_log)?;
+    let dt_bias = operand(&mut graph, "dt_bias", dt_bias)?;
+    let norm = operand(&mut graph, "norm", norm)?;
+    let nodes = [x.node, conv.node, a_log.node, dt_bias.node, norm.node];
+    let storage = [x.storage, conv.storage, a_log.storage, dt_bias.storage, norm.storage];
+    for tensor in &storage {
+        read("a tensor of a Gated DeltaNet", tensor)?;
+    }
+    let derivative = GatedDeltaNetGrad { storage: storage.into(), heads, eps, sequences: Arc::clone(sequences) };
+    let (x, weights) = derivative.inputs();
+    let y = Layers::new().gated_delta_net(x, heads, weights, &sequences.spans)?;
+    Ok(record(graph, tensor(y, [n, heads.values()]), nodes, derivative))
+}
+
+#[derive(Clone, Debug)]
+struct GatedDeltaNetGrad {
+    /// x, the convolution, `a_log`, `dt_bias` and the norm.
+    storage: Box<[FlexTensor; 5]>,
+    heads: DeltaHeads,
+    eps: f64,
+    sequences: Arc<Sequences>,
+}
+
+impl GatedDeltaNetGrad {
+    fn inputs(&self) -> (&[f32], DeltaWeights<'_>) {
+        let [x, conv, a_log, dt_bias, norm] = self.storage.each_ref().map(reread);
+        (x, DeltaWeights { conv, a_log, dt_bias, norm, eps: self.eps })
+    }
+}
+
+impl Derivative<5> for GatedDeltaNetGrad {
+    fn gradients(self, upstream: FlexTensor, _: [bool; 5]) -> [Option<FlexTensor>; 5] {
+        let ((x, weights), heads, n) = (self.inputs(), self.heads, self.sequences.positions.len());
+        let gradients = Layers::new().gated_delta_net_grad(x, heads, weights, &self.sequences.spans, reread(&upstream));
+        let DeltaGrad { dx, dconv, da_log, ddt_bias, dnorm } = fitting(gradients);
+        [
+            Some(tensor(dx, [n, heads.row()])),
+            Some(tensor(dconv, [heads.channels(), heads.taps])),
+            Some(tensor(da_log, [heads.value])),
+            Some(tensor(ddt_bias, [heads.value])),
+            Some(tensor(dnorm, [heads.value_width])),
+        ]
     }
 }

@@ -36,7 +36,7 @@ struct Part {
 /// columns.
 pub(super) fn matrices_of(config: &ModelConfig, module: &str) -> Vec<(&'static str, usize)> {
     let parts = FUSED_MATRICES.into_iter().filter(|(name, _)| *name == module).flat_map(|(_, parts)| parts);
-    let matrices = config.layer_matrices();
+    let matrices: Vec<_> = (0..config.period().len()).flat_map(|layer| config.layer_matrices(layer)).collect();
     parts.filter_map(|part| Some((*part, matrices.iter().find(|matrix| matrix.name == *part)?.output))).collect()
 }
 
@@ -71,6 +71,15 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
         "attn.q_norm" => return whole(of("self_attn.q_norm.weight")),
         "attn.k_norm" => return whole(of("self_attn.k_norm.weight")),
         _ if of_layer == "attn.sinks" => return whole(of("self_attn.sinks")),
+        _ if of_layer == "attn.a_log" => return whole(of("linear_attn.A_log")),
+        _ if of_layer == "attn.dt_bias" => return whole(of("linear_attn.dt_bias")),
+        _ if of_layer == "attn.norm" => return whole(of("linear_attn.norm.weight")),
+        _ if of_layer == "attn.conv" => {
+            // torch has a dimension of one input channel per output channel.
+            let mut parts = whole(of("linear_attn.conv1d.weight"));
+            parts.iter_mut().for_each(|part| part.shape.insert(1, 1));
+            return parts;
+        }
         _ => matrices_of(config, module),
     };
     let mut end = 0;

@@ -1,15 +1,17 @@
-//! The decoder for sampling: no autodiff graph, packed weights, KV cache.
+//! The decoder for sampling: no autodiff graph, packed weights, a cache of keys and values, and of the states of Gated DeltaNets.
 
 use super::batch::PackedBatch;
 use super::experts::{ExpertsMlp, PackedExperts};
-use super::layers::{Linear, Mlp, RmsNorm, activation, scores};
+use super::gated_delta_net::GatedDeltaNet;
+use super::layers::{Attention, Linear, Mixer, Mlp, RmsNorm, activation, scores};
 use super::lora::LowRank;
 use super::model::{Decoder, check};
 use super::params::{read, storage};
 use super::rope::Ropes;
 use super::weight::{self, Stored};
 use backend_cpu::layers::{
-    Activation, Add, HeadNorms, Heads, KvCache, Layers, Mixed, PackedWeight, Scores, StoredWeight,
+    Activation, Add, DeltaHeads, DeltaState, DeltaWeights, HeadNorms, Heads, KvCache, Layers, Mixed, PackedWeight,
+    Scores, StoredWeight,
 };
 use burn::backend::flex::FlexTensor;
 use burn::module::Param;
@@ -35,9 +37,15 @@ pub struct Inference {
     head: PackedWeight,
 }
 
-/// Keys and values of the sequences that are being sampled.
+/// Keys and values, and states of Gated DeltaNets, of the sequences that are being sampled. States are those after all tokens of a sequence:
+/// a cache continues sequences, and never goes back.
 #[derive(Debug)]
-pub struct Cache(KvCache);
+pub struct Cache {
+    /// Of the layers with attention.
+    kv: KvCache,
+    /// Of each layer with a Gated DeltaNet, a state per sample.
+    states: Vec<Vec<DeltaState>>,
+}
 
 impl Cache {
     /// Returns a cache that continues sequences of other caches, each given as its cache and the index of its sample, with room for `capacity`
@@ -46,13 +54,18 @@ impl Cache {
     /// # Errors
     /// [`Error::Loss`] for an index beyond the samples of its cache.
     pub fn continued(sequences: &[(&Cache, usize)], capacity: usize) -> Result<Self> {
-        let sequences: Vec<_> = sequences.iter().map(|(cache, sample)| (&cache.0, *sample)).collect();
-        Ok(Self(KvCache::continued(&sequences, capacity)?))
+        let caches: Vec<_> = sequences.iter().map(|(cache, sample)| (&cache.kv, *sample)).collect();
+        let kv = KvCache::continued(&caches, capacity)?;
+        // All caches are of the same model, and their samples exist.
+        let layers = sequences.first().map_or(0, |(cache, _)| cache.states.len());
+        let states = (0..layers)
+            .map(|layer| sequences.iter().map(|(cache, sample)| cache.states[layer][*sample].clone()).collect());
+        Ok(Self { states: states.collect(), kv })
     }
 
     /// Returns the number of tokens of a sample in the cache, including its prompt.
     pub fn tokens(&self, sample: usize) -> usize {
-        self.0.position(sample)
+        self.kv.position(sample)
     }
 }
 
@@ -64,19 +77,44 @@ enum Embedding {
 
 #[derive(Debug)]
 struct Layer {
-    scores: Scores,
-    rope: LayerRope,
     input_norm: Option<Norm>,
-    qkv: Weight,
-    /// Norms of queries and keys.
-    head_norms: Option<[Norm; 2]>,
-    o: Weight,
+    mixer: LayerMixer,
     attn_output_norm: Option<Norm>,
-    /// Logits of the sinks of query heads.
-    sinks: Option<Vec<f32>>,
     post_norm: Option<Norm>,
     mlp: LayerMlp,
     mlp_output_norm: Option<Norm>,
+}
+
+/// Attention or a Gated DeltaNet; `index` counts the layers of its kind.
+#[derive(Debug)]
+enum LayerMixer {
+    Attention { index: usize, attention: LayerAttention },
+    GatedDeltaNet { index: usize, net: LayerDeltaNet },
+}
+
+#[derive(Debug)]
+struct LayerAttention {
+    scores: Scores,
+    rope: LayerRope,
+    qkv: Weight,
+    /// Norms of queries and keys.
+    head_norms: Option<[Norm; 2]>,
+    /// `true` if the values of query heads have gates.
+    has_gates: bool,
+    o: Weight,
+    /// Logits of the sinks of query heads.
+    sinks: Option<Vec<f32>>,
+}
+
+#[derive(Debug)]
+struct LayerDeltaNet {
+    heads: DeltaHeads,
+    in_proj: Weight,
+    conv: Vec<f32>,
+    a_log: Vec<f32>,
+    dt_bias: Vec<f32>,
+    norm: Norm,
+    out_proj: Weight,
 }
 
 #[derive(Debug)]
@@ -159,7 +197,42 @@ impl LayerMlp {
     }
 }
 
-impl Layer {
+impl LayerDeltaNet {
+    fn new(net: &GatedDeltaNet) -> Result<Self> {
+        Ok(Self {
+            heads: net.heads(),
+            in_proj: Weight::new(&net.in_proj)?,
+            conv: to_vec(net.conv.val())?,
+            a_log: to_vec(net.a_log.val())?,
+            dt_bias: to_vec(net.dt_bias.val())?,
+            norm: Norm { weight: to_vec(net.norm.val())?, eps: net.eps() },
+            out_proj: Weight::new(&net.out_proj)?,
+        })
+    }
+
+    fn weights(&self) -> DeltaWeights<'_> {
+        let Self { conv, a_log, dt_bias, norm, .. } = self;
+        DeltaWeights { conv, a_log, dt_bias, norm: &norm.weight, eps: norm.eps }
+    }
+}
+
+impl LayerAttention {
+    fn new(config: &ModelConfig, layer: usize, attention: &Attention) -> Result<Self> {
+        let spec = config.layer(layer);
+        Ok(Self {
+            scores: scores(config, spec),
+            rope: spec.rope,
+            qkv: Weight::new(&attention.qkv_proj)?,
+            head_norms: match (&attention.q_norm, &attention.k_norm) {
+                (Some(query), Some(key)) => Some([Norm::new(query)?, Norm::new(key)?]),
+                _ => None,
+            },
+            has_gates: config.attention_output_gate,
+            o: Weight::new(&attention.o_proj)?,
+            sinks: attention.sinks.as_ref().map(Param::val).map(to_vec).transpose()?,
+        })
+    }
+
     /// Returns the values of attention, after the sinks.
     fn attended(&self, heads: Heads, mut mixed: Mixed) -> Result<Vec<f32>> {
         if let Some(sinks) = &self.sinks {
@@ -202,21 +275,21 @@ impl Inference {
         let kernels = model.kernels;
         let weight = Weight::new;
         let config = model.config().clone();
-        let layers = model.layers.iter().enumerate().map(|(index, layer)| {
-            let spec = config.layer(index);
+        let (mut attentions, mut nets) = (0.., 0..);
+        let layers = model.layers.iter().enumerate().map(|(number, layer)| {
             Ok(Layer {
-                scores: scores(&config, spec),
-                rope: spec.rope,
                 input_norm: Norm::optional(&layer.input_norm)?,
-                qkv: weight(&layer.attn.qkv_proj)?,
-                head_norms: match (&layer.attn.q_norm, &layer.attn.k_norm) {
-                    (Some(query), Some(key)) => Some([Norm::new(query)?, Norm::new(key)?]),
-                    _ => None,
+                mixer: match &layer.attn {
+                    Mixer::Attention(attention) => LayerMixer::Attention {
+                        index: attentions.next().unwrap_or(0),
+                        attention: LayerAttention::new(&config, number, attention)?,
+                    },
+                    Mixer::GatedDeltaNet(net) => {
+                        LayerMixer::GatedDeltaNet { index: nets.next().unwrap_or(0), net: LayerDeltaNet::new(net)? }
+                    }
                 },
-                o: weight(&layer.attn.o_proj)?,
                 attn_output_norm: Norm::optional(&layer.attn_output_norm)?,
                 post_norm: Norm::optional(&layer.post_norm)?,
-                sinks: layer.attn.sinks.as_ref().map(Param::val).map(to_vec).transpose()?,
                 mlp: match &layer.mlp {
                     Mlp::Dense(mlp) => {
                         LayerMlp::Dense { gate_up: weight(&mlp.gate_up_proj)?, down: weight(&mlp.down_proj)? }
@@ -277,35 +350,57 @@ impl Inference {
         check(&self.config, prompts.ids(), prompts.longest())?;
         let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
         let lengths: Vec<usize> = sequences.spans.iter().map(|span| span.rows.len()).collect();
-        let mut cache = KvCache::new(self.layers.len(), self.heads, &lengths, per_prompt, capacity);
-        let x = self.run(prompts.ids(), &sequences.positions, |layer, scores, qkv| {
-            cache.fill_prompts(layer, &qkv, &sequences.spans)?;
-            let mixed = self.kernels.attention(&qkv, self.heads, scores, &sequences.spans)?;
-            self.layers[layer].attended(self.heads, mixed)
+        let is_attention = |layer: &&Layer| matches!(layer.mixer, LayerMixer::Attention { .. });
+        let attentions = self.layers.iter().filter(is_attention).count();
+        let kv = KvCache::new(attentions, self.heads, &lengths, per_prompt, capacity);
+        let mut cache = Cache { kv, states: Vec::new() };
+        let x = self.run(prompts.ids(), &sequences.positions, |mixer, rows| match mixer {
+            LayerMixer::Attention { index, attention } => {
+                cache.kv.fill_prompts(*index, &rows, &sequences.spans)?;
+                let mixed = self.kernels.attention(&rows, self.heads, attention.scores, &sequences.spans)?;
+                attention.attended(self.heads, mixed)
+            }
+            LayerMixer::GatedDeltaNet { net, .. } => {
+                let (y, states) =
+                    self.kernels.gated_delta_net_states(&rows, net.heads, net.weights(), &sequences.spans)?;
+                let of_samples = states.into_iter().flat_map(|state| vec![state; per_prompt]);
+                cache.states.push(of_samples.collect());
+                Ok(y)
+            }
         })?;
         let last: Vec<f32> =
             sequences.spans.iter().flat_map(|span| &x[(span.rows.end - 1) * h..span.rows.end * h]).copied().collect();
-        Ok((self.logits(&last)?, Cache(cache)))
+        Ok((self.logits(&last)?, cache))
     }
 
     /// Returns logits `[samples, V]` after one more token of each of `samples`, which are ascending sample indices of the cache.
     ///
     /// # Errors
-    /// [`Error::Argument`] if ids and samples do not fit each other or the cache; [`Error::Loss`] if samples do not ascend;
+    /// [`Error::Argument`] if ids and samples do not fit each other or the cache, a sample is full, or samples do not ascend;
     /// [`Error::TooLong`] beyond the model's positions; [`Error::Model`] for an unknown token.
     pub fn decode(&self, ids: &[u32], samples: &[usize], cache: &mut Cache) -> Result<Vec<f32>> {
-        let Cache(cache) = cache;
-        if ids.len() != samples.len() || samples.iter().any(|sample| *sample >= cache.samples()) {
-            let expected = format!("as many ids as samples, and those below {}", cache.samples());
+        let Cache { kv, states } = cache;
+        let is_free = |sample: &usize| *sample < kv.samples() && kv.free(*sample) > 0;
+        if ids.len() != samples.len() || !samples.iter().all(is_free) || !samples.is_sorted_by(|a, b| a < b) {
+            let expected = format!("as many ids as samples, and ascending samples below {} with room", kv.samples());
             return Err(Error::argument("decode", expected, format!("{} ids and {samples:?}", ids.len())));
         }
-        let positions: Vec<usize> = samples.iter().map(|sample| cache.position(*sample)).collect();
+        let positions: Vec<usize> = samples.iter().map(|sample| kv.position(*sample)).collect();
         check(&self.config, ids, positions.iter().max().map_or(0, |position| position + 1))?;
-        let x = self.run(ids, &positions, |layer, scores, qkv| {
-            let mixed = self.kernels.attention_cached(&qkv, cache, layer, scores, samples)?;
-            self.layers[layer].attended(self.heads, mixed)
+        let lengths = vec![1; samples.len()];
+        let x = self.run(ids, &positions, |mixer, rows| match mixer {
+            LayerMixer::Attention { index, attention } => {
+                let mixed = self.kernels.attention_cached(&rows, kv, *index, attention.scores, samples)?;
+                attention.attended(self.heads, mixed)
+            }
+            LayerMixer::GatedDeltaNet { index, net } => {
+                let of_samples = states[*index].iter_mut().enumerate();
+                let is_open = |(sample, state)| samples.binary_search(&sample).is_ok().then_some(state);
+                let mut open: Vec<&mut DeltaState> = of_samples.filter_map(is_open).collect();
+                Ok(self.kernels.gated_delta_net_continued(&rows, net.heads, net.weights(), &lengths, &mut open)?)
+            }
         })?;
-        cache.advance(samples);
+        kv.advance(samples);
         self.logits(&x)
     }
 
@@ -314,15 +409,16 @@ impl Inference {
     /// # Errors
     /// See [`Inference::decode`].
     pub fn extend(&self, ids: &[&[u32]], cache: &mut Cache) -> Result<Vec<f32>> {
-        let Cache(cache) = cache;
-        if ids.len() != cache.samples() || ids.iter().any(|ids| ids.is_empty()) {
-            let expected = format!("at least one token for each of {} samples", cache.samples());
+        let Cache { kv, states } = cache;
+        let fits = |(sample, ids): (usize, &&[u32])| !ids.is_empty() && ids.len() <= kv.free(sample);
+        if ids.len() != kv.samples() || !ids.iter().enumerate().all(fits) {
+            let expected = format!("at least one token for each of {} samples, and room for them", kv.samples());
             return Err(Error::argument("extend", expected, format!("{} lists of tokens", ids.len())));
         }
         let rows: Vec<u32> = ids.iter().copied().flatten().copied().collect();
         let positions: Vec<usize> = (ids.iter().enumerate())
             .flat_map(|(sample, ids)| {
-                let first = cache.position(sample);
+                let first = kv.position(sample);
                 first..first + ids.len()
             })
             .collect();
@@ -339,36 +435,50 @@ impl Inference {
         let open: Vec<Vec<usize>> =
             (0..longest).map(|j| (0..ids.len()).filter(|sample| j < ids[*sample].len()).collect()).collect();
         let (width, out_width) = (self.heads.row(), self.heads.query * self.heads.width);
-        let x = self.run(&rows, &positions, |layer, scores, qkv| {
+        let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
+        let x = self.run(&rows, &positions, |mixer, qkv| {
+            let (layer, attention) = match mixer {
+                LayerMixer::Attention { index, attention } => (*index, attention),
+                LayerMixer::GatedDeltaNet { index, net } => {
+                    let mut all: Vec<&mut DeltaState> = states[*index].iter_mut().collect();
+                    return Ok(self.kernels.gated_delta_net_continued(
+                        &qkv,
+                        net.heads,
+                        net.weights(),
+                        &lengths,
+                        &mut all,
+                    )?);
+                }
+            };
             let mut out = vec![0.0; rows.len() * out_width];
             for (j, open) in open.iter().enumerate() {
                 let of_tokens: Vec<f32> =
                     open.iter().flat_map(|s| &qkv[(firsts[*s] + j) * width..][..width]).copied().collect();
-                let mixed = self.kernels.attention_cached(&of_tokens, cache, layer, scores, open)?;
-                let attended = self.layers[layer].attended(self.heads, mixed)?;
+                let mixed = self.kernels.attention_cached(&of_tokens, kv, layer, attention.scores, open)?;
+                let attended = attention.attended(self.heads, mixed)?;
                 for (sample, row) in open.iter().zip(attended.chunks_exact(out_width)) {
                     out[(firsts[*sample] + j) * out_width..][..out_width].copy_from_slice(row);
                 }
-                cache.advance(open);
+                kv.advance(open);
             }
             // The next layer writes the same positions.
-            open.iter().for_each(|open| cache.take_back(open, 1));
+            open.iter().for_each(|open| kv.take_back(open, 1));
             Ok(out)
         })?;
-        open.iter().for_each(|open| cache.advance(open));
+        open.iter().for_each(|open| kv.advance(open));
         let h = self.config.hidden_size;
         let last: Vec<f32> =
             firsts.iter().zip(ids).flat_map(|(first, ids)| &x[(first + ids.len() - 1) * h..][..h]).copied().collect();
         self.logits(&last)
     }
 
-    /// Returns the residual stream `[N, H]` after the last layer. `attend` computes the attention `[N, A D]` of a layer from queries, keys
-    /// and values after the rotary embedding.
+    /// Returns the residual stream `[N, H]` after the last layer. `mix` computes the attention `[N, A D]` of a layer from queries, keys and
+    /// values after the rotary embedding, or the output `[N, Hv Dv]` of a Gated DeltaNet from its projected input.
     fn run(
         &self,
         ids: &[u32],
         positions: &[usize],
-        mut attend: impl FnMut(usize, Scores, Vec<f32>) -> Result<Vec<f32>>,
+        mut mix: impl FnMut(&LayerMixer, Vec<f32>) -> Result<Vec<f32>>,
     ) -> Result<Vec<f32>> {
         let (kernels, h) = (self.kernels, self.config.hidden_size);
         let mut x: Vec<f32> = match &self.embed_tokens {
@@ -380,16 +490,31 @@ impl Inference {
         };
         scale(&mut x, self.config.embedding_multiplier);
         let ropes = self.ropes.tables(positions.iter().max().map_or(0, |position| position + 1))?;
-        for (i, layer) in self.layers.iter().enumerate() {
-            let mut qkv = self.linear(&self.optionally_normalised(&x, &layer.input_norm)?, &layer.qkv, None)?;
-            if let Some([query, key]) = &layer.head_norms {
-                let norms = HeadNorms { query: &query.weight, key: &key.weight, eps: query.eps };
-                qkv = kernels.norm_heads(&qkv, self.heads, norms)?.0;
-            }
-            if let Some(rope) = ropes.get(layer.rope) {
-                kernels.rotate(&mut qkv, self.heads, rope, positions)?;
-            }
-            x = self.added(x, attend(i, layer.scores, qkv)?, &layer.o, &layer.attn_output_norm)?;
+        for layer in &self.layers {
+            let normed = self.optionally_normalised(&x, &layer.input_norm)?;
+            let (mixed, project) = match &layer.mixer {
+                LayerMixer::Attention { attention, .. } => {
+                    let mut qkv = self.linear(&normed, &attention.qkv, None)?;
+                    let gates = attention.has_gates.then(|| take_gates(&mut qkv, self.heads));
+                    if let Some([query, key]) = &attention.head_norms {
+                        let norms = HeadNorms { query: &query.weight, key: &key.weight, eps: query.eps };
+                        qkv = kernels.norm_heads(&qkv, self.heads, norms)?.0;
+                    }
+                    if let Some(rope) = ropes.get(attention.rope) {
+                        kernels.rotate(&mut qkv, self.heads, rope, positions)?;
+                    }
+                    let mut values = mix(&layer.mixer, qkv)?;
+                    if let Some(gates) = gates {
+                        values.iter_mut().zip(gates).for_each(|(value, gate)| *value /= 1.0 + (-gate).exp());
+                    }
+                    (values, &attention.o)
+                }
+                LayerMixer::GatedDeltaNet { net, .. } => {
+                    (mix(&layer.mixer, self.linear(&normed, &net.in_proj, None)?)?, &net.out_proj)
+                }
+            };
+            drop(normed);
+            x = self.added(x, mixed, project, &layer.attn_output_norm)?;
             let normed = self.optionally_normalised(&x, &layer.post_norm)?;
             match &layer.mlp {
                 LayerMlp::Dense { gate_up, down } => {
@@ -461,6 +586,22 @@ impl Inference {
         of.adapters.iter().try_for_each(|adapter| adapter.add_to(self.kernels, x, &mut y, n))?;
         Ok(y)
     }
+}
+
+/// Removes the gates behind the query heads from rows `[N, (2A + 2K) D]`, which become `[N, (A + 2K) D]`, and returns them, `[N, A D]`.
+fn take_gates(rows: &mut Vec<f32>, heads: Heads) -> Vec<f32> {
+    let (d, queries) = (heads.width, heads.query * heads.width);
+    let (mut gates, mut qkv) = (Vec::new(), Vec::new());
+    for row in rows.chunks_exact((heads.row() + queries).max(1)) {
+        let (of_queries, rest) = row.split_at(2 * queries);
+        for head in of_queries.chunks_exact(2 * d) {
+            qkv.extend_from_slice(&head[..d]);
+            gates.extend_from_slice(&head[d..]);
+        }
+        qkv.extend_from_slice(rest);
+    }
+    *rows = qkv;
+    gates
 }
 
 /// Multiplies `x` by `factor`, unless it is 1.

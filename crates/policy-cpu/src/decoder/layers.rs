@@ -1,8 +1,9 @@
-//! The layers of the decoder: linear layer, RMSNorm, grouped-query attention with rotary position embeddings, MLP.
+//! The layers of the decoder: linear layer, RMSNorm, grouped-query attention with rotary position embeddings, MLP, block.
 
 use super::autodiff_ops::{self, Addend, Sequences};
 use super::build::Builder;
 use super::experts::ExpertsMlp;
+use super::gated_delta_net::{GatedDeltaNet, gated_values, split_gates};
 use super::lora::LowRank;
 use super::rope::RopeTables;
 use super::weight::Weight;
@@ -85,7 +86,8 @@ impl RmsNorm {
 /// Causal grouped-query attention (arXiv 2305.13245); each of K key/value heads serves R = A / K query heads.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// Fused projection `[H, (A + 2K) D]` to query heads, then key heads, then value heads.
+    /// Fused projection `[H, (A + 2K) D]` to query heads, then key heads, then value heads; with output gates `[H, (2A + 2K) D]`, with a
+    /// gate behind every query head.
     pub qkv_proj: Linear,
     /// Output projection `[A D, H]`.
     pub o_proj: Linear,
@@ -98,6 +100,8 @@ pub struct Attention {
     /// A, K and D.
     #[module(skip)]
     heads: Heads,
+    /// `true` if the values of query heads have gates.
+    has_gates: bool,
     /// Window and rotary embedding of the layer.
     #[module(skip)]
     spec: LayerSpec,
@@ -135,7 +139,9 @@ impl Attention {
         let config = of.config;
         let (h, d) = (config.hidden_size, config.head_dim());
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let qkv = [h, (heads + 2 * kv_heads) * d];
+        let has_gates = config.attention_output_gate;
+        let gates = if has_gates { heads } else { 0 };
+        let qkv = [h, (heads + gates + 2 * kv_heads) * d];
         let qkv_proj = Linear::new(of, &format!("{name}.qkv_proj"), qkv, config.attention_bias)?;
         let o_proj = Linear::new(of, &format!("{name}.o_proj"), [heads * d, h], config.attention_output_bias)?;
         let (mut q_norm, mut k_norm) = (None, None);
@@ -146,18 +152,72 @@ impl Attention {
         }
         let sinks = config.attention_sinks.then(|| of.parameter(&format!("{name}.sinks"), [heads])).transpose()?;
         let heads = Heads { query: heads, key_value: kv_heads, width: d };
-        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, sinks, heads, spec, scores: scores(config, spec) })
+        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, sinks, heads, has_gates, spec, scores: scores(config, spec) })
     }
 
     /// Returns the attention `[N, A D]` of `x` `[N, H]` before the output projection.
     pub(crate) fn forward(&self, x: Tensor<2>, ropes: &RopeTables, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
         let mut qkv = self.qkv_proj.forward(x)?;
+        let mut gates = None;
+        if self.has_gates {
+            let (rows, of_queries) = split_gates(qkv, self.heads);
+            (qkv, gates) = (rows, Some(of_queries));
+        }
         if let (Some(query), Some(key)) = (&self.q_norm, &self.k_norm) {
             let weights = [query.weight.val(), key.weight.val()];
             qkv = autodiff_ops::norm_heads(qkv, self.heads, weights, query.offset as f32, query.eps)?;
         }
         let sinks = self.sinks.as_ref().map(Param::val);
-        autodiff_ops::attention(qkv, self.heads, self.scores, ropes.get(self.spec.rope), sinks, sequences)
+        let rope = ropes.get(self.spec.rope);
+        let values = autodiff_ops::attention(qkv, self.heads, self.scores, rope, sinks, sequences)?;
+        Ok(match gates {
+            Some(gates) => gated_values(values, gates),
+            None => values,
+        })
+    }
+}
+
+/// The part of a layer that combines tokens.
+// One per layer, so the size of the smaller variant does not matter.
+#[allow(clippy::large_enum_variant)]
+#[derive(Module, Debug)]
+pub enum Mixer {
+    /// Softmax attention.
+    Attention(Attention),
+    /// A recurrent state.
+    GatedDeltaNet(GatedDeltaNet),
+}
+
+impl Mixer {
+    fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
+        match of.config.linear_attention {
+            Some(sizes) if spec.mixer == models::Mixer::GatedDeltaNet => {
+                Ok(Self::GatedDeltaNet(GatedDeltaNet::new(of, name, sizes)?))
+            }
+            _ => Ok(Self::Attention(Attention::new(of, name, spec)?)),
+        }
+    }
+
+    /// Returns the input and the output projection with their names.
+    pub(super) fn linears(&self) -> [(&'static str, &Linear); 2] {
+        match self {
+            Self::Attention(attn) => [("attn.qkv_proj", &attn.qkv_proj), ("attn.o_proj", &attn.o_proj)],
+            Self::GatedDeltaNet(attn) => [("attn.in_proj", &attn.in_proj), ("attn.out_proj", &attn.out_proj)],
+        }
+    }
+
+    fn linears_mut(&mut self) -> [(&'static str, &mut Linear); 2] {
+        match self {
+            Self::Attention(attn) => [("attn.qkv_proj", &mut attn.qkv_proj), ("attn.o_proj", &mut attn.o_proj)],
+            Self::GatedDeltaNet(attn) => [("attn.in_proj", &mut attn.in_proj), ("attn.out_proj", &mut attn.out_proj)],
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>, ropes: &RopeTables, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
+        match self {
+            Self::Attention(attn) => attn.forward(x, ropes, sequences),
+            Self::GatedDeltaNet(attn) => attn.forward(x, sequences),
+        }
     }
 }
 
@@ -209,13 +269,13 @@ impl DenseMlp {
     }
 }
 
-/// One decoder layer: attention and MLP, whose outputs are added to the residual stream. Their inputs, outputs or both are normalised.
+/// One decoder layer: attention, or a Gated DeltaNet, and MLP, whose outputs are added to the residual stream. Their inputs, outputs or both are normalised.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Norm before attention.
     pub input_norm: Option<RmsNorm>,
-    /// Attention.
-    pub attn: Attention,
+    /// Attention, or a Gated DeltaNet.
+    pub attn: Mixer,
     /// Norm after attention.
     pub attn_output_norm: Option<RmsNorm>,
     /// Norm before the MLP.
@@ -247,7 +307,7 @@ impl Block {
     /// Returns the linear layers with their names.
     pub(super) fn linears(&mut self) -> Vec<(&'static str, &mut Linear)> {
         let Self { attn, mlp, .. } = self;
-        let mut linears = vec![("attn.qkv_proj", &mut attn.qkv_proj), ("attn.o_proj", &mut attn.o_proj)];
+        let mut linears = Vec::from(attn.linears_mut());
         match mlp {
             Mlp::Dense(mlp) => {
                 linears.push(("mlp.gate_up_proj", &mut mlp.gate_up_proj));
@@ -267,7 +327,7 @@ impl Block {
         };
         Ok(Self {
             input_norm: norm(of, 0)?,
-            attn: Attention::new(of, &format!("{name}.attn"), spec)?,
+            attn: Mixer::new(of, &format!("{name}.attn"), spec)?,
             attn_output_norm: norm(of, 1)?,
             post_norm: norm(of, 2)?,
             mlp: Mlp::new(of, &format!("{name}.mlp"))?,
@@ -280,7 +340,8 @@ impl Block {
     pub(crate) fn forward(&self, x: Tensor<2>, ropes: &RopeTables, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
         let normed = normalised(&self.input_norm, x.clone())?;
         let mixed = self.attn.forward(normed, ropes, sequences)?;
-        let x = self.add(x, mixed, &self.attn.o_proj, &self.attn_output_norm)?;
+        let [_, (_, project)] = self.attn.linears();
+        let x = self.add(x, mixed, project, &self.attn_output_norm)?;
         let normed = normalised(&self.post_norm, x.clone())?;
         match &self.mlp {
             Mlp::Dense(mlp) => self.add(x, mlp.forward(normed)?, &mlp.down_proj, &self.mlp_output_norm),

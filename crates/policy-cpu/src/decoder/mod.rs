@@ -1,14 +1,16 @@
 //! A decoder of the families of [`models::Family`]: RMSNorm, rotary position embeddings, grouped-query attention with or without a
-//! window, SwiGLU, GeGLU or a mixture of experts. Its weights are a burn module, its operations are kernels of [`backend_cpu::layers`], and burn runs the backward
+//! window or a Gated DeltaNet, SwiGLU, GeGLU or a mixture of experts. Its weights are a burn module, its operations are kernels of [`backend_cpu::layers`], and burn runs the backward
 //! pass. Sequences are packed without padding, and completions of one prompt share its rows.
 //!
 //! Letters in shapes: N rows (tokens), B sequences, H hidden size, V vocabulary, A query heads, K key/value heads, R = A / K query heads
-//! per key/value head, D head dimension, I intermediate size of the MLP.
+//! per key/value head, D head dimension, I intermediate size of the MLP. Of a Gated DeltaNet: Hk key heads, Hv value heads, Dk and Dv their
+//! widths, L taps and C = 2 Hk Dk + Hv Dv channels of the convolution.
 
 mod autodiff_ops;
 mod batch;
 mod build;
 mod experts;
+mod gated_delta_net;
 mod hugging_face;
 mod inference;
 mod layers;
@@ -20,8 +22,9 @@ mod weight;
 
 pub use batch::PackedBatch;
 pub use experts::ExpertsMlp;
+pub use gated_delta_net::GatedDeltaNet;
 pub use inference::{Cache, Inference};
-pub use layers::{Attention, Block, DenseMlp, Linear, Mlp, RmsNorm};
+pub use layers::{Attention, Block, DenseMlp, Linear, Mixer, Mlp, RmsNorm};
 pub use lora::LowRank;
 pub use model::Decoder;
 pub use weight::{Stored, Weight};

@@ -41,7 +41,7 @@ pub(crate) fn logits<S: AsRef<[u32]>>(decoder: &Decoder, sequences: &[S]) -> Vec
 
 #[test]
 fn logits_match_transformers_packed_alone_and_padded() {
-    for name in checkpoint::ALL {
+    for name in checkpoint::ALL.into_iter().chain(checkpoint::GATED_DELTA_NETS) {
         let checkpoint = Checkpoint::open(name);
         let decoder = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
         let sequences = checkpoint.sequences();
@@ -66,7 +66,7 @@ fn logits_match_transformers_packed_alone_and_padded() {
 
 #[test]
 fn logits_with_a_kv_cache_match_transformers() {
-    for name in checkpoint::ALL {
+    for name in checkpoint::ALL.into_iter().chain(checkpoint::GATED_DELTA_NETS) {
         let checkpoint = Checkpoint::open(name);
         let (sequences, vocab) = (checkpoint.sequences(), checkpoint.config().vocab_size);
         let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
@@ -97,7 +97,7 @@ pub(crate) fn accumulate(policy: &mut CpuPolicy, checkpoint: &Checkpoint) -> (f6
 
 #[test]
 fn gradients_of_every_parameter_match_torch() {
-    for name in checkpoint::ALL {
+    for name in checkpoint::ALL.into_iter().chain(checkpoint::GATED_DELTA_NETS) {
         let checkpoint = Checkpoint::open(name);
         let (loss, gradients) = accumulate(&mut policy(&checkpoint), &checkpoint);
         let expected = f64::from(checkpoint.expected.0["expected.loss"].data[0]);
@@ -121,7 +121,7 @@ fn gradients_of_every_parameter_match_torch() {
 #[test]
 fn an_optimizer_step_matches_torch() {
     let mut steps = 0;
-    for name in checkpoint::ALL {
+    for name in checkpoint::ALL.into_iter().chain(checkpoint::GATED_DELTA_NETS) {
         let checkpoint = Checkpoint::open(name);
         let path = checkpoint.folder.path().join("adamw.safetensors");
         if !path.exists() {
@@ -152,7 +152,7 @@ fn an_optimizer_step_matches_torch() {
             assert!(largest > least && off <= 2e-4 * largest, "{name}: {parameter}: off by {off} of {largest}");
         }
     }
-    assert_eq!(steps, 27);
+    assert_eq!(steps, 29);
 }
 
 #[test]

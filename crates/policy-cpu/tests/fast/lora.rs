@@ -19,7 +19,7 @@ fn adapted(name: &str) -> (Checkpoint, Adapter) {
 
 #[test]
 fn logits_and_gradients_of_an_adapter_match_peft() {
-    for name in checkpoint::ADAPTED {
+    for name in checkpoint::ADAPTED.into_iter().chain(["qwen3_5"]) {
         let (checkpoint, adapter) = adapted(name);
         let mut policy = policy(&checkpoint).with_adapter(&adapter).unwrap();
         for (i, sequence) in checkpoint.sequences().iter().enumerate() {
@@ -48,7 +48,7 @@ fn logits_and_gradients_of_an_adapter_match_peft() {
 
 #[test]
 fn exported_adapters_equal_the_loaded_ones_and_merge_as_in_peft() {
-    for name in checkpoint::ADAPTED {
+    for name in checkpoint::ADAPTED.into_iter().chain(["qwen3_5"]) {
         let (checkpoint, adapter) = adapted(name);
         let base = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
         let model = base.clone().with_adapter(&adapter).unwrap();
@@ -91,7 +91,8 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
         ("olmo3", all.clone()),
         ("gemma3", all.clone()),
         ("qwen3_moe", all.clone()),
-        ("qwen3_moe_fused", all),
+        ("qwen3_moe_fused", all.clone()),
+        ("qwen3_5", all),
     ]) {
         let lora = lora(targets);
         let checkpoint = Checkpoint::open(name);

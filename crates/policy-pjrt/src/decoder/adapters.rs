@@ -16,6 +16,11 @@ pub enum Matrix {
     VProj,
     QkvProj,
     OProj,
+    InProjQkv,
+    InProjZ,
+    InProjB,
+    InProjA,
+    OutProj,
     GateProj,
     UpProj,
     GateUpProj,
@@ -25,12 +30,17 @@ pub enum Matrix {
 
 impl Matrix {
     /// All matrices, with their roles in the decoder and their module names in a layer or a model.
-    const ALL: [(Self, Role, &'static str); 10] = [
+    const ALL: [(Self, Role, &'static str); 15] = [
         (Self::QProj, Role::QProj, "self_attn.q_proj"),
         (Self::KProj, Role::KProj, "self_attn.k_proj"),
         (Self::VProj, Role::VProj, "self_attn.v_proj"),
         (Self::QkvProj, Role::QkvProj, "self_attn.qkv_proj"),
         (Self::OProj, Role::OProj, "self_attn.o_proj"),
+        (Self::InProjQkv, Role::InProjQkv, "linear_attn.in_proj_qkv"),
+        (Self::InProjZ, Role::InProjZ, "linear_attn.in_proj_z"),
+        (Self::InProjB, Role::InProjB, "linear_attn.in_proj_b"),
+        (Self::InProjA, Role::InProjA, "linear_attn.in_proj_a"),
+        (Self::OutProj, Role::OutProj, "linear_attn.out_proj"),
         (Self::GateProj, Role::GateProj, "mlp.gate_proj"),
         (Self::UpProj, Role::UpProj, "mlp.up_proj"),
         (Self::GateUpProj, Role::GateUpProj, "mlp.gate_up_proj"),
@@ -77,21 +87,25 @@ impl Adapters {
         Ok(Self { rank: lora.r, scaling: lora.scaling(), matrices: lora.resolve(config)? })
     }
 
-    /// Returns A and B of every matrix, in the argument order of programs: stacked over all layers, `[L, r, I]` and `[L, O, r]`, then A and
-    /// B of the head.
+    /// Returns A and B of every matrix, in the argument order of programs: stacked over all layers with the matrix, `[L, r, I]` and
+    /// `[L, O, r]`, then A and B of the head.
     ///
     /// Layers without an adapter have zeros. If A = 0 and B = 0, both gradients are 0, so these layers never change.
     pub fn parameters(&self, config: &ModelConfig) -> Vec<Parameter> {
         let table = parameters(config);
         let mut all = Vec::new();
         for (matrix, role, module) in Matrix::ALL {
-            let of_layers = role.is_of_layers();
-            let layers = if of_layers { config.num_hidden_layers } else { 1 };
-            let of_layer = |layer: usize| {
-                let name = if of_layers { format!("model.layers.{layer}.{module}") } else { module.to_owned() };
-                Some((layer, self.matrices.iter().find(|matrix| matrix.name == name)?))
+            let names: Vec<String> = match role.is_of_layers() {
+                true => {
+                    let layers = role.layers(config).into_iter();
+                    layers.map(|layer| format!("model.layers.{layer}.{module}")).collect()
+                }
+                false => vec![module.to_owned()],
             };
-            let adapted: Vec<(usize, &AdaptedMatrix)> = (0..layers).filter_map(of_layer).collect();
+            let of_name = |(index, name): (usize, &String)| {
+                Some((index, self.matrices.iter().find(|matrix| matrix.name == *name)?))
+            };
+            let adapted: Vec<(usize, &AdaptedMatrix)> = names.iter().enumerate().filter_map(of_name).collect();
             // A tied head has the shape of the embedding.
             let of_role = |role| table.iter().find(|p| p.role == role);
             let Some(weight) = of_role(role).or(of_role(Role::EmbedTokens)).filter(|_| !adapted.is_empty()) else {

@@ -6,7 +6,8 @@ use super::block::last_columns;
 use super::blockwise::Blockwise;
 use super::layer_ops::{Broadcast, dot};
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
-use stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Value};
+use models::Mixer;
+use stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Unary, Value};
 use std::num::NonZeroUsize;
 
 /// Score of masked pairs: far below any score, but finite, so that no softmax becomes NaN.
@@ -21,6 +22,8 @@ pub struct Heads {
     pub keys: Value,
     /// `[B, K, T, D]`.
     pub values: Value,
+    /// The gates of the outputs before the sigmoid, `[B, T, A D]`, f32, if the model has them.
+    pub gates: Option<Value>,
 }
 
 /// How attention among the tokens of a row is computed. All variants use f32 for sums and statistics, and agree up to rounding.
@@ -149,15 +152,31 @@ impl Decoder {
         Masks(self.windows().into_iter().map(mask).collect())
     }
 
-    /// Returns the different windows of layers.
+    /// Returns the different windows of layers with attention.
     pub(crate) fn windows(&self) -> Vec<Option<usize>> {
         let mut windows = Vec::new();
-        for layer in self.config.period() {
+        for layer in self.config.period().into_iter().filter(|layer| layer.mixer == Mixer::Attention) {
             if !windows.contains(&layer.sliding_window) {
                 windows.push(layer.sliding_window);
             }
         }
         windows
+    }
+
+    /// Computes attention `[B, T, H]`, f32, for the normalised input `x` `[B, T, H]` of a layer: `attend` computes the outputs of the heads
+    /// `[B, T, A D]`, f32, from the queries, keys and values of these tokens.
+    pub fn attention(
+        &self,
+        layer: &ParameterValues,
+        x: &Value,
+        rotary: Option<&Rotary>,
+        attend: impl FnOnce(&Heads) -> Value,
+    ) -> Value {
+        let heads = self.heads(layer, x, rotary);
+        let mixed = attend(&heads);
+        let mixed = heads.gates.map_or(mixed.clone(), |gates| mixed * gates.unary(Unary::Logistic));
+        let mixed = self.split.constrain(&mixed, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
+        self.linear(layer, &mixed, Matrix::OProj, layer.get(Role::OBias))
     }
 
     /// Returns queries, keys and values of `x` `[B, T, H]`, with QK norm if the model has it, after the rotary embedding, if any.
@@ -174,6 +193,7 @@ impl Decoder {
             None => x,
         };
         let [queries, keys, values] = self.queries_keys_values(layer, x);
+        let (queries, gates) = self.queries_and_gates(queries);
         // Of dimensions [B, A D, T], then of [B, K, R, D, T].
         let (queries, keys) = (normed(queries, Role::QNorm, true), normed(keys, Role::KNorm, true));
         let queries = normed(queries.reshape(&[b, kv, heads / kv, d, t]), Role::QNorm, false);
@@ -190,10 +210,27 @@ impl Decoder {
         let (of_keys, of_queries) = ([batch, kv_heads, None, dim], [batch, kv_heads, heads_of_each, None, dim]);
         let [keys, values] = [keys, values].map(|part| self.split.constrain(&part.transpose(&[0, 1, 3, 2]), &of_keys));
         let queries = self.split.constrain(&queries.transpose(&[0, 1, 2, 4, 3]), &of_queries);
-        Heads { queries, keys, values }
+        Heads { queries, keys, values, gates }
     }
 
-    /// Returns queries `[B, A D, T]`, keys and values `[B, K D, T]` of `x` `[B, T, H]`, f32.
+    /// Separates the queries `[B, A D, T]` and the gates `[B, T, A D]` of a projection whose heads have a query and then its gate.
+    fn queries_and_gates(&self, both: Value) -> (Value, Option<Value>) {
+        if !self.config.attention_output_gate {
+            return (both, None);
+        }
+        let [b, t] = [0, 2].map(|d| both.shape()[d]);
+        let (heads, d) = (self.config.num_attention_heads, self.config.head_dim());
+        let both = both.reshape(&[b, heads, 2, d, t]);
+        let [queries, gates] = [0, 1].map(|which| {
+            let half = both.slice(&[0, 0, which, 0, 0], &[b, heads, which + 1, d, t]);
+            half.reshape(&[b, heads * d, t])
+        });
+        let gates = gates.transpose(&[0, 2, 1]);
+        let gates = self.split.constrain(&gates, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
+        (queries, Some(gates))
+    }
+
+    /// Returns queries `[B, A D, T]`, or queries and gates `[B, 2 A D, T]`, keys and values `[B, K D, T]` of `x` `[B, T, H]`, f32.
     fn queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
         let of = [(Matrix::QProj, Role::QBias), (Matrix::KProj, Role::KBias), (Matrix::VProj, Role::VBias)];
         let (b, t) = (x.shape()[0], x.shape()[1]);
@@ -250,12 +287,12 @@ impl Decoder {
         })
     }
 
-    /// Returns the same as [`Decoder::product_of_matrices`] for heads on several devices. The query heads of each key/value head are
-    /// concatenated with that head, `[K, R + 2, D, H]`: if whole matrices were concatenated, shards would move between devices.
+    /// Returns the same as [`Decoder::product_of_matrices`] for heads on several devices. The query heads of each key/value head, with their
+    /// gates, are concatenated with that head, `[K, R + 2, D, H]`: if whole matrices were concatenated, shards would move between devices.
     fn product_of_heads(&self, x: &Value, weights: &[Value; 3]) -> [Value; 3] {
         let (b, t, h) = (x.shape()[0], x.shape()[1], x.shape()[2]);
         let (kv, d) = (self.config.num_key_value_heads, self.config.head_dim());
-        let of_each = [self.config.num_attention_heads / kv, 1, 1];
+        let of_each = weights.each_ref().map(|weight| weight.shape()[0] / (kv * d));
         let grouped: [Value; 3] = std::array::from_fn(|i| weights[i].reshape(&[kv, of_each[i], d, h]));
         let all = x.builder().concatenate(&grouped.each_ref(), 1).convert(self.compute.dtype());
         let x = x.convert(self.compute.dtype());
@@ -306,7 +343,7 @@ impl Decoder {
 
     /// Computes attention with materialised scores `[B, K, R, T, T]`; `sinks` are `[K, R]`.
     fn attend_pairs(&self, heads: &Heads, mask: &Value, sinks: Option<&Value>) -> Value {
-        let Heads { queries, keys, values } = heads;
+        let Heads { queries, keys, values, .. } = heads;
         let [b, kv, r, t, d] = queries.shape() else { unreachable!("queries have five dimensions") };
         // [B, K, R, T, T]
         let scores = dot(queries, keys, (&[0, 1], &[0, 1]), (4, 3), self.compute);

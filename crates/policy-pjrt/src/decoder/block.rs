@@ -1,39 +1,39 @@
 //! One decoder layer.
 
 use super::split::RESIDUAL;
-use super::{Axis, Decoder, Heads, Matrix, ParameterValues, Role, Rotary};
+use super::{Axis, Decoder, Matrix, ParameterValues, Role};
 use models::Activation;
-use stablehlo::{Dtype, Unary, Value};
+use stablehlo::{Dtype, Result, Unary, Value};
 
 /// 2 sqrt(2/pi), of the tanh approximation of GELU.
 const TWICE_ROOT: f64 = 1.595_769_121_605_730_8;
 
 impl Decoder {
-    /// Computes one layer `x` `[B, T, H]` -> `[B, T, H]`: attention and MLP, whose outputs are added to the residual stream `x`; their inputs,
-    /// outputs or both are normalised. `attend` computes the attention output `[B, T, A D]`, f32, from the queries, keys and values of these
-    /// tokens.
+    /// Computes one layer `x` `[B, T, H]` -> `[B, T, H]`: a mixer of tokens and an MLP, whose outputs are added to the residual stream `x`; their
+    /// inputs, outputs or both are normalised. `mix` computes the output of the mixer `[B, T, H]`, f32, from its normalised input:
+    /// [`Decoder::attention`], for example.
+    ///
+    /// # Errors
+    /// The error of `mix`.
     pub fn block(
         &self,
         layer: &ParameterValues,
         x: &Value,
-        rotary: Option<&Rotary>,
-        attend: impl FnOnce(&Heads) -> Value,
-    ) -> Value {
+        mix: impl FnOnce(&Value) -> Result<Value>,
+    ) -> Result<Value> {
         let [before, after, before_mlp, after_mlp] = self.norm_roles();
         let x = &self.split.constrain(x, &RESIDUAL);
         let normed = self.normed(layer, x, before);
-        let mixed = attend(&self.heads(layer, &normed, rotary));
-        let mixed = self.split.constrain(&mixed, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
-        let x = self.add(layer, x, self.linear(layer, &mixed, Matrix::OProj, layer.get(Role::OBias)), after);
+        let x = self.add(layer, x, mix(&normed)?, after);
         let normed = self.normed(layer, &x, before_mlp);
         let update = match &self.config.experts {
             Some(experts) => self.experts(layer, &normed, experts),
             None => self.mlp(layer, &normed),
         };
-        self.add(layer, &x, update, after_mlp)
+        Ok(self.add(layer, &x, update, after_mlp))
     }
 
-    /// Returns the norms before and after attention, and before and after the MLP, in the order of [`models::NormPlacement::names`].
+    /// Returns the norms before and after the mixer, and before and after the MLP, in the order of [`models::NormPlacement::names`].
     fn norm_roles(&self) -> [Option<Role>; 4] {
         self.config.norm_placement.names().map(|name| name.and_then(Role::of_norm))
     }

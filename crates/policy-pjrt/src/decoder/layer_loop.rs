@@ -1,10 +1,10 @@
 //! The loop over the layers of a decoder.
 //!
-//! Layers may differ in their windows and rotary embeddings ([`models::ModelConfig::layers`]), and the differences repeat. An iteration of the
-//! loop therefore computes a whole period of layers, so a program has each kind of layer once:
+//! Layers may differ in their mixers, windows and rotary embeddings ([`models::ModelConfig::layers`]), and the differences repeat. An iteration
+//! of the loop therefore computes a whole period of layers, so a program has each kind of layer once:
 //!
 //! ```text
-//! for each of the L / P periods:        # weights [L, ...] as [L / P, P, ...]
+//! for each of the L / P periods:        # weights [n L / P, ...] as [L / P, n, ...], for the n layers of a period that have them
 //!     for each of the P layers of a period, unrolled:
 //!         x = layer(x)
 //! for the L mod P layers of the last, incomplete period: the same
@@ -14,14 +14,14 @@
 
 use super::{Decoder, ParameterValues, Role};
 use models::LayerSpec;
-use stablehlo::{Builder, Result, Save, Scanned, TensorType, Traced, Value, trace};
+use stablehlo::{Builder, Dtype, Result, Save, TensorType, Traced, Value, try_trace};
 
 /// How a program iterates over the layers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Layers {
     /// A loop; [`Save`] selects the activations that are saved for the backward pass.
     Loop(Save),
-    /// Unrolled, without stacked outputs. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
+    /// Unrolled. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
     Unrolled,
 }
 
@@ -30,16 +30,24 @@ pub enum Layers {
 pub struct LayerValues<'a> {
     /// The results of the layer before.
     pub carry: &'a [Value],
-    /// The layer's slices of stacked inputs.
-    pub xs: &'a [Value],
+    /// The number of the layer among the layers with the same mixer, an i32 scalar.
+    pub number: &'a Value,
     /// Inputs that are the same for all layers.
     pub constants: &'a [Value],
 }
 
+/// A layer of a period.
+struct Layer {
+    /// From the carry, slices of stacks and constants to the carry.
+    body: Traced,
+    /// The indices of the stacks of which the layer gets slices.
+    stacks: Vec<usize>,
+}
+
 impl Decoder {
-    /// Runs all layers, in a loop or unrolled. `body` gets the specification of a layer, its parameters and [`LayerValues`]; it returns the next
-    /// carry, followed by outputs that are stacked over all layers. Each layer's weights are sliced from their stacks and rounded to the
-    /// compute dtype inside the loop body, so there is never a rounded copy of all weights.
+    /// Runs all layers, in a loop or unrolled, and returns the last carry. `body` gets the specification of a layer, its parameters and
+    /// [`LayerValues`]; it returns the next carry. Each layer's weights are sliced from their stacks and rounded to the compute dtype inside
+    /// the loop body, so there is never a rounded copy of all weights.
     ///
     /// # Errors
     /// An operation of `body` cannot be built.
@@ -47,11 +55,10 @@ impl Decoder {
         &self,
         weights: &ParameterValues,
         carry: &[&Value],
-        xs: &[&Value],
         constants: &[&Value],
         layers: Layers,
-        mut body: impl FnMut(LayerSpec, &ParameterValues, &LayerValues<'_>) -> Vec<Value>,
-    ) -> Result<Scanned> {
+        mut body: impl FnMut(LayerSpec, &ParameterValues, &LayerValues<'_>) -> Result<Vec<Value>>,
+    ) -> Result<Vec<Value>> {
         let (count, builder) = (self.config.num_hidden_layers, weights[Role::Norm].builder());
         // Matrices of experts are stacked as `[L E, ...]`.
         let table = self.parameters();
@@ -65,17 +72,23 @@ impl Decoder {
         let stacks = weights.iter().filter(|(role, _)| role.is_of_layers());
         let (roles, stacks): (Vec<Role>, Vec<Value>) =
             stacks.map(|(role, stack)| (role, by_layer(role, stack))).unzip();
-        let all_xs: Vec<&Value> = xs.iter().copied().chain(&stacks).collect();
+        let numbers = self.numbers(&builder);
+        let xs: Vec<&Value> = std::iter::once(&numbers).chain(&stacks).collect();
         let slice = |stack: &&Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
-        let types = carry.iter().map(type_of).chain(all_xs.iter().map(slice)).chain(constants.iter().map(type_of));
-        let types: Vec<TensorType> = types.collect();
         let mut of_layer = |spec: LayerSpec| {
-            trace(&types, |builder, values| {
+            let has = |role: &Role| role.mixer().is_none_or(|mixer| mixer == spec.mixer);
+            let own: Vec<usize> = (0..roles.len()).filter(|index| has(&roles[*index])).collect();
+            let stacks: Vec<usize> = std::iter::once(0).chain(own.iter().map(|index| index + 1)).collect();
+            let slices = stacks.iter().map(|index| slice(&xs[*index]));
+            let types = carry.iter().map(type_of).chain(slices).chain(constants.iter().map(type_of));
+            let types: Vec<TensorType> = types.collect();
+            let body = try_trace(&types, |builder, values| {
                 let (carry, rest) = values.split_at(carry.len());
-                let (xs, rest) = rest.split_at(xs.len());
-                let (slices, constants) = rest.split_at(roles.len());
+                let [number, rest @ ..] = rest else { unreachable!("a layer has a number") };
+                let (slices, constants) = rest.split_at(own.len());
+                let of_roles = own.iter().map(|index| roles[*index]);
                 let slices: Vec<Value> =
-                    roles.iter().zip(slices).map(|(role, slice)| self.split_slice(weights, *role, slice)).collect();
+                    of_roles.clone().zip(slices).map(|(role, slice)| self.split_slice(weights, role, slice)).collect();
                 let matrix = |slice: &Value| slice.shape().len() > 1;
                 let slices = match slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype()) {
                     true => {
@@ -88,16 +101,24 @@ impl Decoder {
                     }
                     false => slices,
                 };
-                let of_layer = weights.of_layer(roles.iter().copied().zip(slices));
-                body(spec, &of_layer, &LayerValues { carry, xs, constants })
-            })
+                let of_layer = weights.of_layer(of_roles.zip(slices));
+                body(spec, &of_layer, &LayerValues { carry, number, constants })
+            })?;
+            Ok(Layer { body, stacks })
         };
-        let bodies = self.config.period().into_iter().map(&mut of_layer).collect::<Result<Vec<_>>>()?;
-        match (layers, &bodies[..]) {
-            (Layers::Loop(save), [body]) => Ok(builder.scan(count, body, carry, &all_xs, constants, save)),
-            (Layers::Loop(save), bodies) => over_periods(&builder, count, bodies, carry, &all_xs, constants, &save),
-            (Layers::Unrolled, bodies) => Ok(unrolled(&builder, count, bodies, carry, &all_xs, constants)),
+        let period = self.config.period().into_iter().map(&mut of_layer).collect::<Result<Vec<_>>>()?;
+        match (layers, &period[..]) {
+            (Layers::Loop(save), [layer]) => Ok(builder.scan(count, &layer.body, carry, &xs, constants, save).carry),
+            (Layers::Loop(save), period) => over_periods(&builder, count, period, carry, &xs, constants, &save),
+            (Layers::Unrolled, period) => Ok(unrolled(&builder, count, period, carry, &xs, constants)),
         }
+    }
+
+    /// Returns the number of each layer among the layers with the same mixer, `[L]`, i32.
+    fn numbers(&self, builder: &Builder) -> Value {
+        let (config, count) = (&self.config, self.config.num_hidden_layers);
+        let before = |layer: usize| (0..layer).filter(|i| config.layer(*i).mixer == config.layer(layer).mixer).count();
+        builder.dense((0..count).map(|layer| before(layer) as i64), TensorType::new(Dtype::I32, [count]))
     }
 }
 
@@ -105,78 +126,80 @@ fn type_of(value: &&Value) -> TensorType {
     value.ty().clone()
 }
 
-/// Unrolls a [`Builder::scan`] without stacked outputs. Layer i has the body i modulo their number.
+/// Returns the number of the first `layers` layers that get slices of a stack. Layer i is layer i modulo P of a period.
+fn layers_with(stack: usize, period: &[Layer], layers: usize) -> usize {
+    let of_period = |layers: usize| period[..layers].iter().filter(|layer| layer.stacks.contains(&stack)).count();
+    layers / period.len() * of_period(period.len()) + of_period(layers % period.len())
+}
+
+/// Unrolls the loop over layers.
 fn unrolled(
     builder: &Builder,
     count: usize,
-    bodies: &[Traced],
+    period: &[Layer],
     carry: &[&Value],
     xs: &[&Value],
     constants: &[&Value],
-) -> Scanned {
+) -> Vec<Value> {
     let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
-    for layer in 0..count {
-        let slices: Vec<Value> = xs.iter().map(|stack| slice(stack, layer)).collect();
+    for index in 0..count {
+        let layer = &period[index % period.len()];
+        let slices: Vec<Value> =
+            layer.stacks.iter().map(|stack| slice(xs[*stack], layers_with(*stack, period, index))).collect();
         let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
-        carried = builder.call(&bodies[layer % bodies.len()], &arguments);
+        carried = builder.call(&layer.body, &arguments);
     }
-    Scanned { carry: carried, ys: vec![] }
+    carried
 }
 
 /// Runs a scan over whole periods, then a scan of one iteration over the remaining layers.
 fn over_periods(
     builder: &Builder,
     count: usize,
-    bodies: &[Traced],
+    period: &[Layer],
     carry: &[&Value],
     xs: &[&Value],
     constants: &[&Value],
     save: &Save,
-) -> Result<Scanned> {
-    let (whole, rest) = (count / bodies.len(), count % bodies.len());
+) -> Result<Vec<Value>> {
+    let (whole, rest) = (count / period.len(), count % period.len());
     let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
-    let mut stacks: Vec<Vec<Value>> = Vec::new();
-    for (first, trips, bodies) in [(0, whole, bodies), (count - rest, 1, &bodies[..rest])] {
-        if trips == 0 || bodies.is_empty() {
+    for (first, trips, layers) in [(0, whole, period), (count - rest, 1, &period[..rest])] {
+        if trips == 0 || layers.is_empty() {
             continue;
         }
-        let groups: Vec<Value> = xs.iter().map(|stack| grouped(stack, first, [trips, bodies.len()])).collect();
-        let body = period(bodies, &carried, &groups, constants)?;
-        let (carry, groups): (Vec<&Value>, Vec<&Value>) = (carried.iter().collect(), groups.iter().collect());
-        let scanned = builder.scan(trips, &body, &carry, &groups, constants, saved(save, trips, bodies.len()));
-        stacks.push(scanned.ys.iter().map(ungrouped).collect());
-        carried = scanned.carry;
+        let used = (0..xs.len()).filter(|stack| layers_with(*stack, layers, layers.len()) > 0);
+        let groups: Vec<(usize, Value)> = used
+            .map(|stack| {
+                let (before, of_each) = (layers_with(stack, period, first), layers_with(stack, layers, layers.len()));
+                (stack, grouped(xs[stack], before, [trips, of_each]))
+            })
+            .collect();
+        let body = of_period(layers, &carried, &groups, constants)?;
+        let (carry, groups): (Vec<&Value>, Vec<&Value>) =
+            (carried.iter().collect(), groups.iter().map(|(_, group)| group).collect());
+        carried = builder.scan(trips, &body, &carry, &groups, constants, saved(save, trips, layers.len())).carry;
     }
-    let ys = match &stacks[..] {
-        [whole, rest] => whole.iter().zip(rest).map(|(a, b)| builder.concatenate(&[a, b], 0)).collect(),
-        _ => stacks.concat(),
-    };
-    Ok(Scanned { carry: carried, ys })
+    Ok(carried)
 }
 
-/// Traces the layers of a period one after the other: from the carry, slices `[P, ...]` and constants to the carry and outputs `[P, ...]`.
-fn period(bodies: &[Traced], carry: &[Value], groups: &[Value], constants: &[&Value]) -> Result<Traced> {
-    let of_group = |group: &Value| TensorType::new(group.dtype(), &group.shape()[1..]);
+/// Traces the layers of a period one after the other: from the carry, slices `[n, ...]` of the groups of stacks, and constants, to the carry.
+fn of_period(layers: &[Layer], carry: &[Value], groups: &[(usize, Value)], constants: &[&Value]) -> Result<Traced> {
+    let of_group = |(_, group): &(usize, Value)| TensorType::new(group.dtype(), &group.shape()[1..]);
     let types = carry.iter().map(|value| value.ty().clone()).chain(groups.iter().map(of_group));
     let types: Vec<TensorType> = types.chain(constants.iter().map(type_of)).collect();
-    trace(&types, |f, values| {
+    stablehlo::trace(&types, |f, values| {
         let (carry, rest) = values.split_at(carry.len());
-        let (groups, constants) = rest.split_at(groups.len());
-        let (mut carried, mut ys) = (carry.to_vec(), Vec::new());
-        for (layer, body) in bodies.iter().enumerate() {
-            let slices: Vec<Value> = groups.iter().map(|group| slice(group, layer)).collect();
-            let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants).collect();
-            let mut results = f.call(body, &arguments);
-            ys.push(results.split_off(carry.len()));
-            carried = results;
+        let (slices, constants) = rest.split_at(groups.len());
+        let mut carried = carry.to_vec();
+        for (index, layer) in layers.iter().enumerate() {
+            let of_layer = groups.iter().zip(slices).filter(|((stack, _), _)| layer.stacks.contains(stack));
+            let own: Vec<Value> =
+                of_layer.map(|((stack, _), group)| slice(group, layers_with(*stack, layers, index))).collect();
+            let arguments: Vec<&Value> = carried.iter().chain(&own).chain(constants).collect();
+            carried = f.call(&layer.body, &arguments);
         }
-        let outputs = ys.first().map_or(0, Vec::len);
-        let stacked = (0..outputs).map(|output| {
-            let row = |of_layer: &Vec<Value>| of_layer[output].reshape(&[&[1], of_layer[output].shape()].concat());
-            let rows: Vec<Value> = ys.iter().map(row).collect();
-            f.concatenate(&rows.iter().collect::<Vec<_>>(), 0)
-        });
-        carried.iter().cloned().chain(stacked).collect()
+        carried
     })
 }
 
@@ -191,7 +214,7 @@ fn saved(save: &Save, trips: usize, layers: usize) -> Save {
     }
 }
 
-/// Returns the layers from `first` on of a stack `[L, ...]` as `[trips, P, ...]`.
+/// Returns the slices from `first` on of a stack as `[trips, n, ...]`.
 fn grouped(stack: &Value, first: usize, [trips, size]: [usize; 2]) -> Value {
     let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
     (start[0], limit[0]) = (first, first + trips * size);
@@ -199,16 +222,10 @@ fn grouped(stack: &Value, first: usize, [trips, size]: [usize; 2]) -> Value {
     part.reshape(&[&[trips, size], &stack.shape()[1..]].concat())
 }
 
-/// Returns `[trips P, ...]` of `[trips, P, ...]`.
-fn ungrouped(stack: &Value) -> Value {
-    let [trips, size, rest @ ..] = stack.shape() else { unreachable!("two dimensions of layers") };
-    stack.reshape(&[&[trips * size], rest].concat())
-}
-
-/// Returns the slice `[...]` of a layer from a stack `[L, ...]`.
-fn slice(stack: &Value, layer: usize) -> Value {
+/// Returns slice `index` `[...]` of a stack `[n, ...]`.
+fn slice(stack: &Value, index: usize) -> Value {
     let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
-    (start[0], limit[0]) = (layer, layer + 1);
+    (start[0], limit[0]) = (index, index + 1);
     stack.slice(&start, &limit).reshape(&stack.shape()[1..])
 }
 
@@ -265,8 +282,11 @@ mod tests {
     /// The same layers, as a period of one and as longer periods with and without a remainder.
     #[test]
     fn periods_of_equal_layers_match_a_loop_over_layers() {
-        let [same, other] =
-            [LayerRope::Global, LayerRope::None].map(|rope| LayerSpec { rope, sliding_window: Some(2) });
+        let [same, other] = [LayerRope::Global, LayerRope::None].map(|rope| LayerSpec {
+            rope,
+            sliding_window: Some(2),
+            ..LayerSpec::default()
+        });
         for (count, period) in [(4, 2), (5, 2), (2, 3), (7, 3)] {
             for save in [Save::Carry, Save::Every(1), Save::Everything] {
                 let expected = evaluate(&module(&[same], count, save.clone()));

@@ -38,6 +38,27 @@ pub(crate) fn dot(
     left.dot_general(right, dimensions, Dtype::F32, compute.precision())
 }
 
+/// Returns a layer's slice `[...]` of `stack` `[L, ...]`; `number` is an i32 scalar.
+#[track_caller]
+pub(crate) fn layer_at(stack: &Value, number: &Value) -> Value {
+    let mut sizes = stack.shape().to_vec();
+    sizes[0] = 1;
+    stack.dynamic_slice(&starts(stack, number).iter().collect::<Vec<_>>(), &sizes).reshape(&sizes[1..])
+}
+
+/// Replaces a layer's slice `[...]` of `stack` `[L, ...]`; `number` is an i32 scalar.
+#[track_caller]
+pub(crate) fn put_layer(stack: &Value, number: &Value, layer: &Value) -> Value {
+    let layer = layer.reshape(&[&[1], layer.shape()].concat());
+    stack.dynamic_update_slice(&layer, &starts(stack, number).iter().collect::<Vec<_>>())
+}
+
+/// Returns the start indices of a layer in `stack`.
+fn starts(stack: &Value, number: &Value) -> Vec<Value> {
+    let zeros = std::iter::repeat_n(number.like(0), stack.shape().len() - 1);
+    std::iter::once(number.clone()).chain(zeros).collect()
+}
+
 /// Gathers the rows of `x` `[R, H]` at these indices `[...]`: `[..., H]`.
 #[track_caller]
 pub(crate) fn rows_at(x: &Value, indices: &Value) -> Value {

@@ -11,6 +11,7 @@ mod attention;
 mod axis_rules;
 mod block;
 mod blockwise;
+mod delta_net;
 mod experts;
 mod layer_loop;
 mod layer_ops;
@@ -22,16 +23,17 @@ pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask, Masks};
 pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
-pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
+pub use parameters::{Axis, Parameter, ParameterValues, Role, attention_layers, parameters};
 pub use rope::{Rotaries, Rotary};
 
 pub(crate) use attention::{MASKED, of_groups};
+pub(crate) use delta_net::{DELTA, DeltaStates, NextTokens};
 pub use layer_loop::{LayerValues, Layers};
-pub(crate) use layer_ops::{Broadcast, dot, rows_at};
+pub(crate) use layer_ops::{Broadcast, dot, put_layer, rows_at};
 use split::RESIDUAL;
 pub(crate) use split::Split;
 
-use models::ModelConfig;
+use models::{Mixer, ModelConfig};
 use stablehlo::{Builder, Dtype, Precision, Result, Save, TensorType, Value};
 
 /// The dtype of the operands of matrix products and of the layers' results. Sums, norms and softmax are always f32.
@@ -235,16 +237,21 @@ impl Decoder {
     pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
         let (rotaries, masks) = (self.rotaries(&rows.distinct_positions()), self.masks(rows));
         let x = self.embed(weights, &rows.ids);
-        let constants = [rotaries.values(), masks.values()].concat();
-        let mut layers =
-            self.over_layers(weights, &[&x], &[], &constants, Layers::Loop(save), |spec, layer, values| {
-                let mut constants = values.constants;
-                let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));
-                let mask = masks.of(spec.sliding_window);
-                let attend = |heads: &Heads| self.attend(heads, mask, layer.get(Role::Sinks));
-                vec![self.block(layer, &values.carry[0], rotaries.get(spec.rope), attend)]
+        let positions = self.config.linear_attention.map(|_| &rows.positions);
+        let constants: Vec<&Value> =
+            [rotaries.values(), masks.values()].concat().into_iter().chain(positions).collect();
+        let mut carry = self.over_layers(weights, &[&x], &constants, Layers::Loop(save), |spec, layer, values| {
+            let mut constants = values.constants;
+            let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));
+            let x = self.block(layer, &values.carry[0], |x| match spec.mixer {
+                Mixer::Attention => Ok(self.attention(layer, x, rotaries.get(spec.rope), |heads| {
+                    self.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
+                })),
+                Mixer::GatedDeltaNet => self.delta_net(layer, x, &constants[0]),
             })?;
-        Ok(layers.carry.swap_remove(0))
+            Ok(vec![x])
+        })?;
+        Ok(carry.swap_remove(0))
     }
 
     /// Returns the token embeddings `[B, T, H]` of token ids `[B, T]`.

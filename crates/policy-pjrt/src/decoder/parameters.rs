@@ -1,9 +1,10 @@
 //! The table of a decoder's parameters: shapes, logical axes, and names of their Hugging Face tensors.
 //!
-//! Legend: L layers, E experts, V vocabulary, H hidden size, I intermediate size of the MLP, A query heads, K key/value heads, D head dimension.
+//! Legend: L layers, E experts, V vocabulary, H hidden size, I intermediate size of the MLP, A query heads, K key/value heads, D head dimension;
+//! of a Gated DeltaNet: Hv value heads, Dv their width, C channels of the convolution.
 
 use super::Matrix;
-use models::ModelConfig;
+use models::{Mixer, ModelConfig};
 use stablehlo::{Dtype, TensorType, Value};
 use std::collections::BTreeMap;
 
@@ -27,6 +28,18 @@ pub enum Role {
     Sinks,
     QNorm,
     KNorm,
+    /// Queries, keys and values of a Gated DeltaNet, before its convolution.
+    InProjQkv,
+    /// Output gates of a Gated DeltaNet.
+    InProjZ,
+    InProjB,
+    InProjA,
+    Conv1d,
+    ALog,
+    DtBias,
+    /// The norm of the outputs of a Gated DeltaNet.
+    LinearNorm,
+    OutProj,
     PostAttentionLayernorm,
     PreFeedforwardLayernorm,
     GateProj,
@@ -70,7 +83,32 @@ impl Role {
         Self::NORMS.into_iter().find(|(_, name)| *name == module).map(|(role, _)| role)
     }
 
-    /// Returns `true` if every layer has such a parameter.
+    /// Returns the mixer of the layers that have such a parameter; `None` if it does not depend on the mixer.
+    pub(crate) fn mixer(self) -> Option<Mixer> {
+        use Matrix::{InProjA, InProjB, InProjQkv, InProjZ, KProj, OProj, OutProj, QProj, QkvProj, VProj};
+        match self {
+            Self::QProj | Self::QBias | Self::KProj | Self::KBias | Self::VProj | Self::VBias => Some(Mixer::Attention),
+            Self::QkvProj | Self::OProj | Self::OBias | Self::Sinks => Some(Mixer::Attention),
+            Self::QNorm | Self::KNorm => Some(Mixer::Attention),
+            Self::InProjQkv | Self::InProjZ | Self::InProjB | Self::InProjA => Some(Mixer::GatedDeltaNet),
+            Self::Conv1d | Self::ALog | Self::DtBias => Some(Mixer::GatedDeltaNet),
+            Self::LinearNorm | Self::OutProj => Some(Mixer::GatedDeltaNet),
+            Self::LoraA(matrix) | Self::LoraB(matrix) => match matrix {
+                QProj | KProj | VProj | QkvProj | OProj => Some(Mixer::Attention),
+                InProjQkv | InProjZ | InProjB | InProjA | OutProj => Some(Mixer::GatedDeltaNet),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Returns the layers that have such a parameter, in order.
+    pub(super) fn layers(self, config: &ModelConfig) -> Vec<usize> {
+        let has = |layer: &usize| self.mixer().is_none_or(|mixer| mixer == config.layer(*layer).mixer);
+        (0..config.num_hidden_layers).filter(has).collect()
+    }
+
+    /// Returns `true` if layers have such a parameter.
     pub fn is_of_layers(self) -> bool {
         let head = Matrix::LmHead;
         !matches!(self, Self::EmbedTokens | Self::Norm | Self::LmHead)
@@ -119,6 +157,17 @@ pub enum Axis {
     HeadDim,
     /// Query heads, A, with one value each; not sharded.
     QueryHead,
+    /// The value heads of a Gated DeltaNet and their columns, Hv Dv; its key heads in activations. A value head is on the device of its key
+    /// head.
+    LinearHeads,
+    /// The channels of the convolution of a Gated DeltaNet, C; usually not sharded, because the channels of a head are in three places.
+    Channels,
+    /// The single input of a channel of a convolution; not sharded.
+    ChannelInput,
+    /// The tokens that a convolution reads; not sharded.
+    Taps,
+    /// The columns of a value head of a Gated DeltaNet, Dv; not sharded.
+    ValueDim,
     /// The columns of all queries, keys and values of a fused matrix, (A + 2K) D; usually not sharded, because heads of one kind belong
     /// together.
     FusedHeads,
@@ -140,13 +189,13 @@ pub enum Axis {
     Length,
 }
 
-/// A parameter on a device: one Hugging Face tensor, or the tensors of all layers, stacked; if each expert has a tensor, those of all
-/// experts of all layers.
+/// A parameter on a device: one Hugging Face tensor, or the tensors of all layers that have one, stacked; if each expert has a tensor, those
+/// of all experts of all layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Its role in the decoder.
     pub role: Role,
-    /// The shape; `[L, ...]` for a parameter of the layers, `[L E, ...]` if each of E experts has a tensor. Matrices are `[out, in]`, as in Hugging Face files.
+    /// The shape; `[L, ...]` for a parameter of L layers, `[L E, ...]` if each of E experts has a tensor. Matrices are `[out, in]`, as in Hugging Face files.
     pub shape: Vec<usize>,
     /// The logical axis of each dimension.
     pub axes: Vec<Axis>,
@@ -157,7 +206,7 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// Returns `true` if it stacks the tensors of all layers.
+    /// Returns `true` if it stacks the tensors of layers.
     pub fn is_stacked(&self) -> bool {
         self.axes[0] == Axis::Layer
     }
@@ -205,15 +254,32 @@ impl Parameter {
     }
 }
 
+/// Returns the number of layers with attention, which have keys and values.
+pub fn attention_layers(config: &ModelConfig) -> usize {
+    (0..config.num_hidden_layers).filter(|layer| config.layer(*layer).mixer == Mixer::Attention).count()
+}
+
 /// Returns the parameters of a decoder, in the argument order of programs.
 pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
-    use Axis::{Embed, Experts, FusedHeads, FusedMlp, HeadDim, Heads, Kv, Layer, Mlp, QueryHead, Vocab};
+    use Axis::{ChannelInput, QueryHead, Taps, ValueDim, Vocab};
+    use Axis::{Channels, Embed, Experts, FusedHeads, FusedMlp, HeadDim, Heads, Kv, Layer, LinearHeads, Mlp};
+    let linear = config.linear_attention.unwrap_or_default();
     let experts = config.experts.as_ref();
     let (wide, count) =
         experts.map_or((config.intermediate_size, 1), |experts| (experts.moe_intermediate_size, experts.num_experts));
     let is_clamped = experts.is_some_and(|experts| experts.clamped.is_some());
-    let size = |axis: &Axis| match axis {
-        Layer => config.num_hidden_layers,
+    let size = |role: Role, axis: &Axis| match axis {
+        Layer => role.layers(config).len(),
+        // The gate of a head follows its query.
+        Heads if matches!(role, Role::QProj | Role::QBias) && config.attention_output_gate => {
+            2 * config.num_attention_heads * config.head_dim()
+        }
+        LinearHeads if matches!(role, Role::InProjZ | Role::OutProj) => linear.values(),
+        LinearHeads => linear.linear_num_value_heads,
+        Channels => linear.conv_channels(),
+        ChannelInput => 1,
+        Taps => linear.linear_conv_kernel_dim,
+        ValueDim => linear.linear_value_head_dim,
         Embed => config.hidden_size,
         Heads => config.num_attention_heads * config.head_dim(),
         Kv => config.num_key_value_heads * config.head_dim(),
@@ -246,7 +312,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         _ => true,
     };
     let [of_queries, of_keys] = if config.qk_norm_over_heads { [Heads, Kv] } else { [HeadDim, HeadDim] };
-    let all: [(Role, &'static str, &[Axis]); 33] = [
+    let all: [(Role, &'static str, &[Axis]); 42] = [
         // Routers come first, because trained parameters come last, and routers may be frozen.
         (Role::Router, "mlp.gate.weight", &[Layer, Experts, Embed]),
         (Role::Router, "mlp.router.weight", &[Layer, Experts, Embed]),
@@ -265,6 +331,15 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::Sinks, "self_attn.sinks", &[Layer, QueryHead]),
         (Role::QNorm, "self_attn.q_norm.weight", &[Layer, of_queries]),
         (Role::KNorm, "self_attn.k_norm.weight", &[Layer, of_keys]),
+        (Role::InProjQkv, "linear_attn.in_proj_qkv.weight", &[Layer, Channels, Embed]),
+        (Role::InProjZ, "linear_attn.in_proj_z.weight", &[Layer, LinearHeads, Embed]),
+        (Role::InProjB, "linear_attn.in_proj_b.weight", &[Layer, LinearHeads, Embed]),
+        (Role::InProjA, "linear_attn.in_proj_a.weight", &[Layer, LinearHeads, Embed]),
+        (Role::Conv1d, "linear_attn.conv1d.weight", &[Layer, Channels, ChannelInput, Taps]),
+        (Role::ALog, "linear_attn.A_log", &[Layer, LinearHeads]),
+        (Role::DtBias, "linear_attn.dt_bias", &[Layer, LinearHeads]),
+        (Role::LinearNorm, "linear_attn.norm.weight", &[Layer, ValueDim]),
+        (Role::OutProj, "linear_attn.out_proj.weight", &[Layer, Embed, LinearHeads]),
         (Role::PostAttentionLayernorm, "post_attention_layernorm.weight", &[Layer, Embed]),
         (Role::PreFeedforwardLayernorm, "pre_feedforward_layernorm.weight", &[Layer, Embed]),
         (Role::GateProj, "mlp.gate_proj.weight", &[Layer, Mlp, Embed]),
@@ -283,11 +358,11 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::LmHead, "lm_head.weight", &[Vocab, Embed]),
     ];
     all.into_iter()
-        .filter(|(role, path, _)| is_there(*role, path))
+        .filter(|(role, path, _)| is_there(*role, path) && !(role.is_of_layers() && role.layers(config).is_empty()))
         .map(|(role, path, axes)| {
-            let layers = 0..config.num_hidden_layers;
+            let layers = role.layers(config).into_iter();
             let is_apart = role.is_of_experts() && !axes.contains(&Experts);
-            let mut shape: Vec<usize> = axes.iter().map(size).collect();
+            let mut shape: Vec<usize> = axes.iter().map(|axis| size(role, axis)).collect();
             let tensors = if is_apart {
                 shape[0] *= count;
                 let name = |layer, expert| {
@@ -296,7 +371,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
                 };
                 layers.flat_map(|layer| (0..count).map(move |expert| name(layer, expert))).collect()
             } else if role.is_of_layers() {
-                layers.map(|layer| (layer, format!("model.layers.{layer}.{path}"))).collect()
+                layers.map(|layer| format!("model.layers.{layer}.{path}")).enumerate().collect()
             } else {
                 vec![(0, path.to_owned())]
             };

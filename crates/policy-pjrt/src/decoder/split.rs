@@ -179,7 +179,8 @@ impl Decoder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Split`] if a parameter, the key/value heads or the query heads per key/value head do not shard evenly.
+    /// [`Error::Split`] if a parameter, the key/value heads, the query heads per key/value head or the key heads of Gated DeltaNets do not shard
+    /// evenly.
     pub fn with_axis_rules(self, rules: AxisRules) -> Result<Self> {
         self.with_split(&Split::of(rules))
     }
@@ -192,6 +193,10 @@ impl Decoder {
             "key/value heads and the query heads of each",
             &[(Axis::Kv, kv), (Axis::Heads, heads / kv.max(1))],
         )?;
+        if let Some(linear) = self.config.linear_attention {
+            let heads = linear.linear_num_key_heads;
+            split.check("the key heads of Gated DeltaNets", &[(Axis::LinearHeads, heads)])?;
+        }
         Ok(Self { split: split.clone(), ..self })
     }
 

@@ -15,14 +15,20 @@
 //! for each row: copy the window to the columns of the cache from `base` on
 //! ```
 //!
-//! Legend: L layers, B slots, S columns of the cache, C columns of it that are read, W most decode steps of a call, K key/value heads, R
+//! A layer with a Gated DeltaNet has a state instead of keys and values. Every decode step replaces the states of unfinished sequences; the
+//! states of finished ones stay, for the next turns of their conversations.
+//!
+//! Legend: L layers with attention, B slots, S columns of the cache, C columns of it that are read, W most decode steps of a call, K key/value heads, R
 //! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
 
 use super::sampling::{Sampler, SamplerValues, mask_words};
 use super::state::{CACHE, ROWS, Shape, StateValues};
-use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, Role, dot, of_groups, zeros};
+use crate::decoder::{
+    Broadcast, Decoder, DeltaStates, Heads, Layers, MASKED, NextTokens, ParameterValues, Role, dot, of_groups, zeros,
+};
 use crate::error::Result;
 use crate::program::program_error;
+use models::Mixer;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 /// Configuration of a decode program.
@@ -87,6 +93,9 @@ impl Decode {
             stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
             limits: f.argument("max_completion_length", TensorType::new(Dtype::I32, [self.shape.slots])),
         };
+        // The host also ends sequences, whose states should stay, too: empty slots have the limit 0.
+        let ended = &state.ended | state.count.ge(&arguments.limits);
+        let state = StateValues { ended, ..state };
         let (step, Window { keys, values }) = self.begin(decoder, &weights, &state);
 
         let (zero, turns) = (f.scalar(0, Dtype::I32), f.scalar(self.turns as i64, Dtype::I32));
@@ -169,7 +178,7 @@ impl DecodeStep<'_> {
         arguments: &Arguments,
     ) -> stablehlo::Result<(StateValues, Window, Option<Value>)> {
         let Decode { shape, sampler, stop_ids, .. } = self.decode;
-        let (logits, window) = self.forward(state, window, turn)?;
+        let (logits, window, delta) = self.forward(state, window, turn)?;
         let (split, seen) = (self.decoder.split(), state.seen.as_ref());
         let chosen = sampler.choose(split, &logits, &arguments.sampling, &state.random, &state.count, seen);
 
@@ -194,6 +203,7 @@ impl DecodeStep<'_> {
             count,
             ended: &state.ended | ends,
             seen,
+            delta,
             ..state.clone()
         };
         let masks = masks.zip(chosen.kept).map(|(masks, kept)| {
@@ -203,20 +213,20 @@ impl DecodeStep<'_> {
         Ok((next, window, masks))
     }
 
-    /// Returns the logits `[B, V]` after the last token of every sequence, and the window with its keys and values.
+    /// Returns the logits `[B, V]` after the last token of every sequence, the window with its keys and values, and the states after it.
     pub(super) fn forward(
         &self,
         state: &StateValues,
         window: &Window,
         turn: &Value,
-    ) -> stablehlo::Result<(Value, Window)> {
+    ) -> stablehlo::Result<(Value, Window, Option<DeltaStates>)> {
         let Self { decode, decoder, weights, read: keys, values, filled, .. } = self;
         let slots = decode.shape.slots;
         let position = &state.length - state.length.like(1);
-        let rotaries = decoder.rotaries(&position.reshape(&[slots, 1]));
+        let positions = position.reshape(&[slots, 1]);
+        let rotaries = decoder.rotaries(&positions);
         let x = decoder.embed(weights, &state.last.reshape(&[slots, 1]));
         let f = x.builder();
-        let numbers = f.iota(0, TensorType::new(Dtype::I32, [decoder.config().num_hidden_layers]));
         // The token attends to itself through the window.
         let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, decode.turns]));
         let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
@@ -236,38 +246,49 @@ impl DecodeStep<'_> {
                 }
             })
             .collect();
-        let constants = [rotaries.values(), vec![keys, values], seen.iter().flatten().collect(), vec![turn]].concat();
-        let carry = [&x, &window.keys, &window.values];
+        // Finished sequences have no next token.
+        let counts = (!&state.ended).convert(Dtype::I32);
+        let of_delta = [&positions, &counts];
+        let of_delta = if state.delta.is_some() { &of_delta[..] } else { &[] };
+        let constants =
+            [&rotaries.values()[..], &[keys, values, turn], of_delta, &seen.iter().flatten().collect::<Vec<_>>()];
+        let carry = [&x, &window.keys, &window.values].into_iter();
+        let carry: Vec<&Value> = carry.chain(state.delta.iter().flat_map(DeltaStates::parts)).collect();
         let layers = if decode.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
-        let scanned = decoder.over_layers(weights, &carry, &[&numbers], &constants, layers, |spec, layer, of| {
+        let carried = decoder.over_layers(weights, &carry, &constants.concat(), layers, |spec, layer, of| {
             let mut constants = of.constants;
             let rotaries = rotaries.take(&mut constants);
-            let [keys, values, seen @ .., turn] = constants else { unreachable!("as passed in") };
-            let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
-            let [filled, done] = &seen[at..at + 2] else { unreachable!("two for each window") };
-            let ([x, window_keys, window_values], [number]) = (of.carry, of.xs) else { unreachable!("as passed in") };
-            let mut window = vec![];
-            let x = decoder.block(layer, x, rotaries.get(spec.rope), |heads| {
-                window = [(window_keys, &heads.keys), (window_values, &heads.values)]
-                    .map(|(all, token)| put_token(all, token, number, turn))
-                    .to_vec();
-                let part = |keys, values, columns, transposed, seen: &Value| Part {
-                    // Transposed keys are already cut to these columns; their last two dimensions are swapped.
-                    keys: columns_of(keys, number, if transposed { keys.shape()[3] } else { columns }),
-                    transposed,
-                    values: columns_of(values, number, columns),
-                    seen: seen.clone(),
-                };
-                let cached = part(keys, values, decode.columns_read, decode.prepared, filled);
-                let parts = [cached, part(&window[0], &window[1], decode.turns, false, done)];
-                attend_parts(decoder, heads, &parts, layer.get(Role::Sinks))
-            });
-            std::iter::once(x).chain(window).collect()
+            let [keys, values, turn, constants @ ..] = constants else { unreachable!("as passed in") };
+            let (of_delta, seen) = constants.split_at(of_delta.len());
+            let [x, window_keys, window_values, delta @ ..] = of.carry else { unreachable!("as passed in") };
+            let (mut window, mut delta) = ([window_keys.clone(), window_values.clone()], DeltaStates::of(delta));
+            let x = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, of_delta) {
+                (Mixer::GatedDeltaNet, Some(states), [positions, counts]) => {
+                    decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
+                }
+                _ => Ok(decoder.attention(layer, x, rotaries.get(spec.rope), |heads| {
+                    let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
+                    let [filled, done] = &seen[at..at + 2] else { unreachable!("two for each window") };
+                    window = [(&window[0], &heads.keys), (&window[1], &heads.values)]
+                        .map(|(all, token)| put_token(all, token, of.number, turn));
+                    let part = |keys, values, columns, transposed, seen: &Value| Part {
+                        // Transposed keys are already cut to these columns; their last two dimensions are swapped.
+                        keys: columns_of(keys, of.number, if transposed { keys.shape()[3] } else { columns }),
+                        transposed,
+                        values: columns_of(values, of.number, columns),
+                        seen: seen.clone(),
+                    };
+                    let cached = part(keys, values, decode.columns_read, decode.prepared, filled);
+                    let parts = [cached, part(&window[0], &window[1], decode.turns, false, done)];
+                    attend_parts(decoder, heads, &parts, layer.get(Role::Sinks))
+                })),
+            })?;
+            Ok([x].into_iter().chain(window).chain(delta.iter().flat_map(DeltaStates::parts).cloned()).collect())
         })?;
-        let [x, keys, values] = &scanned.carry[..] else { unreachable!("as many as are carried") };
+        let [x, keys, values, delta @ ..] = &carried[..] else { unreachable!("as many as are carried") };
         let hidden = decoder.final_norm(weights, x);
         let logits = decoder.logits(weights, &hidden.reshape(&[slots, decoder.config().hidden_size]));
-        Ok((logits, Window { keys: keys.clone(), values: values.clone() }))
+        Ok((logits, Window { keys: keys.clone(), values: values.clone() }, DeltaStates::of(delta)))
     }
 
     /// Writes the window into the columns of this call, and returns keys and values `[L, B, K, S, D]`.

@@ -146,7 +146,8 @@ impl DeviceRollout {
     ///
     /// After a request with [`RolloutRequest::turn`], the KV cache stays on the device. If a prompt of the next such request begins with the cached
     /// tokens of a slot, the sample uses this slot, and only the new tokens of the prompt are processed. With a repetition penalty, the cache is
-    /// dropped.
+    /// dropped. The state of a Gated DeltaNet cannot go back: if a stop condition drops tokens that it has, the next turn processes its whole
+    /// prompt.
     ///
     /// # Errors
     /// [`crate::Error::Policy`] for a request without prompts, generations or tokens, with an empty prompt, or too long for the model;
@@ -171,7 +172,7 @@ impl DeviceRollout {
         let shape = state.shape;
         let at_once = sizes.prompts_at_once(shape);
         let continued = continuations(request, &cached);
-        let mut slots = Slots::new(request, cached, self.decoder.config().vocab_size);
+        let mut slots = Slots::new(request, cached, self.decoder.config());
         if !continued.is_empty() {
             continued.iter().for_each(|continuation| slots.resume(continuation.slot, continuation.sample));
             state = self.resume(weights, state, request, &continued)?;

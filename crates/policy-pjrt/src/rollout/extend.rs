@@ -1,15 +1,16 @@
 //! Programs for prompts whose first tokens are in the KV cache of a slot: `resume` begins new samples there, and `extend` adds the keys and values
-//! of the next tokens of the prompts.
+//! of the next tokens of the prompts, and computes the states of Gated DeltaNets after them.
 //!
-//! Legend: L layers, B slots, T tokens of an extension, S columns of the cache, C columns of it that are read, K key/value heads, D head
+//! Legend: L layers with attention, B slots, T tokens of an extension, S columns of the cache, C columns of it that are read, K key/value heads, D head
 //! dimension.
 
 use super::decode::{Part, Window, attend_parts, columns_of, flush};
 use super::prefill::Begun;
-use super::state::Shape;
-use crate::decoder::{Broadcast, Decoder, Layers, Role};
+use super::state::{CACHE, Shape, StateValues, cache_type};
+use crate::decoder::{Broadcast, Decoder, DeltaStates, Layers, NextTokens, Role, put_layer, zeros};
 use crate::error::Result;
 use crate::program::program_error;
+use models::Mixer;
 use stablehlo::{Builder, Dtype, Module, Save, TensorType, Value};
 
 /// The numbers of tokens that one call may process; more tokens need several calls.
@@ -30,9 +31,7 @@ pub(crate) struct Extend {
 pub(super) fn resume(decoder: &Decoder, shape: Shape) -> Result<Module> {
     let f = Builder::new();
     let state = shape.arguments(&f, decoder);
-    let begun = Begun::arguments(&f, shape);
-    let (keys, values, seen) = (state.keys.clone(), state.values.clone(), state.seen.clone());
-    let next = begun.state(&state, keys, values, seen);
+    let next = Begun::arguments(&f, shape).state(&state);
     decoder.split().finish(f, "rollout_resume", next.results())
 }
 
@@ -53,45 +52,53 @@ impl Extend {
         let positions = &index + base.along_first(&index);
         let rotaries = decoder.rotaries(&positions);
         let x = decoder.embed(&weights, &ids);
-        let numbers = f.iota(0, TensorType::new(Dtype::I32, [decoder.config().num_hidden_layers]));
         let windows = decoder.windows();
         let masks: Vec<[Value; 2]> = windows.iter().map(|window| self.masks(&f, &base, &positions, *window)).collect();
-        let constants =
-            [rotaries.values(), vec![&state.keys, &state.values], masks.iter().flatten().collect()].concat();
-        let layers = decoder.over_layers(
-            &weights,
-            &[&x],
-            &[&numbers],
-            &constants,
-            Layers::Loop(Save::Carry),
-            |spec, layer, of| {
-                let mut constants = of.constants;
-                let rotaries = rotaries.take(&mut constants);
-                let [keys, values, masks @ ..] = constants else { unreachable!("as passed in") };
-                let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
-                let [cached, own] = &masks[at..at + 2] else { unreachable!("two for each window") };
-                let mut window = vec![];
-                let x = decoder.block(layer, &of.carry[0], rotaries.get(spec.rope), |heads| {
-                    window = vec![heads.keys.clone(), heads.values.clone()];
+        let of_delta = [&positions, &counts];
+        let of_delta = if state.delta.is_some() { &of_delta[..] } else { &[] };
+        let of_masks: Vec<&Value> = masks.iter().flatten().collect();
+        let constants = [&rotaries.values()[..], &[&state.keys, &state.values], of_delta, &of_masks].concat();
+        let cache = cache_type(decoder.config(), decoder.compute(), shape.slots, tokens);
+        let window = decoder.split().constrain(&zeros(&f, cache.dtype, &cache.shape), &CACHE);
+        let carry = [&x, &window, &window].into_iter();
+        let carry: Vec<&Value> = carry.chain(state.delta.iter().flat_map(DeltaStates::parts)).collect();
+        let layers = Layers::Loop(Save::Carry);
+        let carried = decoder.over_layers(&weights, &carry, &constants, layers, |spec, layer, of| {
+            let mut constants = of.constants;
+            let rotaries = rotaries.take(&mut constants);
+            let [keys, values, constants @ ..] = constants else { unreachable!("as passed in") };
+            let (of_delta, masks) = constants.split_at(of_delta.len());
+            let [x, window_keys, window_values, delta @ ..] = of.carry else { unreachable!("as passed in") };
+            let (mut window, mut delta) = ([window_keys.clone(), window_values.clone()], DeltaStates::of(delta));
+            let x = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, of_delta) {
+                (Mixer::GatedDeltaNet, Some(states), [positions, counts]) => {
+                    decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
+                }
+                _ => Ok(decoder.attention(layer, x, rotaries.get(spec.rope), |heads| {
+                    let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
+                    let [cached, own] = &masks[at..at + 2] else { unreachable!("two for each window") };
+                    window = [(&window[0], &heads.keys), (&window[1], &heads.values)]
+                        .map(|(all, part)| put_layer(all, of.number, part));
                     let part = |keys: Value, values: Value, seen: &Value| Part {
                         keys,
                         transposed: false,
                         values,
                         seen: seen.clone(),
                     };
-                    let [keys, values] = [keys, values].map(|all| columns_of(all, &of.xs[0], columns_read));
+                    let [keys, values] = [keys, values].map(|all| columns_of(all, of.number, columns_read));
                     let own = part(heads.keys.clone(), heads.values.clone(), own);
                     attend_parts(decoder, heads, &[part(keys, values, cached), own], layer.get(Role::Sinks))
-                });
-                std::iter::once(x).chain(window).collect()
-            },
-        );
-        let layers = layers.map_err(program_error(name))?;
-        let window = Window { keys: layers.ys[0].clone(), values: layers.ys[1].clone() };
+                })),
+            })?;
+            Ok([x].into_iter().chain(window).chain(delta.iter().flat_map(DeltaStates::parts).cloned()).collect())
+        });
+        let carried = carried.map_err(program_error(name))?;
+        let [_, keys, values, delta @ ..] = &carried[..] else { unreachable!("as many as are carried") };
+        let (window, delta) = (Window { keys: keys.clone(), values: values.clone() }, DeltaStates::of(delta));
         let caches = flush(decoder, [&state.keys, &state.values], &base, &window);
         let [keys, values] = caches.map_err(program_error(name))?;
         let last = counts.gt(&counts.like(0)).select(&behind, &state.last);
-        let next = super::state::StateValues { keys, values, last, length: &state.length + &counts, ..state };
+        let next = StateValues { keys, values, last, length: &state.length + &counts, delta, ..state };
         decoder.split().finish(f, name, next.results())
     }
 

@@ -9,13 +9,13 @@ use super::sizes::{RolloutSizes, places};
 use super::slots::Admission;
 use super::state::{State, StateValues};
 use crate::Argument;
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, DeltaStates};
 use crate::error::Result;
 use crate::program::program_error;
 use crate::weights::DeviceWeights;
 use models::ModelConfig;
 use policy::{RolloutRequest, Sampling};
-use stablehlo::{Builder, Dtype, Module, TensorType};
+use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 /// Number of sequences per call, each with W rows of logits.
 const SEQUENCES: usize = 8;
@@ -145,17 +145,20 @@ impl Decode {
         let logits = f.splat(0.0, TensorType::new(Dtype::F32, [slots, self.turns, config.vocab_size]));
         let zero = f.scalar(0, Dtype::I32);
         let mut error = None;
-        let carried = [&keys, &values, &state.last, &state.length, &logits];
+        let carried = [&keys, &values, &state.last, &state.length, &logits].into_iter();
+        let carried: Vec<&Value> = carried.chain(state.delta.iter().flat_map(DeltaStates::parts)).collect();
         let results = f.for_loop(self.turns, &carried, |turn, carried| {
-            let [keys, values, last, length, logits] = carried else { unreachable!("as passed in") };
+            let [keys, values, last, length, logits, delta @ ..] = carried else { unreachable!("as passed in") };
             let window = Window { keys: keys.clone(), values: values.clone() };
-            let now = StateValues { last: last.clone(), length: length.clone(), ..state.clone() };
+            let delta = DeltaStates::of(delta);
+            let now = StateValues { last: last.clone(), length: length.clone(), delta, ..state.clone() };
             match step.forward(&now, &window, turn) {
-                Ok((of_turn, Window { keys, values })) => {
+                Ok((of_turn, Window { keys, values }, delta)) => {
                     let of_turn = of_turn.reshape(&[slots, 1, config.vocab_size]);
                     let last = next.dynamic_slice(&[&zero, turn], &[slots, 1]).reshape(&[slots]);
                     let logits = logits.dynamic_update_slice(&of_turn, &[&zero, turn, &zero]);
-                    vec![keys, values, last, length + length.like(1), logits]
+                    let next = [keys, values, last, length + length.like(1), logits].into_iter();
+                    next.chain(delta.iter().flat_map(DeltaStates::parts).cloned()).collect()
                 }
                 Err(source) => {
                     error = Some(source);
@@ -170,7 +173,8 @@ impl Decode {
         let window = Window { keys: results[0].clone(), values: results[1].clone() };
         let [keys, values] = step.flush(&window).map_err(program_error(name))?;
         let (last, length) = (results[2].clone(), results[3].clone());
-        let after = StateValues { keys, values, last, length, ..state.clone() };
+        let delta = DeltaStates::of(&results[5..]);
+        let after = StateValues { keys, values, last, length, delta, ..state.clone() };
         decoder.split().finish(f.clone(), name, after.results().chain([("logits", &results[4])]))
     }
 }

@@ -1,13 +1,14 @@
 //! Programs that prepare slots: the prefill, which computes keys and values of prompts, and the admission, which copies them to the KV
-//! cache.
+//! cache. The states of Gated DeltaNets are handled in the same way.
 //!
-//! Legend: L layers, P prompts, T tokens of a prompt's row, B slots, S columns of the cache, K key/value heads, D head dimension, V
+//! Legend: L layers with attention, P prompts, T tokens of a prompt's row, B slots, S columns of the cache, K key/value heads, D head dimension, V
 //! vocabulary.
 
-use super::state::{CACHE, ROWS, Shape, StateValues, dimensions};
-use crate::decoder::{Axis, Broadcast, Decoder, Layers, Role, Rows, zeros};
+use super::state::{CACHE, ROWS, Shape, StateValues, TABLE, cache_type};
+use crate::decoder::{Axis, Broadcast, DELTA, Decoder, DeltaStates, Layers, NextTokens, Role, Rows, put_layer, zeros};
 use crate::error::Result;
 use crate::program::program_error;
+use models::Mixer;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
 
 /// Shape of a prefill.
@@ -22,10 +23,10 @@ pub(crate) struct Prompts {
 }
 
 /// Builds the prefill program: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, T, D]`; with `seen`, also
-/// to the set of tokens `[P, V]` of each prompt.
+/// to the set of tokens `[P, V]` of each prompt; with Gated DeltaNets, also to the tensors of [`DeltaStates`].
 ///
-/// Keys and values of the last token of a prompt are not computed: the decode loop processes this token first, so that one program computes
-/// all logits. Keys and values after a prompt are zero.
+/// The last token of a prompt has no keys and values, and does not change states: the decode loop processes this token first, so that one
+/// program computes all logits. Keys and values after a prompt are zero.
 pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Result<Module> {
     let (f, config) = (Builder::new(), decoder.config());
     let weights = decoder.declare(&f, weights);
@@ -34,29 +35,48 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let lengths = f.argument("lengths", TensorType::new(Dtype::I32, [prompts.rows]));
     let rows = Rows::of_sequences(&ids);
     let (rotaries, masks) = (decoder.rotaries(&rows.distinct_positions()), decoder.masks(&rows));
-    let last = (&lengths - lengths.like(1)).along_first(&ids);
-    let kept = rows.positions.lt(&last);
+    let counts = &lengths - lengths.like(1);
+    let kept = rows.positions.lt(&counts.along_first(&ids));
     let x = decoder.embed(&weights, &ids);
-    let constants = [rotaries.values(), vec![&kept], masks.values()].concat();
-    let layers =
-        decoder.over_layers(&weights, &[&x], &[], &constants, Layers::Loop(Save::Carry), |spec, layer, values| {
+    let delta = DeltaStates::types(config, prompts.rows, decoder.compute());
+    let positions = delta.is_some().then_some(&rows.positions);
+    let constants = [rotaries.values(), vec![&kept, &counts], positions.into_iter().collect(), masks.values()].concat();
+    let cache = cache_type(config, decoder.compute(), prompts.rows, prompts.tokens);
+    let empty = |ty: &TensorType, axes| decoder.split().constrain(&zeros(&f, ty.dtype, &ty.shape), axes);
+    let caches = [&cache, &cache].map(|ty| empty(ty, &CACHE));
+    let states: Vec<Value> = delta.iter().flatten().map(|ty| empty(ty, &DELTA)).collect();
+    let carry: Vec<&Value> = [&x].into_iter().chain(&caches).chain(&states).collect();
+    let carried =
+        decoder.over_layers(&weights, &carry, &constants, Layers::Loop(Save::Carry), |spec, layer, values| {
             let mut constants = values.constants;
             let rotaries = rotaries.take(&mut constants);
-            let [kept, of_masks @ ..] = constants else { unreachable!("as many as were passed in") };
+            let [kept, counts, constants @ ..] = constants else { unreachable!("as many as were passed in") };
+            let (positions, of_masks) = constants.split_at(positions.iter().len());
             let masks = masks.take(&mut &*of_masks);
-            let mut stacked = vec![];
-            let x = decoder.block(layer, &values.carry[0], rotaries.get(spec.rope), |heads| {
-                stacked = [&heads.keys, &heads.values].map(|part| cached(part, kept)).to_vec();
-                decoder.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
-            });
-            std::iter::once(x).chain(stacked).collect()
+            let [x, keys, cached_values, delta @ ..] = values.carry else { unreachable!("as many as are carried") };
+            let (mut caches, mut delta) = ([keys.clone(), cached_values.clone()], DeltaStates::of(delta));
+            let x = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, positions) {
+                (Mixer::GatedDeltaNet, Some(states), [positions]) => {
+                    decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, values.number)
+                }
+                _ => Ok(decoder.attention(layer, x, rotaries.get(spec.rope), |heads| {
+                    caches = [(&caches[0], &heads.keys), (&caches[1], &heads.values)]
+                        .map(|(cache, part)| put_layer(cache, values.number, &cached(part, kept)));
+                    decoder.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
+                })),
+            })?;
+            Ok([x].into_iter().chain(caches).chain(delta.iter().flat_map(DeltaStates::parts).cloned()).collect())
         });
     let name = "rollout_prefill";
-    let layers = layers.map_err(program_error(name))?;
+    let carried = carried.map_err(program_error(name))?;
+    let [_, keys, values, delta @ ..] = &carried[..] else { unreachable!("as many as are carried") };
     let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));
-    (0..2).for_each(|i| decoder.split().result(&f, i, &CACHE));
-    let results = [("keys", &layers.ys[0]), ("values", &layers.ys[1])];
-    decoder.split().finish(f, name, results.into_iter().chain(seen.iter().map(|seen| ("seen", seen))))
+    let results = [("keys", keys, &CACHE[..]), ("values", values, &CACHE)].into_iter();
+    let results = results.chain(seen.iter().map(|seen| ("seen", seen, &[None, None][..])));
+    let of_delta = ["delta_inputs", "delta_memory"].into_iter().zip(delta);
+    let results: Vec<_> = results.chain(of_delta.map(|(name, part)| (name, part, &DELTA[..]))).collect();
+    results.iter().enumerate().for_each(|(index, (.., axes))| decoder.split().result(&f, index, axes));
+    decoder.split().finish(f, name, results.into_iter().map(|(name, value, _)| (name, value)))
 }
 
 /// Returns keys or values `[P, K, T, D]`, zero where `kept` `[P, T]` is false.
@@ -84,8 +104,10 @@ fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
 
 /// Logical axes of keys and values of prompts `[L, P, K, T, D]` where they are copied to slots: a prompt may start samples on any device.
 const PROMPTS: [Option<Axis>; 5] = [None, None, Some(Axis::Kv), None, None];
+/// The same of states of Gated DeltaNets.
+const PROMPT_STATES: [Option<Axis>; 5] = [None, None, Some(Axis::LinearHeads), None, None];
 
-/// Builds the admission program. Arguments: state; keys and values of prompts (and their sets of tokens); for every shard of slots the number
+/// Builds the admission program. Arguments: state; keys and values of prompts (and their sets of tokens, and their states); for every shard of slots the number
 /// of new samples (`[N]`, i32, for N shards), and for each new sample its slot within the shard and the row of its prompt (`[B]`, i32: each
 /// shard has B / N entries, and uses the first ones); for all slots whether a sample begins (`[B]`), the last token and the length of its prompt
 /// (`[B]`, i32) and its random key (`[B, 2]`, u32). Result: the state.
@@ -94,13 +116,19 @@ const PROMPTS: [Option<Axis>; 5] = [None, None, Some(Axis::Kv), None, None];
 pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result<Module> {
     let (f, config, compute, split) = (Builder::new(), decoder.config(), decoder.compute(), decoder.split());
     let state = shape.arguments(&f, decoder);
-    let (layers, kv, d) = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim());
-    let prefilled = TensorType::new(compute.dtype(), [layers, prompts.rows, kv, prompts.tokens, d]);
+    let prefilled = cache_type(config, compute, prompts.rows, prompts.tokens);
     let keys = f.argument("prompt_keys", prefilled.clone());
     let values = f.argument("prompt_values", prefilled);
     [&keys, &values].into_iter().for_each(|part| split.argument(part, &CACHE));
     let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
+    let delta = DeltaStates::types(config, prompts.rows, compute).into_iter().flatten();
+    let delta: Vec<Value> = ["prompt_delta_inputs", "prompt_delta_memory"]
+        .into_iter()
+        .zip(delta)
+        .map(|(name, ty)| f.argument(name, ty))
+        .collect();
+    delta.iter().for_each(|part| split.argument(part, &DELTA));
     let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);
     let counts = f.argument("admitted", TensorType::new(Dtype::I32, [split.parts(Axis::Batch)]));
     let slots = f.argument("slots", of_slots(Dtype::I32));
@@ -112,7 +140,9 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let mut moves =
         vec![(&keys, &PROMPTS[..], &state.keys, &CACHE[..], 1), (&values, &PROMPTS, &state.values, &CACHE, 1)];
     let of_sets = seen.iter().zip(&state.seen);
-    moves.extend(of_sets.map(|(from, to)| (from, &[None, None][..], to, dimensions(to), 0)));
+    moves.extend(of_sets.map(|(from, to)| (from, &[None, None][..], to, &TABLE[..], 0)));
+    let of_states = delta.iter().zip(state.delta.iter().flat_map(DeltaStates::parts));
+    moves.extend(of_states.map(|(from, to)| (from, &PROMPT_STATES[..], to, &DELTA[..], 1)));
     let lists = [&counts, &slots, &sources].map(|list| (list, &ROWS[..]));
     let from = moves.iter().map(|(from, axes, ..)| (*from, *axes));
     let to = moves.iter().map(|(_, _, to, axes, _)| (*to, *axes));
@@ -126,7 +156,10 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     });
     let name = "rollout_admit";
     let moved = moved.map_err(program_error(name))?;
-    let next = begun.state(&state, moved[0].clone(), moved[1].clone(), state.seen.as_ref().map(|_| moved[2].clone()));
+    let [keys, values, others @ ..] = &moved[..] else { unreachable!("keys and values") };
+    let (seen, delta) = others.split_at(state.seen.iter().len());
+    let (seen, delta) = (seen.first().cloned(), DeltaStates::of(delta));
+    let next = begun.state(&StateValues { keys: keys.clone(), values: values.clone(), seen, delta, ..state });
     split.finish(f, name, next.results())
 }
 
@@ -150,13 +183,11 @@ impl Begun {
         }
     }
 
-    /// Returns the state with these samples, keys, values and sets of tokens.
-    pub(super) fn state(&self, state: &StateValues, keys: Value, values: Value, seen: Option<Value>) -> StateValues {
+    /// Returns the state with these samples, whose keys, values, sets of tokens and states of Gated DeltaNets it has.
+    pub(super) fn state(&self, state: &StateValues) -> StateValues {
         let chosen = |new: &Value, old: &Value| self.begins.along_first(old).select(new, old);
         let none = |old: &Value| chosen(&zeros(&old.builder(), old.dtype(), old.shape()), old);
         StateValues {
-            keys,
-            values,
             ids: none(&state.ids),
             logps: none(&state.logps),
             last: chosen(&self.last, &state.last),
@@ -164,7 +195,7 @@ impl Begun {
             count: none(&state.count),
             ended: none(&state.ended),
             random: chosen(&self.random, &state.random),
-            seen,
+            ..state.clone()
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::DeviceTensor;
 use crate::error::{Error, Result};
 use crate::runtime::Runtime;
 use grpo_core::batch::SamplingMask;
+use models::ModelConfig;
 use policy::{Completion, RolloutRequest};
 use std::collections::VecDeque;
 
@@ -35,6 +36,8 @@ pub(crate) struct Slots<'a> {
     cached: Vec<Vec<u32>>,
     /// The sampling mask of each unfinished sample, if requested.
     masks: Vec<SamplingMask>,
+    /// `true` if the cache has a state of all tokens in it, as that of a Gated DeltaNet, which later turns cannot continue without the last ones.
+    has_states: bool,
 }
 
 /// A sample that begins in a slot.
@@ -49,11 +52,12 @@ pub(crate) struct Admission {
 
 impl<'a> Slots<'a> {
     /// Creates a slot for each of `cached`, the tokens in its KV cache.
-    pub(crate) fn new(request: &'a RolloutRequest<'a>, cached: Vec<Vec<u32>>, vocab: usize) -> Self {
+    pub(crate) fn new(request: &'a RolloutRequest<'a>, cached: Vec<Vec<u32>>, config: &ModelConfig) -> Self {
         let samples = request.prompts.len() * request.num_generations;
         Self {
             request,
-            vocab,
+            vocab: config.vocab_size,
+            has_states: config.linear_attention.is_some(),
             slots: vec![None; cached.len()],
             waiting: (0..samples).collect(),
             completions: vec![None; samples],
@@ -151,10 +155,10 @@ impl<'a> Slots<'a> {
             let ids = all[..length].to_vec();
             let truncated = stopped.is_none() && ids.last().is_none_or(|id| !self.request.stop_ids.contains(id));
             if self.request.turn.is_some() {
-                // The last token that the device has sampled has no keys and values.
                 let sampled = counts.get(slot).map_or(0, |count| usize::try_from(*count).unwrap_or(0));
                 let prompt = &self.request.prompts[number / self.request.num_generations];
-                self.cached[slot] = [prompt, &ids[..length.min(sampled.saturating_sub(1))]].concat();
+                let kept = kept_in_cache(length, sampled, self.has_states);
+                self.cached[slot] = kept.map_or_else(Vec::new, |kept| [prompt, &ids[..kept]].concat());
             }
             let mut completion = Completion::sampled(ids, logps.to_vec(), truncated);
             if self.request.return_sampling_mask {
@@ -243,6 +247,13 @@ impl<'a> Slots<'a> {
     }
 }
 
+/// Returns how many tokens of a completion of `length` tokens are in the cache, if the device has sampled `sampled` tokens, the last of which has
+/// no keys and values; `None` if the cache has states of tokens behind the completion.
+fn kept_in_cache(length: usize, sampled: usize, has_states: bool) -> Option<usize> {
+    let processed = sampled.saturating_sub(1);
+    (length >= processed || !has_states).then_some(length.min(processed))
+}
+
 /// Returns the tokens before the first id outside the vocabulary, which [`Slots::harvest`] reports.
 fn known(ids: &[u32], vocab: usize) -> &[u32] {
     &ids[..ids.iter().position(|id| *id as usize >= vocab).unwrap_or(ids.len())]
@@ -271,7 +282,7 @@ mod tests {
     fn samples_fill_free_slots_in_order() {
         let prompts = vec![vec![1, 2], vec![3], vec![4, 5, 6]];
         let request = request(&prompts, 2, 4);
-        let mut slots = Slots::new(&request, vec![vec![]; 4], 10);
+        let mut slots = Slots::new(&request, vec![vec![]; 4], &small());
         assert_eq!((slots.waiting(), slots.longest()), (Some(0), None));
         let of = |list: Vec<Admission>| list.iter().map(|a| (a.slot, a.sample, a.prompt)).collect::<Vec<_>>();
         assert_eq!(of(slots.admit(&[0])), [(0, 0, 0), (1, 1, 0)]);
@@ -288,7 +299,7 @@ mod tests {
     fn samples_begin_first_in_slots_without_a_conversation() {
         let prompts = vec![vec![1, 2], vec![3], vec![4, 5, 6]];
         let request = request(&prompts, 1, 4);
-        let mut slots = Slots::new(&request, vec![vec![8, 9], vec![], vec![1], vec![]], 10);
+        let mut slots = Slots::new(&request, vec![vec![8, 9], vec![], vec![1], vec![]], &small());
         slots.resume(2, 0);
         assert_eq!(slots.admit(&[1]).iter().map(|admission| admission.slot).collect::<Vec<_>>(), [1]);
         let (_, cached) = slots.finish();
@@ -299,7 +310,7 @@ mod tests {
     fn a_sample_that_never_ends_is_an_error_after_the_calls_of_the_longest_completion() {
         let prompts = vec![vec![1, 2], vec![3]];
         let request = request(&prompts, 1, 10);
-        let mut slots = Slots::new(&request, vec![vec![]; 2], 10);
+        let mut slots = Slots::new(&request, vec![vec![]; 2], &small());
         slots.admit(&[0, 1]);
         // The second slot finishes and stays empty; the first never finishes. Three calls of four tokens are twelve.
         assert_eq!(slots.empty_ended(&[4, 3], &[false, true], 4).unwrap(), [(1, 1, 3)]);
@@ -310,6 +321,20 @@ mod tests {
         let text = error.to_string();
         for part in ["sample 0", "after 3 calls of 4 tokens", "10 of 10 tokens", "`grpo parity`"] {
             assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+    }
+
+    /// Returns the configuration of a model with a vocabulary of 10 tokens.
+    fn small() -> ModelConfig {
+        ModelConfig { vocab_size: 10, ..ModelConfig::default() }
+    }
+
+    #[test]
+    fn a_state_of_dropped_tokens_is_not_continued() {
+        // Sampled are 8 tokens, of which 7 are processed.
+        for (length, keys_and_values, states) in [(8, Some(7), Some(7)), (7, Some(7), Some(7)), (6, Some(6), None)] {
+            assert_eq!(kept_in_cache(length, 8, false), keys_and_values);
+            assert_eq!(kept_in_cache(length, 8, true), states);
         }
     }
 
@@ -330,7 +355,7 @@ mod tests {
     fn samples_that_meet_the_stop_condition_leave_their_slots() {
         let prompts = vec![vec![1], vec![2], vec![3]];
         let request = RolloutRequest { stop: Some(&Twice), ..request(&prompts, 1, 8) };
-        let mut slots = Slots::new(&request, vec![vec![]; 2], 10);
+        let mut slots = Slots::new(&request, vec![vec![]; 2], &small());
         slots.admit(&[0, 1, 2]);
         let ids = [7, 4, 4, 4, 0, 0, 0, 0, 1, 2, 1, 2, 0, 0, 0, 0];
         assert_eq!(slots.empty_stopped(&[4, 4], &ids, 8).unwrap(), [(0, 0, 3)]);
@@ -352,7 +377,7 @@ mod tests {
     fn calls_are_counted_from_the_beginning_of_each_sample() {
         let prompts = vec![vec![1], vec![2]];
         let request = request(&prompts, 1, 8);
-        let mut slots = Slots::new(&request, vec![vec![]; 1], 10);
+        let mut slots = Slots::new(&request, vec![vec![]; 1], &small());
         for sample in 0..2 {
             assert_eq!(slots.admit(&[0, 1]), [Admission { slot: 0, sample, prompt: sample, row: sample }]);
             assert_eq!(slots.empty_ended(&[4], &[false], 4).unwrap(), []);
@@ -366,7 +391,7 @@ mod tests {
         let prompts = vec![vec![1]];
         let request = request(&prompts, 1, 8);
         for count in [-1, 9, i32::MIN, i32::MAX] {
-            let mut slots = Slots::new(&request, vec![vec![]; 1], 10);
+            let mut slots = Slots::new(&request, vec![vec![]; 1], &small());
             slots.admit(&[0]);
             let error = slots.empty_ended(&[count], &[true], 4).unwrap_err();
             assert!(error.to_string().contains(&format!("found {count} tokens")), "{error}");

@@ -1,9 +1,9 @@
 //! The state that the programs of a rollout pass on.
 //!
-//! Legend: L layers, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
+//! Legend: L layers with attention, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
 
 use crate::DeviceTensor;
-use crate::decoder::{Axis, Compute, Decoder, zeros};
+use crate::decoder::{Axis, Compute, DELTA, Decoder, DeltaStates, attention_layers, zeros};
 use crate::error::{Error, Result};
 use crate::program::unnamed;
 use crate::runtime::Runtime;
@@ -51,67 +51,74 @@ pub(crate) struct StateValues {
     pub(crate) random: Value,
     /// The set of tokens of each sequence: `[B, V]`.
     pub(crate) seen: Option<Value>,
+    /// The states of Gated DeltaNets after all tokens with keys and values, if the model has them.
+    pub(crate) delta: Option<DeltaStates>,
+}
+
+/// Name, type and logical axes of a tensor of the state.
+type Part = (&'static str, TensorType, &'static [Option<Axis>]);
+
+/// Logical axes of a tensor with a row per slot, `[B, ...]`.
+pub(super) const TABLE: [Option<Axis>; 2] = [Some(Axis::Batch), None];
+
+/// Returns the type of keys, and of values, of `columns` tokens of `rows` sequences.
+pub(super) fn cache_type(config: &ModelConfig, compute: Compute, rows: usize, columns: usize) -> TensorType {
+    let layers = attention_layers(config);
+    TensorType::new(compute.dtype(), [layers, rows, config.num_key_value_heads, columns, config.head_dim()])
 }
 
 impl Shape {
-    /// Returns name and type of every tensor.
-    fn parts(self, config: &ModelConfig, compute: Compute) -> Vec<(&'static str, TensorType)> {
+    /// Returns every tensor.
+    fn parts(self, config: &ModelConfig, compute: Compute) -> Vec<Part> {
         let Self { slots, columns, tokens, seen } = self;
-        let cache = [config.num_hidden_layers, slots, config.num_key_value_heads, columns, config.head_dim()];
-        let cache = TensorType::new(compute.dtype(), cache);
-        let row = |dtype| TensorType::new(dtype, [slots]);
+        let cache = cache_type(config, compute, slots, columns);
+        let row = |name, dtype| (name, TensorType::new(dtype, [slots]), &ROWS[..]);
+        let table = |name, dtype, columns| (name, TensorType::new(dtype, [slots, columns]), &TABLE[..]);
         let mut parts = vec![
-            ("keys", cache.clone()),
-            ("values", cache),
-            ("ids", TensorType::new(Dtype::I32, [slots, tokens])),
-            ("logps", TensorType::new(Dtype::F32, [slots, tokens])),
-            ("last", row(Dtype::I32)),
-            ("length", row(Dtype::I32)),
-            ("count", row(Dtype::I32)),
-            ("ended", row(Dtype::Pred)),
-            ("random", TensorType::new(Dtype::U32, [slots, 2])),
+            ("keys", cache.clone(), &CACHE[..]),
+            ("values", cache, &CACHE),
+            table("ids", Dtype::I32, tokens),
+            table("logps", Dtype::F32, tokens),
+            row("last", Dtype::I32),
+            row("length", Dtype::I32),
+            row("count", Dtype::I32),
+            row("ended", Dtype::Pred),
+            table("random", Dtype::U32, 2),
         ];
-        if seen {
-            parts.push(("seen", TensorType::new(Dtype::Pred, [slots, config.vocab_size])));
-        }
+        parts.extend(seen.then(|| table("seen", Dtype::Pred, config.vocab_size)));
+        let delta = DeltaStates::types(config, slots, compute).into_iter().flatten();
+        parts.extend(["delta_inputs", "delta_memory"].into_iter().zip(delta).map(|(name, ty)| (name, ty, &DELTA[..])));
         parts
     }
 
     /// Declares a state as the next arguments of a program. The program's first results are the next state, in the same buffers.
     pub(crate) fn arguments(self, f: &Builder, decoder: &Decoder) -> StateValues {
-        let parts =
-            self.parts(decoder.config(), decoder.compute()).into_iter().enumerate().map(|(index, (name, ty))| {
-                let argument = f.argument(name, ty);
-                f.alias(&argument, index);
-                let dimensions = dimensions(&argument);
-                decoder.split().argument(&argument, dimensions);
-                decoder.split().result(f, index, dimensions);
-                argument
-            });
+        let parts = self.parts(decoder.config(), decoder.compute()).into_iter().enumerate();
+        let parts = parts.map(|(index, (name, ty, axes))| {
+            let argument = f.argument(name, ty);
+            f.alias(&argument, index);
+            decoder.split().argument(&argument, axes);
+            decoder.split().result(f, index, axes);
+            argument
+        });
         StateValues::new(parts.collect())
     }
 
     /// Builds the program without arguments that returns a state of empty slots.
     pub(crate) fn empty(self, decoder: &Decoder) -> Result<Module> {
         let f = Builder::new();
-        let parts = self.parts(decoder.config(), decoder.compute()).into_iter().map(|(name, ty)| match name {
-            "ended" => f.splat(true, ty),
-            "length" => f.splat(1, ty),
-            _ => zeros(&f, ty.dtype, &ty.shape),
+        let split = decoder.split();
+        let parts = self.parts(decoder.config(), decoder.compute()).into_iter().enumerate();
+        let parts = parts.map(|(index, (name, ty, axes))| {
+            split.result(&f, index, axes);
+            match name {
+                "ended" => f.splat(true, ty),
+                "length" => f.splat(1, ty),
+                _ => zeros(&f, ty.dtype, &ty.shape),
+            }
         });
         let state = StateValues::new(parts.collect());
-        let split = decoder.split();
-        state.parts().into_iter().enumerate().for_each(|(index, part)| split.result(&f, index, dimensions(part)));
         split.finish(f, "rollout_empty", state.results())
-    }
-}
-
-/// Returns the logical axes of a tensor of the state.
-pub(super) fn dimensions(part: &Value) -> &'static [Option<Axis>] {
-    match part.shape().len() {
-        5 => &CACHE,
-        1 => &ROWS,
-        _ => &[Some(Axis::Batch), None],
     }
 }
 
@@ -119,8 +126,8 @@ impl StateValues {
     /// Creates the state from its tensors in order.
     pub(crate) fn new(parts: Vec<Value>) -> Self {
         let mut parts = parts.into_iter();
-        let mut next = || parts.next().unwrap_or_else(|| unreachable!("a state has nine parts or ten"));
-        Self {
+        let mut next = || parts.next().unwrap_or_else(|| unreachable!("a state has at least nine parts"));
+        let mut state = Self {
             keys: next(),
             values: next(),
             ids: next(),
@@ -130,15 +137,20 @@ impl StateValues {
             count: next(),
             ended: next(),
             random: next(),
-            seen: parts.next(),
-        }
+            seen: None,
+            delta: None,
+        };
+        let mut rest: Vec<Value> = parts.collect();
+        let delta = rest.split_off(rest.len() % 2);
+        (state.seen, state.delta) = (rest.pop(), DeltaStates::of(&delta));
+        state
     }
 
     /// Returns the tensors in order.
     pub(crate) fn parts(&self) -> Vec<&Value> {
-        let Self { keys, values, ids, logps, last, length, count, ended, random, seen } = self;
+        let Self { keys, values, ids, logps, last, length, count, ended, random, seen, delta } = self;
         let all = [keys, values, ids, logps, last, length, count, ended, random];
-        all.into_iter().chain(seen).collect()
+        all.into_iter().chain(seen).chain(delta.iter().flat_map(DeltaStates::parts)).collect()
     }
 
     /// Returns the tensors without keys and values.

@@ -4,6 +4,7 @@ mod adamw;
 mod attention;
 #[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
+mod delta_net;
 mod families;
 mod faults;
 mod gradients;

@@ -1,6 +1,7 @@
 //! Conversations: a turn continues from the keys and values of the turn before.
 
 use crate::checkpoint::Checkpoint;
+use crate::delta_net::assert_same_samples;
 use crate::prefills::rows_of_prefills;
 use crate::support::{
     assert_same_completions, cross_entropy, device_weights, on_device, random, request, rollout, whole,
@@ -80,6 +81,20 @@ fn turns_that_continue_sample_what_a_prefill_does(#[case] name: &str, #[case] sl
     assert!(rows(&few) < rows(&all), "{few:?} {all:?}");
 }
 
+/// A stop condition drops tokens that the state of a Gated DeltaNet has; conversations that it ends are prefilled again.
+#[rstest]
+#[case::as_many_slots_as_conversations(16)]
+#[case::fewer_slots(8)]
+fn turns_that_continue_states_sample_what_a_prefill_does(#[case] slots: usize) {
+    let checkpoint = Checkpoint::open("qwen3_5");
+    let weights = device_weights(&checkpoint, Dtype::F32);
+    let hold = |keeps| converse(&mut rollout(&checkpoint, slots, 4), &weights, LogitsProcessors::default(), keeps);
+    let ((fresh, all), (kept, few)) = (hold(false), hold(true));
+    assert_same_samples("qwen3_5", &kept, &fresh);
+    let rows = |turns: &[Vec<u64>]| turns[1..].iter().flatten().sum::<u64>();
+    assert!(rows(&few) <= rows(&all), "{few:?} {all:?}");
+}
+
 #[test]
 fn a_repetition_penalty_prefills_every_turn() {
     let checkpoint = Checkpoint::open("qwen2");
@@ -117,9 +132,11 @@ fn a_policy_keeps_turns_until_it_does_something_else() {
     assert_eq!([turn(&mut policy, 6), turn(&mut policy, 7)], [1, 0]);
 }
 
-#[test]
-fn the_turns_of_other_conversations_drop_no_cache() {
-    let checkpoint = Checkpoint::open("qwen2");
+#[rstest]
+#[case::keys_and_values("qwen2")]
+#[case::states("qwen3_5")]
+fn the_turns_of_other_conversations_drop_no_cache(#[case] name: &str) {
+    let checkpoint = Checkpoint::open(name);
     let weights = device_weights(&checkpoint, Dtype::F32);
     let mut rollout = rollout(&checkpoint, 8, 4);
     let mut conversations = [vec![1, 9, 4], vec![7, 8]];

@@ -10,6 +10,7 @@ pub(super) mod mistral;
 mod olmo;
 mod phi3;
 pub(super) mod qwen;
+pub(super) mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 
@@ -31,6 +32,8 @@ pub enum Family {
     Qwen3,
     /// Qwen3-MoE: Qwen3 with a mixture of experts in every layer.
     Qwen3Moe,
+    /// Qwen3.5: a Gated DeltaNet in three of four layers, attention with output gates in the fourth, norms with weights around 0.
+    Qwen3_5,
     /// gpt-oss: attention sinks, biases, a sliding window in every other layer, YaRN, experts with a clamped SwiGLU.
     GptOss,
     /// Llama 2 and 3: neither biases nor norms.
@@ -77,6 +80,7 @@ pub(super) struct Defaults {
     pub(super) head_dim: Option<usize>,
     pub(super) rms_norm_eps: f64,
     pub(super) rope_theta: f64,
+    pub(super) partial_rotary_factor: f64,
     pub(super) tie_word_embeddings: bool,
     pub(super) pad_token_id: Option<usize>,
 }
@@ -90,6 +94,7 @@ impl Defaults {
         head_dim: None,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
+        partial_rotary_factor: 1.0,
         tie_word_embeddings: false,
         pad_token_id: None,
     };
@@ -97,10 +102,11 @@ impl Defaults {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Qwen2,
         Self::Qwen3,
         Self::Qwen3Moe,
+        Self::Qwen3_5,
         Self::GptOss,
         Self::Llama,
         Self::Mistral,
@@ -198,6 +204,7 @@ impl Family {
             Self::Qwen2 => &qwen::QWEN2,
             Self::Qwen3 => &qwen::QWEN3,
             Self::Qwen3Moe => &qwen3_moe::TABLE,
+            Self::Qwen3_5 => &qwen3_5::TABLE,
             Self::GptOss => &gpt_oss::TABLE,
             Self::Llama => &llama::TABLE,
             Self::Mistral => &mistral::MISTRAL,

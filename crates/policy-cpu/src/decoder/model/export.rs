@@ -79,9 +79,11 @@ impl Decoder {
     fn linear(&self, name: &str) -> Option<&Linear> {
         let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
         let Block { attn, mlp, .. } = self.layers.get(layer.parse::<usize>().ok()?)?;
+        let of_mixer = attn.linears().into_iter().find(|(name, _)| rest.strip_suffix(".weight") == Some(name));
+        if let Some((_, linear)) = of_mixer {
+            return Some(linear);
+        }
         match (rest, mlp) {
-            ("attn.qkv_proj.weight", _) => Some(&attn.qkv_proj),
-            ("attn.o_proj.weight", _) => Some(&attn.o_proj),
             ("mlp.gate_up_proj.weight", Mlp::Dense(mlp)) => Some(&mlp.gate_up_proj),
             ("mlp.down_proj.weight", Mlp::Dense(mlp)) => Some(&mlp.down_proj),
             ("mlp.router.weight", Mlp::Experts(mlp)) => Some(&mlp.router),

@@ -17,7 +17,17 @@ const LONG: [u32; 7] = [1, 9, 4, 7, 30, 12, 5];
 
 #[test]
 fn completions_that_share_a_prompt_have_the_gradient_of_separate_sequences() {
-    let decoder = decoder(&config());
+    let recurrent = ModelConfig {
+        layers: vec![models::LayerSpec::GATED_DELTA_NET, models::LayerSpec::default()],
+        linear_attention: Some(models::LinearAttention::default()),
+        attention_output_gate: true,
+        ..config()
+    };
+    [config(), recurrent].iter().for_each(assert_shared_gradients);
+}
+
+fn assert_shared_gradients(config: &ModelConfig) {
+    let decoder = decoder(config);
     let of = |prompt: &[u32], completion: &[u32]| Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() };
     let sequences = [of(&LONG, &[3, 8, 2]), of(&[1, 20, 21, 6], &[9, 2]), of(&LONG, &[40, 41, 42, 2])];
     let gradients = |parts: &[&[Sequence]]| {
