@@ -6,17 +6,18 @@ use models::ModelConfig;
 use serde_json::{Value, json};
 use std::net::TcpListener;
 
-const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
+pub(crate) const CALL: &str =
+    "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
 
 /// Returns a folder with a small Qwen3 that has room for a conversation.
-fn runs() -> Runs {
+pub(crate) fn runs() -> Runs {
     let runs = Runs::new(&[]);
     prepare_shape(&runs, &ModelConfig { max_position_embeddings: 1024, ..small() });
     runs
 }
 
 /// Returns the settings of an environment that is the shell script `env.sh`, which answers lines with `answer` to a message.
-fn program(runs: &Runs, answer: &str) -> [String; 5] {
+pub(crate) fn program(runs: &Runs, answer: &str) -> [String; 5] {
     let text = format!(
         "n=0\nwhile read -r l; do\n  n=$((n+1))\n  case \"$l\" in\n  *'\"event\":\"step\"'*) {answer};;\n  *) echo '{{}}';;\n  esac\ndone\n"
     );
@@ -31,7 +32,7 @@ fn program(runs: &Runs, answer: &str) -> [String; 5] {
     ]
 }
 
-fn value(row: &Value, name: &str) -> f64 {
+pub(crate) fn value(row: &Value, name: &str) -> f64 {
     row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"))
 }
 

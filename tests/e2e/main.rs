@@ -35,6 +35,7 @@ mod parity_model;
 mod pjrt_policy;
 mod plan;
 mod plugins;
+mod process_environments;
 mod processes;
 mod report;
 mod resume;

@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::process::Child;
 
 /// Returns the settings of two processes at a free port.
-fn processes() -> [[String; 4]; 2] {
+pub(crate) fn processes() -> [[String; 4]; 2] {
     let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address").port();
     [0, 1].map(|process| {
         [
@@ -36,7 +36,7 @@ fn start(runs: &Runs, name: &str, prepare: impl Fn(Call) -> Call) -> [Child; 2] 
     [leader, prepare(grpo(["train", &tiny(), "--run-dir", "/nowhere"]).set(runs.settings()).set(follower)).spawn()]
 }
 
-fn both([leader, follower]: [Child; 2]) -> [Said; 2] {
+pub(crate) fn both([leader, follower]: [Child; 2]) -> [Said; 2] {
     [finish(leader, "process 0"), finish(follower, "process 1")]
 }
 
@@ -48,7 +48,7 @@ fn wait_for_checkpoint(runs: &Runs, name: &str, child: &mut Child, checkpoint: &
 }
 
 /// Settings that make a run of one process of it.
-const ALONE: [&str; 3] =
+pub(crate) const ALONE: [&str; 3] =
     ["distributed.coordinator_address=null", "distributed.num_processes=null", "distributed.process_id=null"];
 
 #[test]

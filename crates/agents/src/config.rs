@@ -2,6 +2,7 @@
 
 use crate::agent_program::AgentProgram;
 use crate::built_in::{Calculator, WordGuess};
+use crate::described::Described;
 use crate::environments::Kind;
 use crate::error::{Result, check};
 use crate::openenv::OpenEnv;
@@ -49,6 +50,14 @@ pub struct EnvironmentConfig {
     pub headers: BTreeMap<String, String>,
 }
 
+/// The kind of an environment.
+enum Source {
+    BuiltIn(BuiltIn),
+    Server,
+    Program,
+    Agent,
+}
+
 /// A built-in environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -65,6 +74,28 @@ impl EnvironmentConfig {
     /// # Errors
     /// [`crate::Error::Config`] with the key; [`crate::Error::Program`] for a missing program or environment variable.
     pub(crate) fn environment(&self, name: &str) -> Result<Kind> {
+        Ok(match self.source(name)? {
+            Source::BuiltIn(BuiltIn::Calculator) => Kind::Turns(Arc::new(Calculator::default())),
+            Source::BuiltIn(BuiltIn::WordGuess) => Kind::Turns(Arc::new(WordGuess::default())),
+            Source::Server => Kind::Turns(Arc::new(OpenEnv::new(name, self)?)),
+            Source::Program => Kind::Turns(Arc::new(EnvironmentProgram::new(name, self)?)),
+            Source::Agent => Kind::Agent(Arc::new(AgentProgram::new(name, self)?)),
+        })
+    }
+
+    /// Returns the environment for a process that starts no conversations: programs, servers and environment variables may be missing.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] with the key.
+    pub(crate) fn described(&self, name: &str) -> Result<Kind> {
+        Ok(match self.source(name)? {
+            Source::Agent => Kind::Agent(Arc::new(Described)),
+            Source::BuiltIn(_) | Source::Server | Source::Program => Kind::Turns(Arc::new(Described)),
+        })
+    }
+
+    /// Returns the kind of the environment, whose other keys belong to this kind.
+    fn source(&self, name: &str) -> Result<Source> {
         let key = |field: &str| format!("environments.{name}.{field}");
         if let Some(tools) = &self.tools {
             check_tools(&key("tools"), tools)?;
@@ -73,14 +104,11 @@ impl EnvironmentConfig {
             (Some(built_in), None, true, true) => {
                 let plain = Self { built_in: self.built_in, ..Self::default() };
                 check(*self == plain, &key("built_in"), "no other key beside it", "others")?;
-                Ok(Kind::Turns(match built_in {
-                    BuiltIn::Calculator => Arc::new(Calculator::default()),
-                    BuiltIn::WordGuess => Arc::new(WordGuess::default()),
-                }))
+                Ok(Source::BuiltIn(built_in))
             }
             (None, Some(_), true, true) => {
                 check(self.env.is_empty(), &key("env"), "a program in `command`", "`url`")?;
-                Ok(Kind::Turns(Arc::new(OpenEnv::new(name, self)?)))
+                Ok(Source::Server)
             }
             (None, None, no_command, no_agent) if no_command != no_agent => {
                 let is_set = [self.action.is_some(), self.observation.is_some(), !self.headers.is_empty()];
@@ -88,10 +116,7 @@ impl EnvironmentConfig {
                     let found = if no_agent { "`command`" } else { "`agent`" };
                     check(!is_set, &key(field), "a server in `url`", found)?;
                 }
-                Ok(match no_agent {
-                    true => Kind::Turns(Arc::new(EnvironmentProgram::new(name, self)?)),
-                    false => Kind::Agent(Arc::new(AgentProgram::new(name, self)?)),
-                })
+                Ok(if no_agent { Source::Program } else { Source::Agent })
             }
             (built_in, url, no_command, no_agent) => {
                 let given = [built_in.is_some(), url.is_some(), !no_command, !no_agent];

@@ -1,6 +1,7 @@
 //! The trait of environments.
 
 use data::Item;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The largest number of messages of a reply.
@@ -45,7 +46,7 @@ pub trait Episode: Send {
 }
 
 /// The answer of an environment.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
     /// The next messages: objects with `role` (`tool`, `user` or `system`) and `content`, a text. A message with `is_error: true` is the
     /// result of a tool call that failed.
@@ -57,7 +58,7 @@ pub struct Reply {
 }
 
 /// The reason why an environment failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
     message: String,
@@ -67,6 +68,28 @@ impl Failure {
     /// Returns a failure with a message for users.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into() }
+    }
+}
+
+/// Checks that a reward is a finite number.
+///
+/// # Errors
+/// A failure with the number.
+pub(crate) fn check_reward(reward: Option<f32>) -> Result<(), Failure> {
+    match reward.filter(|reward| !reward.is_finite()) {
+        None => Ok(()),
+        Some(found) => Err(Failure::new(format!("expected a finite reward, got {found}"))),
+    }
+}
+
+impl Reply {
+    /// Checks the form of the messages, and that the reward is finite.
+    ///
+    /// # Errors
+    /// A failure that names the expected form.
+    pub fn check(&self) -> Result<(), Failure> {
+        check_messages(&self.messages)?;
+        check_reward(self.reward)
     }
 }
 

@@ -24,6 +24,8 @@ const COLUMN: &str = "environment";
 #[derive(Clone, Default)]
 pub struct Environments {
     list: Vec<(String, Kind)>,
+    /// The tools of each environment, if they were set.
+    tools: Option<Vec<Option<Value>>>,
     /// The consecutive failures of each environment; the last entry counts rows without a known environment.
     failures_in_a_row: Vec<u64>,
 }
@@ -43,12 +45,28 @@ impl Environments {
     /// # Errors
     /// [`Error::Config`] with the key; [`Error::Program`] for a missing program.
     pub fn new(config: &BTreeMap<String, EnvironmentConfig>) -> Result<Self> {
+        Self::from_config(config, EnvironmentConfig::environment)
+    }
+
+    /// Returns the environments of a configuration by name and kind. None of them starts a conversation: programs, servers and environment
+    /// variables may be missing, as in a process that follows process 0 of a run.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the key.
+    pub fn described(config: &BTreeMap<String, EnvironmentConfig>) -> Result<Self> {
+        Self::from_config(config, EnvironmentConfig::described)
+    }
+
+    fn from_config(
+        config: &BTreeMap<String, EnvironmentConfig>,
+        kind: impl Fn(&EnvironmentConfig, &str) -> Result<Kind>,
+    ) -> Result<Self> {
         let list = config.iter().map(|(name, environment)| {
             let legal = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
             let is_name = (1..=100).contains(&name.len()) && name.chars().all(legal);
             let expected = "names of 1 to 100 letters, digits, `-` and `_`";
             check(is_name, "environments", expected, format!("`{name}`"))?;
-            Ok((name.clone(), environment.environment(name)?))
+            Ok((name.clone(), kind(environment, name)?))
         });
         Ok(Self::from_kinds(list.collect::<Result<_>>()?))
     }
@@ -64,7 +82,7 @@ impl Environments {
     }
 
     fn from_kinds(list: Vec<(String, Kind)>) -> Self {
-        Self { failures_in_a_row: vec![0; list.len() + 1], list }
+        Self { failures_in_a_row: vec![0; list.len() + 1], tools: None, list }
     }
 
     /// Returns `true` if there are none: completions then have one turn.
@@ -77,9 +95,22 @@ impl Environments {
         self.list.iter().any(|(_, kind)| matches!(kind, Kind::Agent(_)))
     }
 
-    /// Returns the names and the environments, without agents.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &dyn Environment)> {
-        (0..self.list.len()).filter_map(|index| self.get(index)).map(|(name, environment)| (name, &**environment))
+    /// Returns the tools of the environment at `index`, a result of [`Environments::of_row`]; `None` if it has none or is an agent.
+    pub fn tools(&self, index: usize) -> Option<&Value> {
+        match &self.tools {
+            Some(tools) => tools.get(index)?.as_ref(),
+            None => self.get(index)?.1.tools(),
+        }
+    }
+
+    /// Returns the tools of all environments.
+    pub fn all_tools(&self) -> Vec<Option<Value>> {
+        (0..self.list.len()).map(|index| self.tools(index).cloned()).collect()
+    }
+
+    /// Replaces the tools of all environments, so that the processes of a run use the same.
+    pub fn set_tools(&mut self, tools: Vec<Option<Value>>) {
+        self.tools = Some(tools);
     }
 
     /// Returns the index of the environment of a row.

@@ -7,6 +7,7 @@ mod agent;
 mod agent_program;
 mod built_in;
 mod config;
+mod described;
 pub mod endpoint;
 mod environment;
 mod environments;

@@ -91,6 +91,16 @@ pub enum Error {
         /// The key.
         key: String,
     },
+    /// A shared value that this process cannot read.
+    #[error("{name}: process 0 has sent a value that process {process} cannot read: {reason}")]
+    Value {
+        /// The name of the value.
+        name: String,
+        /// The number of this process.
+        process: usize,
+        /// The reason.
+        reason: String,
+    },
     /// A key or a value is too large.
     #[error("{what} has at most {limit} bytes, got {found}")]
     Size {

@@ -37,6 +37,8 @@ pub use error::{Error, Result};
 
 use follower::Follower;
 use leader::Leader;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -208,6 +210,26 @@ impl Store {
                 Ok(value)
             }
             Role::Follower(follower) => follower.receive(name),
+        }
+    }
+
+    /// Returns the leader's `value()` in all processes, which all decode the same JSON. Followers do not call `value`, and wait as long as the
+    /// leader lives.
+    ///
+    /// # Errors
+    /// The errors of [`Store::broadcast`]; [`Error::Value`] if JSON cannot represent the value.
+    pub fn share<T: Serialize + DeserializeOwned>(&self, name: &str, value: impl FnOnce() -> T) -> Result<T> {
+        let unreadable = |error: serde_json::Error| Error::Value {
+            name: name.to_owned(),
+            process: self.process_id(),
+            reason: error.to_string(),
+        };
+        let mut failed = None;
+        let bytes = self
+            .broadcast(name, || serde_json::to_vec(&value()).map_err(|error| failed = Some(error)).unwrap_or_default());
+        match failed {
+            Some(error) => Err(unreadable(error)),
+            None => serde_json::from_slice(&bytes?).map_err(unreadable),
         }
     }
 

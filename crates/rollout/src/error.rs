@@ -19,6 +19,18 @@ pub enum Error {
     /// An environment that cannot start a conversation, or agents without an endpoint.
     #[error(transparent)]
     Environments(#[from] agents::Error),
+    /// Another process of the run has ended, failed, or does something else.
+    #[error(transparent)]
+    Processes(#[from] distributed::Error),
+    /// This process has sampled other completions than process 0.
+    #[error(
+        "process {process} has sampled other completions than process 0: its device, its plugin or its build computes other numbers; use the \
+         same in all processes"
+    )]
+    OtherCompletions {
+        /// The number of this process.
+        process: usize,
+    },
     /// The engine returned other completions than it was asked for.
     #[error("rollout: expected {expected}, got {found}")]
     Completions {

@@ -4,6 +4,7 @@
 mod agent;
 mod conversation;
 mod error;
+pub mod lockstep;
 mod prompts;
 mod stops;
 
@@ -14,6 +15,7 @@ pub use prompts::{encode_prompt, encode_prompts, opens_think};
 use agents::{Endpoint, Environments};
 use conversation::{Conversations, Ended};
 use data::Item;
+use distributed::Store;
 use models::Tokenizer;
 use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
 use rewards::RewardInput;
@@ -112,8 +114,10 @@ pub struct Rollout<'a> {
     pub tokenizer: &'a dyn Tokenizer,
     /// The environments of conversations; without one, a completion is one message.
     pub environments: &'a Environments,
-    /// The endpoint of agents; `None` if no environment is one.
+    /// The endpoint of agents; `None` if no environment is one, and in processes that follow process 0.
     pub endpoint: Option<&'a Endpoint>,
+    /// The connection to the other processes of the run, if it has several. Process 0 alone runs environments and agents.
+    pub store: Option<&'a Store>,
     /// The maximum number of tokens of a prompt of an agent; `None` is what the completion leaves of the context.
     pub max_prompt_length: Option<usize>,
     /// The section `rollout`: stop tokens and texts, and the limits of conversations.

@@ -85,12 +85,10 @@ impl TrainConfig {
         if self.environments.is_empty() {
             return self.validate_agents(false);
         }
-        let environments = Environments::new(&self.environments)?;
+        let environments = Environments::described(&self.environments)?;
         self.validate_agents(environments.has_agents())?;
         let files = "given with environments: conversations begin with the messages of rows, and tasks have none";
-        check(!self.data.files.is_empty(), "data.files", files, "none")?;
-        let one = "left out in a run of several processes: an environment may answer each of them differently";
-        check(self.distributed.coordinator_address.is_none(), "environments", one, "environments")
+        check(!self.data.files.is_empty(), "data.files", files, "none")
     }
 
     /// Checks the keys that depend on agents.

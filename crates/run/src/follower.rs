@@ -4,7 +4,7 @@ use crate::checkpoint::{self, SavedState};
 use crate::error::{Error, Result};
 use crate::fingerprint::Fingerprint;
 use crate::members::is_follower;
-use crate::processes::{self, Beginning, Command, agree, next_command, request_stop, share};
+use crate::processes::{self, Beginning, Command, agree, next_command, report, request_stop, share};
 use crate::shared::{SharedTensors, share_state};
 use distributed::Store;
 use models::NamedTensor;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use trainer::{Prepared, Trainer};
 
 /// A process of a run that is not process 0 ([`is_follower`](crate::is_follower)). It has the weights and takes the same steps as process 0, which decides what comes
-/// next, calls the reward functions and writes the run folder. A follower writes no files.
+/// next, runs environments, calls the reward functions and writes the run folder. A follower writes no files.
 pub struct Follower {
     trainer: Trainer,
     store: Arc<Store>,
@@ -103,7 +103,11 @@ impl Follower {
                 }
                 Command::Step => match trainer.grpo_step() {
                     // The leader has the same error, and saves a checkpoint first.
-                    Err(trainer::Error::TooFewGroups { .. } | trainer::Error::Rewards(_)) => {}
+                    Err(
+                        trainer::Error::TooFewGroups { .. }
+                        | trainer::Error::Rewards(_)
+                        | trainer::Error::Environments(trainer::agents::Error::TooManyFailures { .. }),
+                    ) => {}
                     report => drop(report?),
                 },
                 Command::Evaluate => drop(trainer.evaluate()?),
@@ -166,9 +170,8 @@ fn without_connections(mut config: TrainConfig) -> TrainConfig {
     config
 }
 
-/// Sends an error of this process to the others.
 fn reported<T>(store: &Store, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    work().inspect_err(|error| store.fail(&error.to_string()))
+    work().inspect_err(report(Some(store)))
 }
 
 fn no_follower<T>() -> Result<T> {

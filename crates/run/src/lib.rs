@@ -43,7 +43,7 @@ use grpo_files::{JsonLines, read_rows, write_atomically};
 use grpo_sinks::Sinks;
 use jsonl::{MetricsRow, RowKind};
 use members::Members;
-use processes::{Beginning, Command, agree, is_stop_requested, lead};
+use processes::{Beginning, Command, agree, is_stop_requested, lead, report};
 use rows::{eval_values, pick_completions};
 use run_config::TrainConfig;
 use std::path::{Path, PathBuf};
@@ -121,7 +121,7 @@ impl Run {
         RunDir::check(path)?;
         sinks::check(&config.wandb)?;
         let store = processes::connect(&config, Beginning::New)?;
-        Ok(Prepared::in_process(config, store)?)
+        Ok(Prepared::in_process(config, store.clone()).inspect_err(report(store.as_deref()))?)
     }
 
     /// Creates a new run with your own trainer, made by [`Trainer::with_parts`].
@@ -212,7 +212,7 @@ impl Run {
                 lead(Some(store), &Command::End { stopped }).and_then(|()| close())
             }
             Err(error) => {
-                store.fail(&error.to_string());
+                report(Some(store))(error);
                 Ok(())
             }
         };

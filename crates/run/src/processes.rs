@@ -86,6 +86,11 @@ fn binary() -> Result<String> {
     Ok(format!("{} sha256:{}", env!("CARGO_PKG_VERSION"), sha256(&bytes)))
 }
 
+/// Returns a function that sends an error of this process to the others.
+pub(crate) fn report<E: std::fmt::Display>(store: Option<&Store>) -> impl Fn(&E) {
+    move |error| store.iter().for_each(|store| store.fail(&error.to_string()))
+}
+
 /// Sends the next command to the followers, if there are any.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use super::fingerprint;
 use super::follower;
 use super::jsonl::{MetricsRow, RowKind};
 use super::logs;
-use super::processes::{self, Beginning, share};
+use super::processes::{self, Beginning, report, share};
 use super::row_index;
 use super::shared::share_state;
 use super::summary::Summary;
@@ -42,7 +42,8 @@ impl Run {
                 let (shown, _) = redacted(&config).map_err(|e| Error::Text(format!("configuration: {e}")))?;
                 share(store, follower::CONFIGURATION, || Ok(shown))?;
             }
-            Ok(Prepared::resumed(config, index, store)?.trainer()?)
+            let trainer = Prepared::resumed(config, index, store.clone()).and_then(Prepared::trainer);
+            Ok(trainer.inspect_err(report(store.as_deref()))?)
         })
     }
 

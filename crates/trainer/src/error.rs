@@ -131,6 +131,8 @@ impl From<rollout::Error> for Error {
             rollout::Error::Model(error) => Self::Model(error),
             rollout::Error::Policy(error) => error.into(),
             rollout::Error::Environments(error) => Self::Environments(error),
+            rollout::Error::Processes(error) => Self::Processes(error),
+            rollout::Error::OtherCompletions { process } => Self::OtherCompletions { process },
             other => Self::Policy(policy::Error::other(other)),
         }
     }

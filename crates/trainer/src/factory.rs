@@ -48,9 +48,9 @@ pub struct Parts {
     pub engine: Box<dyn RolloutEngine>,
     /// The environments of conversations; without one, a completion is one message.
     pub environments: Environments,
-    /// The endpoint of agents; the trainer opens it at `rollout.endpoint` if the environments have agents.
+    /// The endpoint of agents; the trainer opens it at `rollout.endpoint` if the environments have agents, in process 0.
     pub endpoint: Option<Endpoint>,
-    /// The connection to the other processes of the run, if it has several. Process 0 scores the completions of all.
+    /// The connection to the other processes of the run, if it has several. Process 0 runs the environments of all and scores their completions.
     pub store: Option<Arc<Store>>,
 }
 
@@ -76,13 +76,14 @@ impl Parts {
 impl Parts {
     /// Returns what samples the completions of a run.
     pub(crate) fn rollout<'a>(&'a mut self, config: &'a TrainConfig) -> Rollout<'a> {
-        let Self { policy, tokenizer, engine, environments, endpoint, .. } = self;
+        let Self { policy, tokenizer, engine, environments, endpoint, store, .. } = self;
         Rollout {
             policy: &mut **policy,
             engine: &mut **engine,
             tokenizer: &**tokenizer,
             environments,
             endpoint: endpoint.as_ref(),
+            store: store.as_deref(),
             max_prompt_length: config.data.max_prompt_length,
             config: &config.rollout,
         }

@@ -7,19 +7,11 @@ use crate::error::{Error, Result};
 use crate::factory::Parts;
 use distributed::Store;
 use rewards::{Reward, RewardFailure, RewardInput};
+use rollout::lockstep::{Sampled, share_list};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 /// The name of the broadcast.
 const REWARDS: &str = "the rewards of a rollout";
-
-/// The rewards of a rollout, as the leader sends them.
-#[derive(Serialize, Deserialize)]
-struct Scored {
-    /// The SHA-256 of the completions.
-    completions: Vec<u8>,
-    rewards: Vec<Row>,
-}
 
 /// A [`Reward`], with the texts of its failures.
 #[derive(Serialize, Deserialize)]
@@ -54,44 +46,24 @@ fn shared(
     terms: usize,
     score: impl FnOnce() -> Vec<Reward>,
 ) -> Result<Vec<Reward>> {
-    let completions = digest(inputs);
-    let mut failed = None;
-    let bytes = store.broadcast(REWARDS, || {
-        let rewards = score().into_iter().map(|Reward { total, terms, failures }| {
+    let sampled = Sampled::of(inputs.iter().map(|input| (input.completion_ids, input.truncated)));
+    let rows = || {
+        let row = |Reward { total, terms, failures }: Reward| {
             let failures = failures.into_iter().map(|(index, failure)| (index, failure.to_string()));
             Row { total, terms, failures: failures.collect() }
-        });
-        let scored = Scored { completions: completions.clone(), rewards: rewards.collect() };
-        serde_json::to_vec(&scored).map_err(|error| failed = Some(error)).unwrap_or_default()
-    })?;
-    let unreadable = |found: String| Error::argument(REWARDS, "the rewards of all completions", found);
-    if let Some(error) = failed {
-        return Err(unreadable(error.to_string()));
-    }
-    let scored: Scored = serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
-    if scored.completions != completions {
-        return Err(Error::OtherCompletions { process: store.process_id() });
-    }
-    if scored.rewards.len() != inputs.len() || scored.rewards.iter().any(|row| row.terms.len() != terms) {
-        return Err(unreadable(format!("{} rewards", scored.rewards.len())));
+        };
+        score().into_iter().map(row).collect()
+    };
+    let rows: Vec<Row> = share_list(Some(store), REWARDS, &sampled, inputs.len(), rows)?;
+    if rows.iter().any(|row| row.terms.len() != terms) {
+        return Err(Error::argument(REWARDS, format!("the rewards of {terms} functions"), "another number"));
     }
     let reward = |Row { total, terms, failures }: Row| Reward {
         total,
         terms,
         failures: failures.into_iter().map(|(index, text)| (index, RewardFailure::new(text))).collect(),
     };
-    Ok(scored.rewards.into_iter().map(reward).collect())
-}
-
-/// Returns the SHA-256 of the token ids of completions.
-fn digest(inputs: &[RewardInput<'_>]) -> Vec<u8> {
-    let mut hash = Sha256::new();
-    for input in inputs {
-        hash.update((input.completion_ids.len() as u64).to_le_bytes());
-        hash.update([u8::from(input.truncated)]);
-        input.completion_ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
-    }
-    hash.finalize().to_vec()
+    Ok(rows.into_iter().map(reward).collect())
 }
 
 #[cfg(test)]

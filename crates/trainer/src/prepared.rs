@@ -128,7 +128,12 @@ impl Prepared {
         adapter::resolve(&mut config)?;
         config.data.check_files()?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
-        let environments = Environments::new(&config.environments)?;
+        let leads = leads(store.as_ref());
+        // Only the leader runs environments.
+        let mut environments = match leads {
+            true => Environments::new(&config.environments)?,
+            false => Environments::described(&config.environments)?,
+        };
         let pass_rule = if checks { PassRule::of(&config, &rewards)? } else { PassRule::Sum };
         let described = open_described(&config)?;
         let tokenizer = match (tokenizer, &described) {
@@ -174,14 +179,9 @@ impl Prepared {
             Some(report) => tracing::info!("{report}"),
             None => {}
         }
-        let one = "left out in a run of several processes: an environment may answer each of them differently";
-        run_config::check(store.is_none() || environments.is_empty(), "environments", one, "environments")?;
         let rows = match checks {
-            true => {
-                let leads = leads(store.as_ref());
-                Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some(), leads)?
-                    .with_environments(&config, &*tokenizer, context, &environments)?
-            }
+            true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some(), leads)?
+                .with_environments(&config, &*tokenizer, context, &mut environments, store.as_deref())?,
             false => Rows::default(),
         };
         // The memory table assumes the longest prompt: of all rows of files, or of a sample from tasks.
@@ -199,7 +199,7 @@ impl Prepared {
             true => longest_prompt.max(planner::longest_prompt(&config, &shape)),
             false => longest_prompt,
         };
-        let endpoint = match environments.has_agents() {
+        let endpoint = match leads && environments.has_agents() {
             true => Some(Endpoint::open(config.rollout.endpoint.as_deref())?),
             false => None,
         };

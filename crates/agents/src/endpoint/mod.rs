@@ -15,7 +15,7 @@ pub(crate) use openai::MODEL;
 pub use openai::{ApiError, ChatReply, ChatRequest};
 
 use crate::agent::{Agent, Clock, Connection};
-use crate::environment::Failure;
+use crate::environment::{Failure, check_reward};
 use crate::error::{Error, Result};
 use data::Item;
 use http::{Handler, Head, Server};
@@ -77,6 +77,11 @@ pub struct Asked {
 }
 
 impl Asked {
+    /// Returns a request of another process, whose answer nobody reads.
+    pub fn unread(job: usize, request: ChatRequest) -> Self {
+        Self { job, request, reply: channel().0 }
+    }
+
     /// Answers the request. An agent that has ended does not read it.
     pub fn answer(self, reply: std::result::Result<ChatReply, ApiError>) {
         let _ = self.reply.send(reply);
@@ -180,6 +185,7 @@ impl Endpoint {
                                 let _key = AtEnd(|| self.shared.revoke(connection.api_key()));
                                 agent.run(jobs[index].row, &connection, worker)
                             };
+                            let outcome = outcome.and_then(|reward| check_reward(reward).map(|()| reward));
                             let _ = events.send(Event::Over(index, outcome));
                         }
                     });

@@ -3,6 +3,7 @@
 //! A field is honoured, has no effect ([`WITHOUT_EFFECT`]), or has a value that means "off" (`check_field`). Any other field or value is refused by
 //! name: nothing that a client asks for is ignored.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -74,7 +75,7 @@ impl ApiError {
 }
 
 /// A request for the next message of the assistant.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatRequest {
     /// The messages: `role` (`system`, `user`, `assistant` or `tool`), `content`, a text; if they have them `tool_calls`, with arguments as an
     /// object, `tool_call_id` and `name`.

@@ -6,20 +6,30 @@
 //!     sample the answers of all of them
 //!     append their tokens to the rows with mask 1, and return their messages
 //! ```
+//!
+//! In a run of several processes, the agents and the endpoint are those of process 0 ([`crate::lockstep`]).
 
 mod history;
 
 use crate::conversation::{Conversations, Conversed, Ended, Tools, stream};
+use crate::lockstep::{Sampled, leads, share, unexpected};
 use crate::stops::Stops;
-use crate::{Result, Rollout, request};
-use agents::endpoint::{ApiError, Asked, ChatRequest, Job};
+use crate::{Error, Result, Rollout, request};
+use agents::endpoint::{ApiError, Asked, ChatRequest, Held, Job};
+use agents::{Endpoint, Failure};
 use data::Item;
+use distributed::Store;
 use history::{History, Limits, Row};
 use models::Tokenizer;
 use policy::{Completion, RolloutRequest, Sampling, Turn};
 use rewards::Conversation;
 use run_config::RolloutConfig;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// The name of the messages about agents.
+const HEARD: &str = "the requests of the agents";
 
 impl Rollout<'_> {
     /// Lets agents hold `num_generations` conversations about each row. `first_stream` is the random stream of the first conversation.
@@ -34,8 +44,8 @@ impl Rollout<'_> {
         sampling: Sampling,
         first_stream: u64,
     ) -> Result<Conversations> {
-        let (tokenizer, environments, config) = (self.tokenizer, self.environments, self.config);
-        let endpoint = self.endpoint.ok_or(agents::Error::NoEndpoint)?;
+        let (tokenizer, environments, config, store) = (self.tokenizer, self.environments, self.config, self.store);
+        let endpoint = self.endpoint;
         let stops = Stops::new(config, tokenizer);
         let mut tools = Tools::new(tokenizer, config.multi_turn.tool_parser);
         let room = self.policy.context_length().saturating_sub(max_completion_length);
@@ -53,7 +63,8 @@ impl Rollout<'_> {
             indices.push(index);
         }
         let mut histories: Vec<History> = jobs.iter().map(|_| History::default()).collect();
-        let held = endpoint.hold(&jobs, |asked| {
+        // Answers requests, and returns the digest of the answers.
+        let answer = |asked: Vec<Asked>| {
             let mut placed = Vec::new();
             for asked in asked {
                 let history = &mut histories[asked.job];
@@ -68,7 +79,7 @@ impl Rollout<'_> {
                 }
             }
             if placed.is_empty() {
-                return Ok(());
+                return Ok(Sampled::default());
             }
             let prompts: Vec<Vec<u32>> =
                 placed.iter().map(|placed| histories[placed.asked.job].prompt(&placed.place)).collect();
@@ -77,16 +88,67 @@ impl Rollout<'_> {
             let turn = Some(Turn { streams: &streams, limits: &limits, finished: None });
             let base = request(config, &stops, &prompts, 1, max_completion_length, sampling);
             let sampled = self.generate(&RolloutRequest { turn, ..base })?;
+            let digest = Sampled::of(sampled.iter().map(|c| (&c.ids[..], c.truncated)));
             for (Placed { asked, place, .. }, completion) in placed.into_iter().zip(sampled) {
                 let history = &mut histories[asked.job];
                 let reply = history.answer(place, &asked.request, completion, tokenizer, &mut tools)?;
                 asked.answer(Ok(reply));
             }
-            Ok::<_, crate::Error>(())
-        })?;
-        let ended = histories.into_iter().zip(held.outcomes).zip(indices);
+            Ok::<_, crate::Error>(digest)
+        };
+        let Held { outcomes, waited } = match leads(store) {
+            true => lead(endpoint.ok_or(agents::Error::NoEndpoint)?, &jobs, store, answer)?,
+            false => follow(store, jobs.len(), answer)?,
+        };
+        let ended = histories.into_iter().zip(outcomes).zip(indices);
         let ended = ended.map(|((history, outcome), index)| finish(history, outcome, index, tokenizer));
-        Ok(Conversations { ended: ended.collect::<Result<_>>()?, environment_time: held.waited })
+        Ok(Conversations { ended: ended.collect::<Result<_>>()?, environment_time: waited })
+    }
+}
+
+/// A message of the leader about its agents.
+#[derive(Serialize, Deserialize)]
+enum Heard {
+    /// Requests that are answered together, each with the index of its job.
+    Requests(Vec<(usize, ChatRequest)>),
+    /// All agents have ended, with these rewards or failures.
+    Over(Vec<Result<Option<f32>, Failure>>),
+}
+
+/// Runs agents, and sends their requests and results to the other processes of the run.
+fn lead(
+    endpoint: &Endpoint,
+    jobs: &[Job<'_>],
+    store: Option<&Store>,
+    mut answer: impl FnMut(Vec<Asked>) -> Result<Sampled>,
+) -> Result<Held> {
+    let mut sampled = Sampled::default();
+    let tell = |sampled: &Sampled, heard: &dyn Fn() -> Heard| match store {
+        Some(_) => share(store, HEARD, sampled, heard).map(drop),
+        None => Ok(()),
+    };
+    let held = endpoint.hold(jobs, |asked| {
+        let request = |asked: &Asked| (asked.job, asked.request.clone());
+        tell(&sampled, &|| Heard::Requests(asked.iter().map(request).collect()))?;
+        sampled = answer(asked)?;
+        Ok::<_, Error>(())
+    })?;
+    tell(&sampled, &|| Heard::Over(held.outcomes.clone()))?;
+    Ok(held)
+}
+
+/// Answers the requests of the leader's agents.
+fn follow(store: Option<&Store>, jobs: usize, mut answer: impl FnMut(Vec<Asked>) -> Result<Sampled>) -> Result<Held> {
+    let mut sampled = Sampled::default();
+    loop {
+        match share(store, HEARD, &sampled, || Heard::Over(Vec::new()))? {
+            Heard::Requests(requests) if requests.iter().all(|(job, _)| *job < jobs) => {
+                let asked = requests.into_iter().map(|(job, request)| Asked::unread(job, request));
+                sampled = answer(asked.collect())?;
+            }
+            Heard::Over(outcomes) if outcomes.len() == jobs => return Ok(Held { outcomes, waited: Duration::ZERO }),
+            Heard::Requests(_) | Heard::Over(_) => return Err(unexpected(store, HEARD, jobs)),
+        }
     }
 }
 

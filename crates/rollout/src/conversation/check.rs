@@ -1,8 +1,10 @@
 //! Tools and the tokens between turns, per list of tools; and the checks of environments before a run.
 
+use crate::lockstep::{Sampled, leads, share};
 use crate::{Error, Result, encode_prompt};
 use agents::{Environments, Failure, Parsed, Start, ToolCall, ToolParser};
 use data::{Item, Prompt};
+use distributed::Store;
 use models::{Tokenizer, TurnTokens};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -11,6 +13,9 @@ use std::sync::Arc;
 
 /// The key of the parser of tool calls.
 const PARSER: &str = "rollout.multi_turn.tool_parser";
+
+/// The name of the result of [`check_environments`].
+const CHECKED: &str = "the check of the environments";
 
 /// The tokens between turns by tools and role, and the parsers of tool calls. They are found once.
 pub(crate) struct Tools<'a> {
@@ -104,8 +109,7 @@ pub(super) fn beginning(row: &Item, of_environment: Option<&Value>, first: &[Val
 /// Returns the prompt of a row with the tools of its environment, as a conversation begins without a message of the environment. A row that has
 /// no conversation keeps its prompt.
 pub fn with_tools<'a>(environments: &Environments, row: &'a Item) -> Cow<'a, Prompt> {
-    let environment = environments.of_row(row).ok().and_then(|index| environments.get(index));
-    let tools = environment.and_then(|(_, environment)| environment.tools());
+    let tools = environments.of_row(row).ok().and_then(|index| environments.tools(index));
     match tools.map(|tools| beginning(row, Some(tools), &[])) {
         Some(Ok(prompt)) => Cow::Owned(prompt),
         _ => Cow::Borrowed(&row.prompt),
@@ -115,10 +119,28 @@ pub fn with_tools<'a>(environments: &Environments, row: &'a Item) -> Cow<'a, Pro
 /// Checks before a run that the environments of some rows start, and that the chat template can be used for their conversations. Agents are
 /// not started. Returns the number of tokens that environments add to prompts.
 ///
+/// With a `store`, all processes of the run call this function. Process 0 checks, and the others get its result and the tools.
+///
 /// # Errors
 /// [`Error::Environments`] for an environment that cannot start a conversation; [`Error::Model`] for the template;
-/// [`run_config::Error::Key`] for the parser of tool calls.
+/// [`run_config::Error::Key`] for the parser of tool calls; [`Error::Processes`].
 pub fn check_environments<'a>(
+    environments: &mut Environments,
+    tokenizer: &dyn Tokenizer,
+    parser: Option<ToolParser>,
+    rows: impl IntoIterator<Item = &'a Item>,
+    store: Option<&Store>,
+) -> Result<usize> {
+    let added = if leads(store) { check_starts(environments, tokenizer, parser, rows)? } else { 0 };
+    if store.is_none() {
+        return Ok(added);
+    }
+    let (added, tools) = share(store, CHECKED, &Sampled::default(), || (added, environments.all_tools()))?;
+    environments.set_tools(tools);
+    Ok(added)
+}
+
+fn check_starts<'a>(
     environments: &Environments,
     tokenizer: &dyn Tokenizer,
     parser: Option<ToolParser>,
@@ -141,7 +163,7 @@ pub fn check_environments<'a>(
         let Start { messages, episode } = environment.reset(row, 0).map_err(failed)?;
         drop(episode);
         agents::check_messages(&messages).map_err(failed)?;
-        let prompt = beginning(row, environment.tools(), &messages).map_err(failed)?;
+        let prompt = beginning(row, environments.tools(index), &messages).map_err(failed)?;
         let Prompt::Messages { tools: of_row, .. } = &prompt else { continue };
         match of_row {
             Some(of_row) => {

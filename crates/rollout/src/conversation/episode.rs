@@ -21,14 +21,15 @@ pub(super) struct Talk<'a> {
     /// Its worker of the environment.
     worker: usize,
     episode: Option<Box<dyn Episode>>,
-    /// The first messages of the environment, before the conversation begins.
-    first: Vec<Value>,
+    /// The first messages of the environment, or its failure, before the conversation begins.
+    start: Option<Result<Vec<Value>, Failure>>,
     tools: Option<Value>,
     /// The next message for the environment.
     question: Option<Value>,
     /// Results of tool calls that the environment does not see, with the position of the call in the message.
     refused: Vec<(usize, Value)>,
-    reply: Option<Reply>,
+    /// The answer of the environment to the last message, or its failure.
+    reply: Option<Result<Reply, Failure>>,
     pub(super) prompt: Vec<u32>,
     pub(super) completion: Completion,
     /// The last message of the assistant.
@@ -65,7 +66,7 @@ impl<'a> Talk<'a> {
             environment,
             worker: index % workers,
             episode: None,
-            first: Vec::new(),
+            start: None,
             tools: None,
             question: None,
             refused: Vec::new(),
@@ -101,24 +102,39 @@ impl<'a> Talk<'a> {
     /// Starts the environment.
     pub(super) fn reset(&mut self) {
         let Some((_, environment)) = &self.environment else { return };
-        let started = environment.reset(self.item, self.worker).and_then(|start| {
-            agents::check_messages(&start.messages)?;
-            Ok(start)
+        let start = environment.reset(self.item, self.worker).and_then(|Start { messages, episode }| {
+            agents::check_messages(&messages)?;
+            self.episode = Some(episode);
+            Ok(messages)
         });
-        match started {
-            Ok(Start { messages, episode }) => (self.first, self.episode) = (messages, Some(episode)),
-            Err(failure) => self.fail(failure),
-        }
+        self.start = Some(start);
     }
 
-    /// Encodes the prompt, of at most `longest` tokens.
-    pub(super) fn begin(&mut self, tokenizer: &dyn Tokenizer, tools: &mut Tools<'_>, longest: usize) -> Result<()> {
+    /// Takes the first messages of the environment, or its failure.
+    pub(super) fn take_start(&mut self) -> Result<Vec<Value>, Failure> {
+        self.start.take().unwrap_or_else(|| Ok(Vec::new()))
+    }
+
+    /// Encodes the prompt, of at most `longest` tokens. `of_environment` are the tools of the environment.
+    pub(super) fn begin(
+        &mut self,
+        start: Result<Vec<Value>, Failure>,
+        of_environment: Option<&Value>,
+        tokenizer: &dyn Tokenizer,
+        tools: &mut Tools<'_>,
+        longest: usize,
+    ) -> Result<()> {
         if !self.is_open {
             return Ok(());
         }
-        let of_environment = self.environment.as_ref().and_then(|(_, environment)| environment.tools().cloned());
-        let first = std::mem::take(&mut self.first);
-        let prompt = match beginning(self.item, of_environment.as_ref(), &first) {
+        let first = match start {
+            Ok(messages) => messages,
+            Err(failure) => {
+                self.fail(failure);
+                return Ok(());
+            }
+        };
+        let prompt = match beginning(self.item, of_environment, &first) {
             Ok(prompt) => prompt,
             Err(failure) => {
                 self.fail(failure);
@@ -197,22 +213,33 @@ impl<'a> Talk<'a> {
     pub(super) fn ask(&mut self) {
         let (Some(question), Some(episode)) = (self.question.take(), &mut self.episode) else { return };
         let reply = episode.step(&question).and_then(|reply| {
-            agents::check_messages(&reply.messages)?;
+            reply.check()?;
             let is_silent = reply.messages.is_empty() && !reply.done && self.refused.is_empty();
             if is_silent {
                 return Err(Failure::new("it answers without a message, and does not end the conversation"));
             }
             Ok(reply)
         });
-        match reply {
-            Ok(reply) => self.reply = Some(reply),
-            Err(failure) => self.fail(failure),
-        }
+        self.reply = Some(reply);
     }
 
-    /// Takes the answer of the environment: counts its rewards and failed calls, and cuts long messages.
-    pub(super) fn take_answer(&mut self, limits: &MultiTurnConfig) -> Answer {
-        let Reply { mut messages, reward, done } = self.reply.take().unwrap_or_default();
+    /// Takes the answer of the environment, or its failure; `None` if it was not asked.
+    pub(super) fn take_reply(&mut self) -> Option<Result<Reply, Failure>> {
+        self.reply.take()
+    }
+
+    /// Adds the answer of the environment, if the conversation is open: counts its rewards and failed calls, and cuts long messages.
+    pub(super) fn add_reply(&mut self, reply: Option<Result<Reply, Failure>>, limits: &MultiTurnConfig) -> Answer {
+        if !self.is_open {
+            return Answer::Over;
+        }
+        let Reply { mut messages, reward, done } = match reply.transpose() {
+            Ok(reply) => reply.unwrap_or_default(),
+            Err(failure) => {
+                self.fail(failure);
+                return Answer::Over;
+            }
+        };
         // Results are in the order of the calls.
         for (position, message) in self.refused.drain(..) {
             messages.insert(position.min(messages.len()), message);

@@ -59,13 +59,13 @@ impl<'t, 'a> Turns<'t, 'a> {
 }
 
 impl<'t, 'a> Listener<'t, 'a> {
-    /// Starts the threads of the environments. They end after the listener.
-    pub(super) fn start<'scope>(turns: &'t Turns<'t, 'a>, scope: &'scope Scope<'scope, '_>) -> Self
+    /// Starts the threads of the environments if this process `asks` them. They end after the listener.
+    pub(super) fn start<'scope>(turns: &'t Turns<'t, 'a>, asks: bool, scope: &'scope Scope<'scope, '_>) -> Self
     where
         't: 'scope,
     {
         let mut workers = BTreeMap::new();
-        for conversation in turns.open {
+        for conversation in turns.open.iter().filter(|_| asks) {
             workers.entry(lock(&turns.talks[*conversation]).worker()).or_insert_with(|| {
                 let (sender, conversations) = mpsc::channel::<usize>();
                 scope.spawn(move || conversations.into_iter().for_each(|index| lock(&turns.talks[index]).ask()));

@@ -9,7 +9,7 @@
 //!     append the tokens that the chat template puts between the turns, with mask 0
 //! ```
 //!
-//! Nothing that was sampled is ever encoded again.
+//! Nothing that was sampled is ever encoded again. In a run of several processes, process 0 asks the environments ([`crate::lockstep`]).
 
 mod check;
 mod episode;
@@ -18,6 +18,7 @@ mod listener;
 pub(crate) use check::Tools;
 pub use check::{check_environments, with_tools};
 
+use crate::lockstep::{Sampled, leads, share_list};
 use crate::stops::Stops;
 use crate::{Error, Result, Rollout, request};
 use data::Item;
@@ -27,6 +28,11 @@ use policy::{Completion, Finished, RolloutRequest, Sampling, Turn};
 use rewards::Conversation;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+/// The name of the first messages of all conversations.
+const STARTS: &str = "the first messages of the environments";
+/// The name of the answers to a turn of all conversations.
+const REPLIES: &str = "the answers of the environments";
 
 /// Returns the random stream of a turn, both counted from 0: the upper 32 bits have the turn, the lower ones the conversation.
 pub(crate) fn stream(turn: u64, conversation: u64) -> u64 {
@@ -81,7 +87,7 @@ impl Rollout<'_> {
         max_completion_length: usize,
         sampling: Sampling,
     ) -> Result<Conversations> {
-        let (tokenizer, environments, config) = (self.tokenizer, self.environments, self.config);
+        let (tokenizer, environments, config, store) = (self.tokenizer, self.environments, self.config, self.store);
         let (limits, context) = (&config.multi_turn, self.policy.context_length());
         let stops = Stops::new(config, tokenizer);
         let mut tools = Tools::new(tokenizer, limits.tool_parser);
@@ -89,11 +95,18 @@ impl Rollout<'_> {
         let mut talks: Vec<Talk<'_>> = rows.enumerate().map(|(i, item)| Talk::new(environments, item, i)).collect();
         let mut environment_time = Duration::ZERO;
         let began = Instant::now();
-        for_each_worker(talks.iter_mut().collect(), Talk::reset);
+        if leads(store) {
+            for_each_worker(talks.iter_mut().collect(), Talk::reset);
+        }
+        let starts = share_list(store, STARTS, &Sampled::default(), talks.len(), || {
+            talks.iter_mut().map(Talk::take_start).collect()
+        })?;
         environment_time += began.elapsed();
         let longest_prompt = context.saturating_sub(max_completion_length);
-        for talk in &mut talks {
-            talk.begin(tokenizer, &mut tools, longest_prompt)?;
+        for (talk, start) in talks.iter_mut().zip(starts) {
+            let (index, _) = talk.worker();
+            let of_environment = index.and_then(|index| environments.tools(index));
+            talk.begin(start, of_environment, tokenizer, &mut tools, longest_prompt)?;
         }
         for turn in 0_u64.. {
             let open: Vec<usize> = (0..talks.len()).filter(|i| talks[*i].is_open()).collect();
@@ -102,23 +115,27 @@ impl Rollout<'_> {
             }
             let next = NextTurn::of(&talks, &open, turn, num_generations, max_completion_length);
             let base = request(config, &stops, &next.prompts, next.num_generations, max_completion_length, sampling);
-            let began = {
+            let (sampled, began) = {
                 let talks: Vec<Mutex<&mut Talk<'_>>> = talks.iter_mut().map(Mutex::new).collect();
                 let turns = Turns::new(&talks, &open, tokenizer, &mut tools, limits);
                 std::thread::scope(|scope| {
-                    let listener = Listener::start(&turns, scope);
+                    let listener = Listener::start(&turns, leads(store), scope);
                     let turn = Some(Turn { streams: &next.streams, limits: &next.limits, finished: Some(&listener) });
                     let sampled = self.generate(&RolloutRequest { turn, ..base })?;
                     // Engines need not report completions.
                     sampled.iter().enumerate().for_each(|(index, completion)| listener.finished(index, completion));
                     listener.end()?;
-                    Ok::<_, Error>(Instant::now())
+                    let sampled = Sampled::of(sampled.iter().map(|c| (&c.ids[..], c.truncated)));
+                    Ok::<_, Error>((sampled, Instant::now()))
                 })?
             };
+            let replies = share_list(store, REPLIES, &sampled, open.len(), || {
+                open.iter().map(|i| talks[*i].take_reply()).collect()
+            })?;
             environment_time += began.elapsed();
-            for talk in talks.iter_mut().filter(|talk| talk.is_open()) {
-                if let Answer::Messages(messages) = talk.take_answer(limits) {
-                    talk.append(tokenizer, &mut tools, messages, max_completion_length)?;
+            for (i, reply) in open.into_iter().zip(replies) {
+                if let Answer::Messages(messages) = talks[i].add_reply(reply, limits) {
+                    talks[i].append(tokenizer, &mut tools, messages, max_completion_length)?;
                 }
             }
         }

@@ -122,14 +122,15 @@ impl Rows {
         config: &TrainConfig,
         tokenizer: &dyn Tokenizer,
         context: usize,
-        environments: &Environments,
+        environments: &mut Environments,
+        store: Option<&Store>,
     ) -> Result<Self> {
         if environments.is_empty() {
             return Ok(self);
         }
         let parser = config.rollout.multi_turn.tool_parser;
         let rows = self.held_out.iter().chain(&self.probe);
-        self.added_by_environments = check_environments(environments, tokenizer, parser, rows)?;
+        self.added_by_environments = check_environments(environments, tokenizer, parser, rows, store)?;
         let longest = config.rollout.max_completion_length();
         let found = longest + self.added_by_environments;
         let expected = format!(
@@ -159,7 +160,7 @@ impl Trainer {
     ///
     /// # Errors
     /// The errors of [`Trainer::new`].
-    pub fn with_parts(config: TrainConfig, parts: Parts) -> Result<Self> {
+    pub fn with_parts(config: TrainConfig, mut parts: Parts) -> Result<Self> {
         let context = parts.policy.context_length();
         let config = config.with_context(context);
         config.validate_for(parts.tokenizer.vocab_size(), context)?;
@@ -172,7 +173,13 @@ impl Trainer {
             false,
             leads(parts.store.as_ref()),
         )?
-        .with_environments(&config, &*parts.tokenizer, context, &parts.environments)?;
+        .with_environments(
+            &config,
+            &*parts.tokenizer,
+            context,
+            &mut parts.environments,
+            parts.store.as_deref(),
+        )?;
         Self::begin(config, parts, rows, None)
     }
 
@@ -185,7 +192,7 @@ impl Trainer {
             );
         }
         warn_of_truncated_sampling(&config);
-        if parts.environments.has_agents() && parts.endpoint.is_none() {
+        if parts.environments.has_agents() && parts.endpoint.is_none() && leads(parts.store.as_ref()) {
             parts.endpoint = Some(Endpoint::open(config.rollout.endpoint.as_deref())?);
         }
         if let Some(endpoint) = &parts.endpoint {
@@ -329,7 +336,7 @@ impl Trainer {
         }
         self.counters.grpo_steps += 1;
         if self.counters.grpo_steps == 1 {
-            let has_tools = self.parts.environments.iter().any(|(_, environment)| environment.tools().is_some());
+            let has_tools = self.parts.environments.all_tools().iter().any(Option::is_some);
             warn_of_first_step(&self.config, &self.parts.rewards, has_tools, &report);
         }
         self.counters.num_tokens += report.tokens as u64;

@@ -27,11 +27,11 @@ impl Agent for Function {
     }
 }
 
-struct Client<'a>(&'a Connection);
+pub(crate) struct Client<'a>(pub(crate) &'a Connection);
 
 impl Client<'_> {
     /// Sends a request with more fields, and returns the status and the body.
-    fn send(&self, messages: &[Value], more: Value) -> (u16, Value) {
+    pub(crate) fn send(&self, messages: &[Value], more: Value) -> (u16, Value) {
         let mut body = json!({"model": "policy", "messages": messages});
         for (name, value) in more.as_object().unwrap() {
             body[name] = value.clone();
@@ -45,7 +45,7 @@ impl Client<'_> {
     }
 
     /// Returns the message and the reason of its end.
-    fn ask(&self, messages: &[Value], more: Value) -> (Value, String) {
+    pub(crate) fn ask(&self, messages: &[Value], more: Value) -> (Value, String) {
         let (status, body) = self.send(messages, more);
         assert_eq!(status, 200, "{body}");
         let choice = &body["choices"][0];
@@ -59,7 +59,7 @@ impl Client<'_> {
     }
 }
 
-fn user(content: &str) -> Value {
+pub(crate) fn user(content: &str) -> Value {
     json!({"role": "user", "content": content})
 }
 

@@ -11,6 +11,7 @@ mod fake;
 mod losses;
 mod own_policy;
 mod ppo;
+mod processes;
 mod rollout;
 mod steps;
 mod stop_tokens;

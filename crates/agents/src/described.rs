@@ -1,0 +1,26 @@
+//! Environments of a process that starts no conversations.
+
+use crate::agent::{Agent, Connection};
+use crate::environment::{Environment, Failure, Start};
+use data::Item;
+
+/// An environment or an agent that another process runs.
+pub(crate) struct Described;
+
+impl Described {
+    fn failure() -> Failure {
+        Failure::new("it was described and not opened, and starts no conversation in this process")
+    }
+}
+
+impl Environment for Described {
+    fn reset(&self, _: &Item, _: usize) -> Result<Start, Failure> {
+        Err(Self::failure())
+    }
+}
+
+impl Agent for Described {
+    fn run(&self, _: &Item, _: &Connection, _: usize) -> Result<Option<f32>, Failure> {
+        Err(Self::failure())
+    }
+}
