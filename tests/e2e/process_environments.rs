@@ -152,7 +152,7 @@ impl Waiting {
         let runs = runs();
         let [asked, go] = ["asked", "go"].map(|name| runs.text(name));
         let answer =
-            format!(": > {asked}; until [ -e {go} ]; do sleep 0.02; done; echo '{{\"done\": true, \"reward\": 1}}'");
+            format!(": > {asked}; until [ -e {go} ] || [ ! -e {asked} ]; do sleep 0.02; done; echo '{{\"done\": true, \"reward\": 1}}'");
         let settings = program(&runs, &answer);
         let more = ["data.training_chat_template=chatml", "data.held_out_fraction=0", "grpo.max_steps=4000"];
         let all: Vec<&str> = settings.iter().map(String::as_str).chain(more).collect();

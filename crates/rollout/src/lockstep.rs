@@ -8,11 +8,11 @@
 //!     first messages of all conversations            until all agents have ended:
 //!     until no conversation is open:                     requests of the next batch, or the rewards
 //!         sample a turn of each                          sample an answer to each
-//!         answers to all turns of the batch
+//!         answers to all turns of the batch              which answers were delivered
 //! ```
 //!
-//! On the leader, environments answer while other turns are sampled, in any order. The order of a message is that of the conversations.
-//! Every message has the digest of the completions before it, because the next turns of a process that has sampled others would be other programs.
+//! On the leader, environments answer while other turns are sampled, in any order. A message has the answers in the order of the conversations.
+//! A message after a batch has the SHA-256 of its completions: a process that has sampled other completions ends with an error.
 
 use crate::error::{Error, Result};
 use distributed::Store;
@@ -42,8 +42,8 @@ pub(crate) fn leads(store: Option<&Store>) -> bool {
     store.is_none_or(Store::is_leader)
 }
 
-/// Returns the leader's `value()` in all processes; without a store, that of this process. All processes have sampled the completions of
-/// `sampled`.
+/// Returns the leader's `value()` in all processes; without a store, the `value()` of this process. `sampled` is the digest of the completions
+/// that this process has sampled before.
 ///
 /// # Errors
 /// [`Error::Processes`]; [`Error::OtherCompletions`] if this process has sampled other completions than the leader.

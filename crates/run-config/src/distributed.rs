@@ -29,7 +29,7 @@ pub struct DistributedConfig {
     pub coordinator_address: Option<String>,
     /// The number of processes; `None` is one, or the number of processes of a TPU slice.
     pub num_processes: Option<usize>,
-    /// The number of this process; process 0 alone writes the run folder and calls reward functions.
+    /// The number of this process; process 0 alone writes the run folder, calls reward functions and runs environments.
     pub process_id: Option<usize>,
     /// The time in seconds within which all processes must be connected.
     #[default(300)]

@@ -7,7 +7,7 @@
 //!     read a head of at most MAX_HEAD bytes
 //!     admit it: a request without a valid key is refused before its body is read
 //!     read a body of at most MAX_BODY bytes, with a length or in chunks
-//!     answer
+//!     answer, unless the client has closed the connection
 //! ```
 
 use super::openai::ApiError;
@@ -15,6 +15,7 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -61,7 +62,20 @@ pub(super) trait Handler: Send + Sync {
     fn admit(&self, head: &Head) -> Result<(), ApiError>;
 
     /// Answers a request that was admitted.
-    fn answer(&self, head: &Head, body: &[u8]) -> Result<Value, ApiError>;
+    fn answer(&self, head: &Head, body: &[u8]) -> Result<Answer, ApiError>;
+}
+
+/// The answer to a request.
+pub(super) struct Answer {
+    pub(super) body: Value,
+    /// Receives `true` when the whole response was written to a client that waits for it. Without that, it is disconnected.
+    pub(super) receipt: Option<Sender<bool>>,
+}
+
+impl From<Value> for Answer {
+    fn from(body: Value) -> Self {
+        Self { body, receipt: None }
+    }
 }
 
 /// A server, which ends when it is dropped.
@@ -195,11 +209,25 @@ impl Connection {
             }
             let deadline = Instant::now() + TRANSFER;
             let (answer, keeps_alive) = match self.request(handler, deadline) {
-                Ok((head, body)) => (handler.answer(&head, &body), head.keeps_alive),
+                Ok((head, body)) => {
+                    let answer = handler.answer(&head, &body);
+                    if self.is_closed()? {
+                        return Ok(());
+                    }
+                    // The conversation may have ended in the meantime.
+                    (answer.and_then(|answer| handler.admit(&head).map(|()| answer)), head.keeps_alive)
+                }
                 Err(Fault::Refused(error)) => (Err(error), false),
                 Err(Fault::Closed) => return Ok(()),
             };
-            self.respond(answer, keeps_alive)?;
+            let (body, receipt) = match answer {
+                Ok(Answer { body, receipt }) => (Ok(body), receipt),
+                Err(error) => (Err(error), None),
+            };
+            self.respond(body, keeps_alive)?;
+            if let Some(receipt) = receipt {
+                let _ = receipt.send(true);
+            }
             if !keeps_alive {
                 return self.drain(Instant::now() + TRANSFER);
             }
@@ -316,6 +344,21 @@ impl Connection {
                     return Ok(read > 0);
                 }
             }
+        }
+    }
+
+    /// Returns `true` if the client has closed the connection, and nothing that it has sent is left. A client that only ends its side of the
+    /// connection counts as one that no longer waits, as in other servers.
+    fn is_closed(&self) -> io::Result<bool> {
+        if !self.received.is_empty() {
+            return Ok(false);
+        }
+        self.stream.set_nonblocking(true)?;
+        let peeked = self.stream.peek(&mut [0]);
+        self.stream.set_nonblocking(false)?;
+        match peeked {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+            peeked => Ok(peeked? == 0),
         }
     }
 

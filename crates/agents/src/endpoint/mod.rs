@@ -18,11 +18,11 @@ use crate::agent::{Agent, Clock, Connection};
 use crate::environment::{Failure, check_reward};
 use crate::error::{Error, Result};
 use data::Item;
-use http::{Handler, Head, Server};
+use http::{Answer, Handler, Head, Server};
 use rand::TryRng;
 use rand::rngs::SysRng;
 use rewards::programs::lock;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -73,7 +73,22 @@ pub struct Asked {
     pub job: usize,
     /// The request.
     pub request: ChatRequest,
-    reply: Sender<std::result::Result<ChatReply, ApiError>>,
+    reply: Sender<Replied>,
+}
+
+/// The reply to a request, and the sender of its receipt.
+type Replied = (std::result::Result<ChatReply, ApiError>, Sender<bool>);
+
+/// The delivery of a reply to its client.
+#[derive(Debug)]
+pub struct Delivery(Receiver<bool>);
+
+impl Delivery {
+    /// Waits until the reply was written. Returns `false` if the client no longer waits for it, the conversation has ended, or the reply was an
+    /// error.
+    pub fn is_complete(self) -> bool {
+        self.0.recv().unwrap_or(false)
+    }
 }
 
 impl Asked {
@@ -83,8 +98,10 @@ impl Asked {
     }
 
     /// Answers the request. An agent that has ended does not read it.
-    pub fn answer(self, reply: std::result::Result<ChatReply, ApiError>) {
-        let _ = self.reply.send(reply);
+    pub fn answer(self, reply: std::result::Result<ChatReply, ApiError>) -> Delivery {
+        let (receipt, delivered) = channel();
+        let _ = self.reply.send((reply, receipt));
+        Delivery(delivered)
     }
 }
 
@@ -330,11 +347,11 @@ impl Handler for Shared {
         }
     }
 
-    fn answer(&self, head: &Head, body: &[u8]) -> std::result::Result<Value, ApiError> {
+    fn answer(&self, head: &Head, body: &[u8]) -> std::result::Result<Answer, ApiError> {
         match head.path.as_str() {
             CHAT => {}
-            MODELS => return Ok(json!({"object": "list", "data": [openai::model()]})),
-            _ => return Ok(openai::model()),
+            MODELS => return Ok(json!({"object": "list", "data": [openai::model()]}).into()),
+            _ => return Ok(openai::model().into()),
         }
         let request = ChatRequest::parse(body)?;
         let Open { job, clock, events } = self.conversation(head.key.as_deref())?;
@@ -346,8 +363,9 @@ impl Handler for Shared {
         let gone = || ApiError::new(404, "the conversation of this key has ended").with_code("conversation_closed");
         events.send(Event::Asked(Asked { job, request, reply })).map_err(|_| gone())?;
         drop(events);
-        let reply = replied.recv().map_err(|_| gone())??;
-        Ok(reply.body(self.responses.fetch_add(1, Ordering::Relaxed), logprobs))
+        let (reply, receipt) = replied.recv().map_err(|_| gone())?;
+        let body = reply?.body(self.responses.fetch_add(1, Ordering::Relaxed), logprobs);
+        Ok(Answer { body, receipt: Some(receipt) })
     }
 }
 

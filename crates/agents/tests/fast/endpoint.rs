@@ -6,6 +6,7 @@ use data::Item;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -61,12 +62,17 @@ fn ask(connection: &Connection, text: &str) -> (u16, Value) {
     call(&format!("{}/chat/completions", connection.base_url()), connection.api_key(), Some(&body))
 }
 
+const CLOSE: &[u8] = b"Connection: close";
+
 /// Sends bytes, and returns the response.
 fn raw(endpoint: &Endpoint, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(endpoint.address()).unwrap();
     // The endpoint may refuse a request that was sent in part.
     let _ = stream.write_all(bytes);
-    let _ = stream.shutdown(Shutdown::Write);
+    // A client that ends its side no longer waits for an answer.
+    if !bytes.windows(CLOSE.len()).any(|bytes| bytes == CLOSE) {
+        let _ = stream.shutdown(Shutdown::Write);
+    }
     let mut text = String::new();
     let _ = stream.read_to_string(&mut text);
     text
@@ -157,7 +163,10 @@ fn bad_requests_are_refused_and_the_conversation_goes_on() {
         for (request, words) in [
             (format!("{head}Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n{chunks}"), "\"content\":\"HI\""),
             (
-                format!("{head}Content-Length: {}\r\nExpect: 100-continue\r\n\r\n{body}", body.len()),
+                format!(
+                    "{head}Content-Length: {}\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n{body}",
+                    body.len()
+                ),
                 "HTTP/1.1 100 Continue",
             ),
             (format!("{head}Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc"), "Content-Length twice"),
@@ -177,6 +186,48 @@ fn bad_requests_are_refused_and_the_conversation_goes_on() {
         Ok(Some(1.0))
     });
     assert_eq!(hold(&endpoint, agent, &rows(1)).outcomes, [Ok(Some(1.0))]);
+}
+
+#[test]
+fn an_answer_that_comes_after_the_end_of_a_conversation_is_not_delivered() {
+    let endpoint = Arc::new(Endpoint::open(None).unwrap());
+    let (asked, is_asked) = channel();
+    let is_asked = Mutex::new(is_asked);
+    let (key, keys) = channel();
+    let late = Arc::new(Mutex::new(Vec::new()));
+    let mut deliveries = Vec::new();
+    let clients = Arc::clone(&late);
+    let agent = Function(move |_: &Item, connection: &Connection| {
+        let (url, own) = (connection.base_url().to_owned(), connection.api_key().to_owned());
+        key.send((url.clone(), own.clone())).unwrap();
+        let body = json!({"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}).to_string();
+        let client = std::thread::spawn(move || call(&format!("{url}/chat/completions"), &own, Some(&body)));
+        clients.lock().unwrap().push(client);
+        // It leaves when its request is being sampled, and the connection stays open.
+        is_asked.lock().unwrap().recv().unwrap();
+        Ok(Some(1.0))
+    });
+    let agent: Arc<dyn Agent> = Arc::new(agent);
+    let rows = rows(1);
+    let held = endpoint.hold(&[Job { agent, row: &rows[0] }], |requests| {
+        asked.send(()).unwrap();
+        let (url, key) = keys.recv().unwrap();
+        while call(&format!("{url}/models"), &key, None).0 == 200 {
+            std::thread::yield_now();
+        }
+        for request in requests {
+            let message = json!({"role": "assistant", "content": "HI"});
+            let reply = ChatReply { message, finish_reason: "stop", prompt_tokens: 1, tokens: vec![] };
+            deliveries.push(request.answer(Ok(reply)).is_complete());
+        }
+        Ok::<_, Error>(())
+    });
+    assert_eq!(held.unwrap().outcomes, [Ok(Some(1.0))]);
+    assert_eq!(deliveries, [false]);
+    for client in late.lock().unwrap().drain(..) {
+        let (status, body) = client.join().unwrap();
+        assert_eq!((status, &body["error"]["code"]), (404, &json!("conversation_closed")));
+    }
 }
 
 #[test]

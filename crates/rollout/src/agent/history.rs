@@ -57,6 +57,8 @@ pub(super) struct History {
     calling_turns: usize,
     pub(super) calls: usize,
     pub(super) failed_calls: usize,
+    /// The number of calls with an id, also in answers that were not delivered.
+    named_calls: usize,
     /// `true` if a limit of the run has cut the conversation.
     truncated: bool,
 }
@@ -71,6 +73,19 @@ pub(super) struct Place {
     pub(super) limit: usize,
     /// `true` if the request limits the answer, and not the run.
     is_limited: bool,
+}
+
+/// An answer, before its delivery.
+pub(super) struct Answer {
+    place: Place,
+    turn: Completion,
+    text: String,
+    message: Value,
+    /// The messages of the request.
+    messages: Vec<Value>,
+    tools: Option<Value>,
+    calls: usize,
+    failed_calls: usize,
 }
 
 impl History {
@@ -178,7 +193,7 @@ impl History {
         }
     }
 
-    /// Records an answer, and returns it for the agent.
+    /// Returns an answer, and its form for the agent.
     ///
     /// # Errors
     /// The errors of the tokenizer; a chat template whose tool calls no parser reads.
@@ -189,13 +204,14 @@ impl History {
         turn: Completion,
         tokenizer: &dyn Tokenizer,
         tools: &mut Tools<'_>,
-    ) -> Result<ChatReply> {
-        self.text = tokenizer.decode(&turn.ids)?;
+    ) -> Result<(Answer, ChatReply)> {
+        let text = tokenizer.decode(&turn.ids)?;
         let parsed = match &request.tools {
-            Some(of_request) if request.calls_tools => tools.parse(&turn.ids, &self.text, of_request)?,
-            _ => Parsed { content: self.text.clone(), calls: Vec::new() },
+            Some(of_request) if request.calls_tools => tools.parse(&turn.ids, &text, of_request)?,
+            _ => Parsed { content: text.clone(), calls: Vec::new() },
         };
-        let message = self.message(parsed);
+        let calls = parsed.calls.len();
+        let (message, read) = self.message(parsed, &text);
         let was_cut = turn.truncated;
         let finish_reason = match message.get("tool_calls") {
             _ if was_cut => "length",
@@ -204,43 +220,60 @@ impl History {
         };
         let texts = turn.ids.iter().map(|id| tokenizer.decode_with_special(&[*id]));
         let tokens = texts.zip(&turn.logps).map(|(text, logp)| Ok((text?, *logp))).collect::<Result<_>>()?;
+        let prompt_tokens = self.prompt(&place).len();
+        let (messages, tools) = (request.messages.clone(), request.tools.clone());
+        let reply = ChatReply { message: message.clone(), finish_reason, prompt_tokens, tokens };
+        Ok((Answer { place, turn, text, message, messages, tools, calls, failed_calls: calls - read }, reply))
+    }
+
+    /// Records an answer that was delivered.
+    pub(super) fn record(&mut self, answer: Answer) {
+        let Answer { place, turn, text, message, mut messages, tools, calls, failed_calls } = answer;
+        self.text = text;
         self.turns += 1;
-        self.truncated |= was_cut && !place.is_limited;
+        self.calls += calls;
+        self.failed_calls += failed_calls;
+        self.calling_turns += usize::from(calls > 0);
+        self.truncated |= turn.truncated && !place.is_limited;
         let index = place.row.unwrap_or(self.rows.len());
         match place.row {
             Some(_) => self.rows[index].completion.append_given(&place.ids),
-            None => self.rows.push(Row { tools: request.tools.clone(), prompt: place.ids.clone(), ..Row::default() }),
+            None => self.rows.push(Row { tools, prompt: place.ids, ..Row::default() }),
         }
         let row = &mut self.rows[index];
-        let prompt_tokens = row.prompt.len() + row.completion.ids.len();
         row.completion.append(turn);
-        (row.messages, row.is_busy) = (request.messages.clone(), false);
-        row.messages.push(message.clone());
+        messages.push(message);
+        (row.messages, row.is_busy) = (messages, false);
         row.turns.push([row.messages.len(), row.completion.ids.len()]);
         self.last = index;
-        Ok(ChatReply { message, finish_reason, prompt_tokens, tokens })
     }
 
-    /// Returns the message of the assistant, and counts its tool calls. If no call can be read, the text stays as it is.
-    fn message(&mut self, parsed: Parsed) -> Value {
+    /// Drops an answer for which its agent did not wait. Its row can be continued as before.
+    pub(super) fn drop_answer(&mut self, answer: &Answer) {
+        if let Some(row) = answer.place.row {
+            self.rows[row].is_busy = false;
+        }
+    }
+
+    /// Returns the message of the assistant, and the number of tool calls in it. If no call can be read, it is the `text` as it is.
+    fn message(&mut self, parsed: Parsed, text: &str) -> (Value, usize) {
         let Parsed { content, calls } = parsed;
         let count = calls.len();
         let calls: Vec<Value> = calls.into_iter().flatten().map(|call| call.to_message()).collect();
-        self.calls += count;
-        self.failed_calls += count - calls.len();
-        self.calling_turns += usize::from(count > 0);
         if calls.is_empty() {
-            let text = if count > 0 { self.text.clone() } else { content };
-            return json!({"role": "assistant", "content": text});
+            let text = if count > 0 { text } else { &content };
+            return (json!({"role": "assistant", "content": text}), 0);
         }
-        let first = self.calls - count;
+        let first = self.named_calls;
+        self.named_calls += calls.len();
         let with_id = |(index, mut call): (usize, Value)| {
             // Mistral's templates expect nine characters.
             call["id"] = format!("call{:05}", first + index).into();
             call
         };
         let calls: Vec<Value> = calls.into_iter().enumerate().map(with_id).collect();
-        json!({"role": "assistant", "content": content, "tool_calls": calls})
+        let read = calls.len();
+        (json!({"role": "assistant", "content": content, "tool_calls": calls}), read)
     }
 
     /// Returns the row of the last answer with all its messages, and the other rows; `None` without an answer.

@@ -4,18 +4,19 @@
 //! while agents run:
 //!     for each request that waits: find its row, and the tokens between the row's last message and the answer
 //!     sample the answers of all of them
-//!     append their tokens to the rows with mask 1, and return their messages
+//!     return their messages to the agents
+//!     append the tokens of those that an agent has waited for to the rows, with mask 1
 //! ```
 //!
-//! In a run of several processes, the agents and the endpoint are those of process 0 ([`crate::lockstep`]).
+//! In a run of several processes, process 0 has the agents and the endpoint ([`crate::lockstep`]).
 
 mod history;
 
 use crate::conversation::{Conversations, Conversed, Ended, Tools, stream};
-use crate::lockstep::{Sampled, leads, share, unexpected};
+use crate::lockstep::{Sampled, leads, share, share_list, unexpected};
 use crate::stops::Stops;
 use crate::{Error, Result, Rollout, request};
-use agents::endpoint::{ApiError, Asked, ChatRequest, Held, Job};
+use agents::endpoint::{ApiError, Asked, ChatRequest, Delivery, Held, Job};
 use agents::{Endpoint, Failure};
 use data::Item;
 use distributed::Store;
@@ -30,6 +31,8 @@ use std::time::Duration;
 
 /// The name of the messages about agents.
 const HEARD: &str = "the requests of the agents";
+/// The name of the deliveries of answers to agents.
+const DELIVERED: &str = "the deliveries to the agents";
 
 impl Rollout<'_> {
     /// Lets agents hold `num_generations` conversations about each row. `first_stream` is the random stream of the first conversation.
@@ -63,7 +66,6 @@ impl Rollout<'_> {
             indices.push(index);
         }
         let mut histories: Vec<History> = jobs.iter().map(|_| History::default()).collect();
-        // Answers requests, and returns the digest of the answers.
         let answer = |asked: Vec<Asked>| {
             let mut placed = Vec::new();
             for asked in asked {
@@ -75,11 +77,11 @@ impl Rollout<'_> {
                     Ok(place) => {
                         placed.push(Placed { stream: stream(turn, first_stream + asked.job as u64), asked, place })
                     }
-                    Err(error) => asked.answer(Err(error)),
+                    Err(error) => drop(asked.answer(Err(error))),
                 }
             }
             if placed.is_empty() {
-                return Ok(Sampled::default());
+                return Ok(());
             }
             let prompts: Vec<Vec<u32>> =
                 placed.iter().map(|placed| histories[placed.asked.job].prompt(&placed.place)).collect();
@@ -89,12 +91,23 @@ impl Rollout<'_> {
             let base = request(config, &stops, &prompts, 1, max_completion_length, sampling);
             let sampled = self.generate(&RolloutRequest { turn, ..base })?;
             let digest = Sampled::of(sampled.iter().map(|c| (&c.ids[..], c.truncated)));
+            let (mut answers, mut deliveries) = (Vec::new(), Vec::new());
             for (Placed { asked, place, .. }, completion) in placed.into_iter().zip(sampled) {
-                let history = &mut histories[asked.job];
-                let reply = history.answer(place, &asked.request, completion, tokenizer, &mut tools)?;
-                asked.answer(Ok(reply));
+                let (job, request) = (asked.job, &asked.request);
+                let (answer, reply) = histories[job].answer(place, request, completion, tokenizer, &mut tools)?;
+                answers.push((job, answer));
+                deliveries.push(asked.answer(Ok(reply)));
             }
-            Ok::<_, crate::Error>(digest)
+            let delivered = share_list(store, DELIVERED, &digest, answers.len(), || {
+                deliveries.into_iter().map(Delivery::is_complete).collect()
+            })?;
+            for ((job, answer), is_delivered) in answers.into_iter().zip(delivered) {
+                match is_delivered {
+                    true => histories[job].record(answer),
+                    false => histories[job].drop_answer(&answer),
+                }
+            }
+            Ok::<_, Error>(())
         };
         let Held { outcomes, waited } = match leads(store) {
             true => lead(endpoint.ok_or(agents::Error::NoEndpoint)?, &jobs, store, answer)?,
@@ -120,31 +133,28 @@ fn lead(
     endpoint: &Endpoint,
     jobs: &[Job<'_>],
     store: Option<&Store>,
-    mut answer: impl FnMut(Vec<Asked>) -> Result<Sampled>,
+    mut answer: impl FnMut(Vec<Asked>) -> Result<()>,
 ) -> Result<Held> {
-    let mut sampled = Sampled::default();
-    let tell = |sampled: &Sampled, heard: &dyn Fn() -> Heard| match store {
-        Some(_) => share(store, HEARD, sampled, heard).map(drop),
+    let tell = |heard: &dyn Fn() -> Heard| match store {
+        Some(_) => share(store, HEARD, &Sampled::default(), heard).map(drop),
         None => Ok(()),
     };
     let held = endpoint.hold(jobs, |asked| {
         let request = |asked: &Asked| (asked.job, asked.request.clone());
-        tell(&sampled, &|| Heard::Requests(asked.iter().map(request).collect()))?;
-        sampled = answer(asked)?;
-        Ok::<_, Error>(())
+        tell(&|| Heard::Requests(asked.iter().map(request).collect()))?;
+        answer(asked)
     })?;
-    tell(&sampled, &|| Heard::Over(held.outcomes.clone()))?;
+    tell(&|| Heard::Over(held.outcomes.clone()))?;
     Ok(held)
 }
 
 /// Answers the requests of the leader's agents.
-fn follow(store: Option<&Store>, jobs: usize, mut answer: impl FnMut(Vec<Asked>) -> Result<Sampled>) -> Result<Held> {
-    let mut sampled = Sampled::default();
+fn follow(store: Option<&Store>, jobs: usize, mut answer: impl FnMut(Vec<Asked>) -> Result<()>) -> Result<Held> {
     loop {
-        match share(store, HEARD, &sampled, || Heard::Over(Vec::new()))? {
+        match share(store, HEARD, &Sampled::default(), || Heard::Over(Vec::new()))? {
             Heard::Requests(requests) if requests.iter().all(|(job, _)| *job < jobs) => {
                 let asked = requests.into_iter().map(|(job, request)| Asked::unread(job, request));
-                sampled = answer(asked.collect())?;
+                answer(asked.collect())?;
             }
             Heard::Over(outcomes) if outcomes.len() == jobs => return Ok(Held { outcomes, waited: Duration::ZERO }),
             Heard::Requests(_) | Heard::Over(_) => return Err(unexpected(store, HEARD, jobs)),

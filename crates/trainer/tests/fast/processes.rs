@@ -57,7 +57,7 @@ fn train(config: &TrainConfig, store: &Arc<Store>, environments: Environments) -
         completions.extend(report.samples.iter().map(|sample| sample.completion.clone()));
         metrics.push(report.metrics.values().map(|(name, value)| (name.to_owned(), value)).collect());
     }
-    let weights = export_all(run.policy(), StateGroup::Policy)?;
+    let weights = export_all(run.policy(), StateGroup::Weights(policy::Weights::Policy))?;
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
     let weights = weights.iter().map(|tensor| (tensor.name.clone(), bits(&tensor.data))).collect();
     store.close()?;
