@@ -34,8 +34,7 @@ fn a_calculator_answers_two_processes_like_one() {
         "environments={calculator: {built_in: calculator}}",
         "warmup={steps: 80, batch_size: 4, optimizer: {learning_rate: 0.03, lr_scheduler_type: constant}}",
         "rollout={max_completion_length: 120, temperature: 0.2, multi_turn: {max_tool_calling_iterations: 1}}",
-        "eval={eval_steps: 1, num_problems: 2}",
-        "data.held_out_fraction=0.25",
+        "data.held_out_fraction=0",
         "run.log_completions_steps=1",
         "optimizer.lr_scheduler_type=constant",
         "optimizer.warmup_ratio=0",
@@ -151,8 +150,9 @@ impl Waiting {
     fn start() -> Self {
         let runs = runs();
         let [asked, go] = ["asked", "go"].map(|name| runs.text(name));
-        let answer =
-            format!(": > {asked}; until [ -e {go} ] || [ ! -e {asked} ]; do sleep 0.02; done; echo '{{\"done\": true, \"reward\": 1}}'");
+        let answer = format!(
+            ": > {asked}; until [ -e {go} ] || [ ! -e {asked} ]; do sleep 0.02; done; echo '{{\"done\": true, \"reward\": 1}}'"
+        );
         let settings = program(&runs, &answer);
         let more = ["data.training_chat_template=chatml", "data.held_out_fraction=0", "grpo.max_steps=4000"];
         let all: Vec<&str> = settings.iter().map(String::as_str).chain(more).collect();

@@ -274,7 +274,7 @@ fn an_error_of_the_sampler_ends_all_conversations() {
     assert!(!statuses.lock().unwrap().is_empty() && statuses.lock().unwrap().iter().all(|status| *status == 404));
     // The endpoint can be used again.
     let refuse = |asked: Vec<Asked>| {
-        asked.into_iter().for_each(|asked| asked.answer(Err(ApiError::param("messages", "too long"))));
+        asked.into_iter().for_each(|asked| drop(asked.answer(Err(ApiError::param("messages", "too long")))));
         Ok::<_, Error>(())
     };
     let held = endpoint.hold(&jobs, refuse).unwrap();
