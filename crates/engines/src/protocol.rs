@@ -166,7 +166,8 @@ pub(crate) fn check_facts(server: &str, protocol: &dyn Protocol, facts: &Facts, 
         let fix = format!("start {} with the model as it is, or train `lora`", protocol.program());
         return refused("weights that are not quantized, to replace them".into(), quantization.clone(), fix);
     } else if facts.keeps_tied_head && is_tied {
-        let expected = "a head with weights of its own, or `lora`: a reload on a CPU leaves a tied head at the old weights";
+        let expected =
+            "a head with weights of its own, or `lora`: a reload on a CPU leaves a tied head at the old weights";
         let fix = "train `lora`, or serve the model on a GPU".into();
         return refused(expected.into(), "a model with tie_word_embeddings: true".into(), fix);
     }
