@@ -3,7 +3,6 @@
 use crate::support::{Runs, assert_has, names};
 use crate::tiny_model::{call, prepare_shape, small, train};
 use models::ModelConfig;
-use rstest::rstest;
 use serde_json::{Value, json};
 use std::net::TcpListener;
 
@@ -37,10 +36,8 @@ pub(crate) fn value(row: &Value, name: &str) -> f64 {
     row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"))
 }
 
-#[rstest]
-#[case::host("host")]
-#[case::device("pjrt:cpu")]
-fn a_model_calls_the_calculator_and_reads_its_result(#[case] device: &str) {
+#[test]
+fn a_model_calls_the_calculator_and_reads_its_result() {
     let runs = runs();
     // The warm-up memorises a call, with the tool in the prompt.
     runs.write_rows(8, |_| json!({"question": "What is 2+3?", "answer": "5", "completion": CALL}));
@@ -50,18 +47,10 @@ fn a_model_calls_the_calculator_and_reads_its_result(#[case] device: &str) {
         "warmup={steps: 80, batch_size: 4, optimizer: {learning_rate: 0.03, lr_scheduler_type: constant}}",
         "rollout={max_completion_length: 120, temperature: 0.2, multi_turn: {max_tool_calling_iterations: 1}}",
         "run.log_completions_steps=1",
-        // Scores every token again.
-        "loss.vllm_importance_sampling_correction=true",
-        &format!("policy.device={device}"),
     ];
-    call(&runs, "model", "a", &settings).quick_cpu().succeed();
+    train(&runs, "model", "a", &settings);
     let steps = runs.phase("a", "grpo");
     assert!(steps.len() == 2 && steps.iter().all(|row| row["timing_s/environments"].is_f64()), "{steps:?}");
-    for row in &steps {
-        // The turn behind the result has the log-probabilities of the whole conversation.
-        assert!(value(row, "sampling/sampling_logp_difference/max") < 1e-3, "{row}");
-        assert!(value(row, "grad_norm") > 0.0 && value(row, "environments/failures") == 0.0, "{row}");
-    }
     assert!(
         value(&steps[0], "tools/call_frequency") > 0.5 && value(&steps[0], "num_turns/mean") > 1.5,
         "{:?}",
