@@ -24,7 +24,7 @@ fn f32_inputs_give_the_bits_of_rounded_inputs(
     #[values(Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx)] isa: Isa,
 ) {
     let loss = loss(loss_type);
-    let shape = Shape { lengths: &[9, 20, 8], h: 330, v: 1013, layout, ..Shape::default() };
+    let shape = Shape { lengths: &[9, 20, 8], h: 330, v: 1013, layout, bias: false, ..Shape::default() };
     let case = Case::new(&loss, &shape, 17);
     let (narrow, exact) = (narrowed(&case), case.oracle(&loss));
     assert_flows(&exact);
