@@ -5,6 +5,7 @@ use super::build::Builder;
 use super::experts::ExpertsMlp;
 use super::lora::LowRank;
 use super::rope::RopeTables;
+use super::routers::Routers;
 use super::weight::Weight;
 use backend_cpu::layers::{Activation, Heads, Scores};
 use burn::module::{Module, Param};
@@ -262,7 +263,13 @@ impl Block {
     }
 
     /// Applies the layer to `x: [N, H]` -> `[N, H]`.
-    pub(crate) fn forward(&self, x: Tensor<2>, ropes: &RopeTables, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<2>,
+        ropes: &RopeTables,
+        sequences: &Arc<Sequences>,
+        routers: &mut Routers,
+    ) -> Result<Tensor<2>> {
         let normed = normalised(&self.input_norm, x.clone())?;
         let mixed = self.attn.forward(normed, ropes, sequences)?;
         let x = self.add(x, mixed, &self.attn.o_proj, &self.attn_output_norm)?;
@@ -270,7 +277,7 @@ impl Block {
         match &self.mlp {
             Mlp::Dense(mlp) => self.add(x, mlp.forward(normed)?, &mlp.down_proj, &self.mlp_output_norm),
             Mlp::Experts(mlp) => {
-                let update = normalised(&self.mlp_output_norm, mlp.forward(normed)?)?;
+                let update = normalised(&self.mlp_output_norm, mlp.forward(normed, routers)?)?;
                 Ok(x + times(update, self.residual_multiplier))
             }
         }

@@ -1,7 +1,7 @@
 //! One decoder layer.
 
 use super::split::RESIDUAL;
-use super::{Axis, Decoder, Heads, Matrix, ParameterValues, Role, Rotary};
+use super::{Axis, Decoder, Heads, Matrix, ParameterValues, Role, Rotary, Routing};
 use models::Activation;
 use stablehlo::{Dtype, Unary, Value};
 
@@ -11,14 +11,14 @@ const TWICE_ROOT: f64 = 1.595_769_121_605_730_8;
 impl Decoder {
     /// Computes one layer `x` `[B, T, H]` -> `[B, T, H]`: attention and MLP, whose outputs are added to the residual stream `x`; their inputs,
     /// outputs or both are normalised. `attend` computes the attention output `[B, T, A D]`, f32, from the queries, keys and values of these
-    /// tokens.
+    /// tokens. Also returns the choice of the router, if the MLP is a mixture of experts.
     pub fn block(
         &self,
         layer: &ParameterValues,
         x: &Value,
         rotary: Option<&Rotary>,
         attend: impl FnOnce(&Heads) -> Value,
-    ) -> Value {
+    ) -> (Value, Option<Routing>) {
         let [before, after, before_mlp, after_mlp] = self.norm_roles();
         let x = &self.split.constrain(x, &RESIDUAL);
         let normed = self.normed(layer, x, before);
@@ -26,11 +26,14 @@ impl Decoder {
         let mixed = self.split.constrain(&mixed, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
         let x = self.add(layer, x, self.linear(layer, &mixed, Matrix::OProj, layer.get(Role::OBias)), after);
         let normed = self.normed(layer, &x, before_mlp);
-        let update = match &self.config.experts {
-            Some(experts) => self.experts(layer, &normed, experts),
-            None => self.mlp(layer, &normed),
+        let (update, routing) = match &self.config.experts {
+            Some(experts) => {
+                let (update, routing) = self.experts(layer, &normed, experts);
+                (update, Some(routing))
+            }
+            None => (self.mlp(layer, &normed), None),
         };
-        self.add(layer, &x, update, after_mlp)
+        (self.add(layer, &x, update, after_mlp), routing)
     }
 
     /// Returns the norms before and after attention, and before and after the MLP, in the order of [`models::NormPlacement::names`].

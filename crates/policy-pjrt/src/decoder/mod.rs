@@ -22,6 +22,7 @@ pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask, Masks};
 pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
+pub use experts::{RouterSums, Routing};
 pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 pub use rope::{Rotaries, Rotary};
 
@@ -72,13 +73,15 @@ pub struct Rows {
     /// those of its own sequence; padding has position 0 and attends to itself only. If `false`, a row is one sequence, and causal
     /// attention never sees its padding, which is on the right.
     pub shared: bool,
+    /// 1 for tokens and 0 for padding, `[B, T]`, f32; the tokens that count in [`RouterSums`]. `None` computes no sums.
+    pub counted: Option<Value>,
 }
 
 impl Rows {
     /// Creates rows of one sequence each, which begin at position 0; `ids` `[B, T]`.
     pub fn of_sequences(ids: &Value) -> Self {
         let positions = ids.builder().iota(1, ids.ty().clone());
-        Self { ids: ids.clone(), positions, shared: false }
+        Self { ids: ids.clone(), positions, shared: false, counted: None }
     }
 }
 
@@ -106,6 +109,7 @@ pub struct Decoder {
     adapters: Option<Adapters>,
     value_head: bool,
     frozen_routers: bool,
+    router_aux_loss: bool,
     split: Split,
 }
 
@@ -119,6 +123,7 @@ impl Decoder {
             adapters: None,
             value_head: false,
             frozen_routers: false,
+            router_aux_loss: false,
             split: Split::default(),
         }
     }
@@ -139,6 +144,17 @@ impl Decoder {
     #[must_use]
     pub fn with_frozen_routers(self) -> Self {
         Self { frozen_routers: true, ..self }
+    }
+
+    /// Adds the load balancing loss of the routers of experts, with transformers' definition: [`RouterSums::aux_loss`].
+    #[must_use]
+    pub fn with_router_aux_loss(self) -> Self {
+        Self { router_aux_loss: true, ..self }
+    }
+
+    /// Returns `true` if the model has experts and training adds their load balancing loss.
+    pub fn has_router_aux_loss(&self) -> bool {
+        self.router_aux_loss && self.config.experts.is_some()
     }
 
     /// Returns the decoder without its value head, for sampling.
@@ -217,26 +233,40 @@ impl Decoder {
     /// # Errors
     /// Weights or rows do not fit the configuration.
     pub fn hidden(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
-        Ok(self.final_norm(weights, &self.residual(weights, rows, save)?))
+        Ok(self.final_norm(weights, &self.residual(weights, rows, save)?.0))
     }
 
-    /// Returns the residual stream `[B, T, H]` after the last layer, before the final norm.
+    /// Returns the residual stream `[B, T, H]` after the last layer, before the final norm. Also returns the sums of the routers of experts
+    /// if [`Rows::counted`] requests them.
     ///
     /// # Errors
     /// See [`Decoder::hidden`].
-    pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
+    pub fn residual(
+        &self,
+        weights: &ParameterValues,
+        rows: &Rows,
+        save: Save,
+    ) -> Result<(Value, Option<RouterSums>)> {
         let (rotaries, masks) = (self.rotaries(&rows.positions), self.masks(rows));
         let x = self.embed(weights, &rows.ids);
-        let constants = [rotaries.values(), masks.values()].concat();
+        let counted = rows.counted.as_ref();
+        let constants = [rotaries.values(), masks.values(), counted.into_iter().collect()].concat();
         let mut layers =
             self.over_layers(weights, &[&x], &[], &constants, Layers::Loop(save), |spec, layer, values| {
                 let mut constants = values.constants;
                 let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));
                 let mask = masks.of(spec.sliding_window);
                 let attend = |heads: &Heads| self.attend(heads, mask, layer.get(Role::Sinks));
-                vec![self.block(layer, &values.carry[0], rotaries.get(spec.rope), attend)]
+                let (x, routing) = self.block(layer, &values.carry[0], rotaries.get(spec.rope), attend);
+                let sums = routing.iter().zip(constants.first());
+                let sums = sums.flat_map(|(routing, counted)| routing.sums(counted, self.router_aux_loss));
+                std::iter::once(x).chain(sums).collect()
             })?;
-        Ok(layers.carry.swap_remove(0))
+        let sums = match (&layers.ys[..], counted) {
+            ([tokens, shares @ ..], Some(counted)) => Some(RouterSums::new(tokens, shares.first(), counted)),
+            _ => None,
+        };
+        Ok((layers.carry.swap_remove(0), sums))
     }
 
     /// Returns the token embeddings `[B, T, H]` of token ids `[B, T]`.

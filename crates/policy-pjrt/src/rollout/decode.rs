@@ -247,7 +247,7 @@ impl DecodeStep<'_> {
             let [filled, done] = &seen[at..at + 2] else { unreachable!("two for each window") };
             let ([x, window_keys, window_values], [number]) = (of.carry, of.xs) else { unreachable!("as passed in") };
             let mut window = vec![];
-            let x = decoder.block(layer, x, rotaries.get(spec.rope), |heads| {
+            let (x, _) = decoder.block(layer, x, rotaries.get(spec.rope), |heads| {
                 window = [(window_keys, &heads.keys), (window_values, &heads.values)]
                     .map(|(all, token)| put_token(all, token, number, turn))
                     .to_vec();

@@ -71,7 +71,7 @@ impl Extend {
                 let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
                 let [cached, own] = &masks[at..at + 2] else { unreachable!("two for each window") };
                 let mut window = vec![];
-                let x = decoder.block(layer, &of.carry[0], rotaries.get(spec.rope), |heads| {
+                let (x, _) = decoder.block(layer, &of.carry[0], rotaries.get(spec.rope), |heads| {
                     window = vec![heads.keys.clone(), heads.values.clone()];
                     let part = |keys: Value, values: Value, seen: &Value| Part {
                         keys,

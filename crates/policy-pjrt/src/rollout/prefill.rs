@@ -45,7 +45,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
             let [kept, of_masks @ ..] = constants else { unreachable!("as many as were passed in") };
             let masks = masks.take(&mut &*of_masks);
             let mut stacked = vec![];
-            let x = decoder.block(layer, &values.carry[0], rotaries.get(spec.rope), |heads| {
+            let (x, _) = decoder.block(layer, &values.carry[0], rotaries.get(spec.rope), |heads| {
                 stacked = [&heads.keys, &heads.values].map(|part| cached(part, kept)).to_vec();
                 decoder.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
             });
