@@ -241,12 +241,7 @@ impl Decoder {
     ///
     /// # Errors
     /// See [`Decoder::hidden`].
-    pub fn residual(
-        &self,
-        weights: &ParameterValues,
-        rows: &Rows,
-        save: Save,
-    ) -> Result<(Value, Option<RouterSums>)> {
+    pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<(Value, Option<RouterSums>)> {
         let (rotaries, masks) = (self.rotaries(&rows.positions), self.masks(rows));
         let x = self.embed(weights, &rows.ids);
         let counted = rows.counted.as_ref();

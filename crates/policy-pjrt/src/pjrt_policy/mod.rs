@@ -19,8 +19,8 @@ use backend_tpu::aot::Chip;
 use grpo_core::{LossConfig, LossOutput, Scores, Tiling};
 use models::ModelConfig;
 use policy::{
-    AdamWConfig, Completion, InitialWeights, Policy, PolicyState, RolloutRequest, RouterStatistics, SequenceBatch, StateGroup, StepLoss,
-    TensorSink, TensorSource, UpdateReport, Weights,
+    AdamWConfig, Completion, InitialWeights, Policy, PolicyState, RolloutRequest, RouterStatistics, SequenceBatch,
+    StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
 use smart_default::SmartDefault;
 use stablehlo::{Dtype, Save};

@@ -3,7 +3,9 @@
 use super::PjrtPolicy;
 use crate::error::Result;
 use crate::program::Program;
-use crate::train::{Applied, Device, Loss, LossHead, Moments, OtherOutputs, Rows, Scalars, StepOfState, Target, UploadedRows};
+use crate::train::{
+    Applied, Device, Loss, LossHead, Moments, OtherOutputs, Rows, Scalars, StepOfState, Target, UploadedRows,
+};
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossOutput, TokenBatch};
 use policy::{RouterStatistics, SequenceBatch, StepLoss, UpdateReport, imitation};

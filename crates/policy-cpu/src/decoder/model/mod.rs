@@ -206,12 +206,7 @@ impl Decoder {
     }
 
     /// Computes [`Decoder::forward`] for the given rows only; rows may repeat.
-    pub(crate) fn forward_rows(
-        &self,
-        batch: &PackedBatch,
-        rows: &[usize],
-        routers: &mut Routers,
-    ) -> Result<Tensor<2>> {
+    pub(crate) fn forward_rows(&self, batch: &PackedBatch, rows: &[usize], routers: &mut Routers) -> Result<Tensor<2>> {
         let x = self.run(batch, routers)?;
         let rows: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
         let count = rows.len();
