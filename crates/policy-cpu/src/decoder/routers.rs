@@ -55,8 +55,8 @@ impl Routers {
     }
 
     /// Returns the statistics, and the load balancing loss of all layers together as a differentiable tensor `[1]` and its value, if it is computed:
-    /// E times the sum over experts of the mean number of times that a token chooses the expert, and the mean of its softmax over all
-    /// experts. The first factor has no gradient, as in `load_balancing_loss_func` of transformers.
+    /// E times the sum over experts of f P, where f is the mean number of times that a token chooses the expert, and P the mean of its softmax
+    /// over all experts. f has no gradient, as in `load_balancing_loss_func` of transformers.
     pub(crate) fn finish(self) -> (RouterStatistics, Option<(Tensor<1>, f64)>) {
         let Self { counts, experts, tokens, shares, .. } = self;
         let layers = tokens.len() / experts.max(1);

@@ -41,9 +41,9 @@ impl Routing {
 }
 
 impl RouterSums {
-    /// Creates the sums from those of the layers, `[L, E]`. The load balancing loss is E times the sum over experts of the mean number of times that a token chooses
-    /// the expert, and the mean of its softmax over all experts; the means are over `counted` tokens `[B, T]` and layers. The first factor has no
-    /// gradient.
+    /// Creates the sums from the sums of all layers, `[L, E]`. The load balancing loss is E times the sum over experts of f P, where f is the mean
+    /// number of times that a token chooses the expert, and P the mean of its softmax over all experts; both means are over `counted` tokens
+    /// `[B, T]` and layers. f has no gradient.
     pub(super) fn new(tokens: &Value, shares: Option<&Value>, counted: &Value) -> Self {
         let aux_loss = shares.map(|shares| {
             let [layers, experts] = *tokens.shape() else { unreachable!("layers and experts") };
