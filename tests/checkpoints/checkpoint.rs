@@ -49,6 +49,9 @@ pub(crate) fn has_no_gradient(checkpoint: &str, parameter: &str) -> bool {
         || (checkpoint == "qwen3_moe_one" && parameter.ends_with("mlp.gate.weight"))
 }
 
+/// The checkpoints with `router.safetensors`.
+pub(crate) const ROUTERS: [&str; 5] = ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss"];
+
 /// The checkpoints with an adapter in PEFT's layout.
 pub(crate) const ADAPTED: [&str; 7] = ["llama3", "phi3", "gemma3", "gemma3_vision", "qwen3_vl", "qwen3_moe", "gpt_oss"];
 

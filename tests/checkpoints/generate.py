@@ -6,6 +6,8 @@ python generate.py [OUT]      write all checkpoints (default: this folder), prin
 import argparse
 import json
 import shutil
+import sys
+import unittest.mock
 from pathlib import Path
 
 import peft
@@ -107,6 +109,8 @@ CHECKPOINTS = {
     # tokens, and of one token.
     "qwen3_5": ("qwen3_5", DELTA_NET | {"num_hidden_layers": 5}, "float32", 5, [70, 64, 1, 9], None),
 }
+# The checkpoints with expected values of their routers.
+ROUTERS = ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss"]
 # Models of images and text: the configuration of the decoder, the rest of config.json, the layout of config.json, and of the names.
 # Names are those of transformers' modules, or those that it writes to files. The towers are as small as the classes allow.
 IMAGES = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}
@@ -487,6 +491,56 @@ def make_adapter(out, name):
     print(f"{name + '_lora':16} loss {loss.item():.4f}  largest logit {logits.abs().max():.2f}  {size / 1e3:.0f} kB")
 
 
+def make_router(out, name):
+    """Writes the load balancing loss of transformers, its gradients, and the number of tokens of each expert.
+
+    The last token of a sequence is left out, because it predicts nothing.
+    """
+    folder = out / name
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    config, given = model.config, load_file(folder / "expected.safetensors")
+    ids, mask = given["ids"], given["mask"].long()
+    counted = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], 1)
+    experts = getattr(config, "num_experts", None) or config.num_local_experts
+    function = sys.modules[type(model).__module__].load_balancing_loss_func
+    logits = model(input_ids=ids, attention_mask=mask, output_router_logits=True).router_logits
+
+    def aux_loss(rows):
+        of_rows = [layer.reshape(*ids.shape, -1)[rows].flatten(0, 1) for layer in logits]
+        return function(tuple(of_rows), experts, config.num_experts_per_tok, counted[rows])
+
+    together = aux_loss(slice(None))
+    together.backward()
+    chosen = [layer.topk(config.num_experts_per_tok, -1).indices[counted.flatten().bool()].flatten() for layer in logits]
+    tensors = {
+        "aux_loss": together.detach().reshape(()),
+        "aux_loss.mean": torch.stack([aux_loss(slice(i, i + 1)).detach() for i in range(len(ids))]).mean(),
+        "tokens": torch.stack([torch.bincount(layer, minlength=experts) for layer in chosen]).float(),
+    }
+    # Gradients of routers, and of everything below the last one that is small.
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None and (p.ndim == 1 or "mlp.gate." in n or "router" in n)}
+    tensors |= {f"expected.grad.{n}": gradient.contiguous() for n, gradient in gradients.items()}
+
+    # Every token goes to given experts, whatever its router prefers.
+    experts_of = []
+
+    def given_experts(values, k, dim=-1):
+        token = torch.arange(values.shape[0])[:, None]
+        experts_of.append((7 * token + 3 * len(experts_of) + torch.arange(k)) % experts)
+        return values.gather(-1, experts_of[-1]), experts_of[-1]
+
+    model.zero_grad()
+    with unittest.mock.patch("torch.topk", given_experts):
+        _, loss = evaluate(model, ids, mask)
+    loss.backward()
+    tensors["replayed.loss"] = loss.detach().reshape(())
+    tensors["replayed.experts"] = torch.stack([layer.reshape(*ids.shape, -1) for layer in experts_of], 2).float()
+    replayed = {n: p.grad for n, p in model.named_parameters() if n in gradients}
+    tensors |= {f"replayed.grad.{n}": gradient.contiguous() for n, gradient in replayed.items()}
+    save_file(tensors, folder / "router.safetensors", {"format": "grpo-model/1", "source": source()})
+    print(f"{name:16} load balancing loss {together.item():.4f}  {len(gradients)} gradients")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, default=HERE)
@@ -503,6 +557,9 @@ def main():
     for name in LORA:
         if name in wanted:
             make_adapter(out, name)
+    for name in ROUTERS:
+        if name in wanted:
+            make_router(out, name)
 
 
 if __name__ == "__main__":

@@ -413,6 +413,12 @@ fn decoder(
     if config.grpo.value_loss().is_some() {
         decoder = decoder.with_value_head();
     }
+    if options.freeze_router {
+        decoder = decoder.with_frozen_routers();
+    }
+    if options.router_aux_loss_coef > 0.0 {
+        decoder = decoder.with_router_aux_loss();
+    }
     Ok(match rules {
         Some(rules) => decoder.with_axis_rules(rules.clone()).map_err(policy::Error::from)?,
         None => decoder,

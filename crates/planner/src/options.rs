@@ -25,6 +25,7 @@ pub fn policy_options(config: &TrainConfig, shape: &ModelConfig) -> Result<PjrtP
         save: saved(&config.policy, shape.num_hidden_layers)?,
         can_roll_back: config.keeps_state_to_roll_back(),
         freeze_router: config.policy.freeze_router,
+        router_aux_loss_coef: config.policy.router_aux_loss_coef,
         rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
         ..PjrtPolicyOptions::default()
     })

@@ -1,12 +1,12 @@
 //! The losses of a micro-batch as differentiable burn tensors.
 
-use crate::decoder::to_host;
+use crate::decoder::{Routers, to_host};
 use backend_cpu::CpuBackend;
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::GrpoLoss;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Backend, Dtype, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
-use policy::{Error, Result, StepLoss};
+use policy::{Error, Result, RouterStatistics, StepLoss};
 use std::sync::Arc;
 
 /// The loss of one micro-batch, a part of the step's loss.
@@ -15,9 +15,21 @@ pub(crate) struct PartialLoss {
     pub(crate) backward: Tensor<1>,
     /// Values of the loss; scores and metrics are empty if the loss has none.
     pub(crate) output: LossOutput,
+    /// The use of experts.
+    pub(crate) routers: RouterStatistics,
 }
 
 impl PartialLoss {
+    /// Adds the observed routers, and `factor` times their load balancing loss.
+    pub(crate) fn with_routers(mut self, routers: Routers, factor: f64) -> Self {
+        let (statistics, aux_loss) = routers.finish();
+        if let Some((tensor, value)) = aux_loss {
+            self.backward = self.backward + tensor.mul_scalar(factor as f32);
+            self.output.loss += factor * value;
+        }
+        Self { routers: statistics, ..self }
+    }
+
     /// Adds the value loss of `values: [N, 1]`.
     pub(crate) fn with_values(
         mut self,
@@ -89,6 +101,7 @@ impl PlannedLoss {
         Ok(PartialLoss {
             backward: loss,
             output: LossOutput { loss: value, policy_loss, scores, metrics, value_loss: 0.0 },
+            routers: RouterStatistics::default(),
         })
     }
 

@@ -5,7 +5,7 @@ use crate::gradients::GradientSum;
 use crate::loss::PartialLoss;
 use burn::module::Module;
 use grpo_core::LossOutput;
-use policy::{Result, SequenceBatch};
+use policy::{Result, RouterStatistics, SequenceBatch};
 use rayon::prelude::*;
 
 /// Runs `loss` on every micro-batch; sums losses and metrics, and adds gradients to `sums`.
@@ -23,21 +23,23 @@ pub(crate) fn accumulate(
     loss: impl Fn(&Decoder, &SequenceBatch<'_>) -> Result<PartialLoss> + Sync,
 ) -> Result<LossOutput> {
     let device = model.device();
-    let mut sum = LossOutput::default();
+    let (mut sum, mut statistics) = (LossOutput::default(), RouterStatistics::default());
     for wave in batches.chunks(at_once(model)) {
         let parts: Vec<_> = wave.iter().map(|batch| (batch, model.clone().fork(&device))).collect();
         let parts = parts
             .into_par_iter()
             .map(|(batch, model)| {
-                let PartialLoss { backward, output } = loss(&model, batch)?;
-                Ok((output, backward.backward(), model))
+                let PartialLoss { backward, output, routers } = loss(&model, batch)?;
+                Ok(((output, routers), backward.backward(), model))
             })
             .collect::<Result<Vec<_>>>()?;
-        for (part, gradients, model) in parts {
+        for ((part, routers), gradients, model) in parts {
             sums.add(&model, gradients);
             sum.merge(part);
+            statistics.merge(routers);
         }
     }
+    statistics.record(&mut sum.metrics);
     Ok(sum)
 }
 

@@ -1,6 +1,6 @@
 //! Hidden states that predict the completion tokens of sequences.
 
-use crate::decoder::{Decoder, PackedBatch};
+use crate::decoder::{Decoder, PackedBatch, Routers};
 use burn::tensor::Tensor;
 use policy::{Result, Sequence};
 
@@ -8,7 +8,18 @@ use policy::{Result, Sequence};
 /// its rows.
 pub(crate) fn completion_hidden(model: &Decoder, sequences: &[Sequence]) -> Result<Tensor<2>> {
     let (batch, rows) = PackedBatch::of_completions(sequences)?;
-    model.forward_rows(&batch, &rows)
+    model.forward_rows(&batch, &rows, &mut Routers::default())
+}
+
+/// Returns [`completion_hidden`], and the observed routers of experts; `with_aux_loss` requests their load balancing loss.
+pub(crate) fn observed_hidden(
+    model: &Decoder,
+    sequences: &[Sequence],
+    with_aux_loss: bool,
+) -> Result<(Tensor<2>, Routers)> {
+    let (batch, rows) = PackedBatch::of_completions(sequences)?;
+    let mut routers = batch.routers(with_aux_loss);
+    Ok((model.forward_rows(&batch, &rows, &mut routers)?, routers))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod error;
 mod initial;
 mod policy;
 mod rollout;
+mod router_statistics;
 mod sampling;
 mod sequence;
 mod state;
@@ -26,6 +27,7 @@ pub use policy::{Policy, Weights, accumulate_and_apply};
 pub use rollout::{
     Completion, Finished, Pending, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition, Turn, WeightVersion,
 };
+pub use router_statistics::{RouterStatistics, check_router_aux_loss};
 pub use sampling::{LogitsProcessors, Sampling};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
 pub use state::{

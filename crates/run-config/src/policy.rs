@@ -58,6 +58,9 @@ pub struct PolicyConfig {
     pub can_roll_back: bool,
     /// `true` if the routers of a mixture of experts are not trained.
     pub freeze_router: bool,
+    /// The factor of the load balancing loss of the routers of a mixture of experts, which is added to the loss of every update, with TRL's
+    /// name and transformers' definition. 0 is no such loss; the value in config.json is not used.
+    pub router_aux_loss_coef: f64,
 }
 
 /// A device that holds weights.
@@ -149,6 +152,8 @@ impl TrainConfig {
         let PolicyConfig { device, plugin, mesh, dtype, attention, compile_cache, can_roll_back, .. } = &self.policy;
         let PolicyConfig { recompute_granularity, recompute_num_layers, wait_limit_minutes, .. } = &self.policy;
         self.validate_mesh()?;
+        let coef = self.policy.router_aux_loss_coef;
+        check(coef.is_finite() && coef >= 0.0, "policy.router_aux_loss_coef", "a finite number from 0", coef)?;
         if *device == PolicyDevice::Host {
             let of_device = "left out: it is for a policy.device of PJRT";
             check(plugin.is_none(), "policy.plugin", of_device, format!("{plugin:?}"))?;

@@ -232,6 +232,7 @@ const REFUSED: &[(&[&str], &[&str])] = &[
         &["grpo.implementation", "fused or logits, or policy.dtype: float32"],
     ),
     (&["policy.wait_limit_minutes=5"], &["policy.wait_limit_minutes", "60, or a policy.device of PJRT"]),
+    (&["policy.router_aux_loss_coef=-1"], &["policy.router_aux_loss_coef", "a finite number from 0"]),
     (&["run.early_stopping_patience=3"], &["run.early_stopping_patience", "run.metric_for_best_model"]),
     (&["run={metric_for_best_model: pass@1, early_stopping_patience: 0}"], &["run.early_stopping_patience"]),
     (&["run.early_stopping_threshold=-1"], &["run.early_stopping_threshold"]),

@@ -213,6 +213,9 @@ impl PolicyTarget {
     ) -> Result<Box<dyn Policy>> {
         let has_router = shape.experts.is_some() || !config.policy.freeze_router;
         check(has_router, "policy.freeze_router", "false, or a model with a mixture of experts", true)?;
+        let coef = config.policy.router_aux_loss_coef;
+        let has_router = shape.experts.is_some() || coef == 0.0;
+        check(has_router, "policy.router_aux_loss_coef", "0, or a model with a mixture of experts", coef)?;
         Ok(match self {
             Self::Host(loss) => {
                 let policy = cpu_policy(config, shape, model, *loss, purpose)?;
@@ -281,6 +284,7 @@ fn cpu_policy(
     };
     let policy = if config.policy.freeze_router { policy.with_frozen_routers()? } else { policy };
     let policy = policy.with_products(config.policy.dtype.into())?;
+    let policy = policy.with_router_aux_loss(config.policy.router_aux_loss_coef)?;
     Ok(match config.grpo.value_loss() {
         Some(of_values) => policy.with_value_head(of_values)?,
         None => policy,

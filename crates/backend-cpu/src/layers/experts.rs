@@ -39,6 +39,11 @@ impl Routing {
         self.starts.windows(2).map(|ends| ends[1] - ends[0]).collect()
     }
 
+    /// Returns the experts `[N, k]` of each token.
+    pub fn chosen(&self) -> &[u32] {
+        &self.chosen
+    }
+
     fn tokens(&self, expert: usize) -> impl Iterator<Item = usize> {
         self.pairs[self.places_of(expert)].iter().map(|pair| *pair as usize / self.top)
     }
@@ -223,6 +228,47 @@ impl Layers {
         Ok(Routing { weights, chosen, places, pairs, starts, top, normalised })
     }
 
+    /// Returns the sum `[E]` over tokens of `counts` `[N]` times the softmax of each token's `logits` `[N, E]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `logits` is not `[N, experts]`.
+    ///
+    /// ```
+    /// use backend_cpu::layers::Layers;
+    ///
+    /// let sums = Layers::new().expert_shares(&[0.0, 0.0, 1.0, 1.0], &[1.0, 2.0], 2)?;
+    /// assert_eq!(sums, [1.5, 1.5]);
+    /// # Ok::<(), grpo_core::Error>(())
+    /// ```
+    pub fn expert_shares(&self, logits: &[f32], counts: &[f32], experts: usize) -> Result<Vec<f32>> {
+        fits("expert_shares", "logits", logits.len(), &[counts.len(), experts])?;
+        let mut sums = vec![0.0; experts];
+        for (logits, count) in logits.chunks_exact(experts.max(1)).zip(counts) {
+            let (max, sum) = softmax_parts(logits);
+            let factor = f64::from(*count) / sum;
+            sums.iter_mut().zip(logits).for_each(|(to, logit)| *to += factor * f64::from(logit - max).exp());
+        }
+        Ok(sums.into_iter().map(|sum| sum as f32).collect())
+    }
+
+    /// Computes dL/d(logits) `[N, E]` of [`Layers::expert_shares`] from dL/d(sums) `[E]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a slice does not match the others.
+    pub fn expert_shares_grad(&self, logits: &[f32], counts: &[f32], dsums: &[f32]) -> Result<Vec<f32>> {
+        let experts = dsums.len();
+        fits("expert_shares_grad", "logits", logits.len(), &[counts.len(), experts])?;
+        let mut dlogits = Vec::with_capacity(logits.len());
+        for (logits, count) in logits.chunks_exact(experts.max(1)).zip(counts) {
+            let (max, sum) = softmax_parts(logits);
+            let share = |logit: &f32| f64::from(logit - max).exp() / sum;
+            let mean: f64 = logits.iter().zip(dsums).map(|(logit, dsum)| share(logit) * f64::from(*dsum)).sum();
+            let slopes = logits.iter().zip(dsums).map(|(logit, dsum)| share(logit) * (f64::from(*dsum) - mean));
+            dlogits.extend(slopes.map(|slope| (f64::from(*count) * slope) as f32));
+        }
+        Ok(dlogits)
+    }
+
     /// Computes dL/d(logits) `[N, E]` of [`Layers::route`] from dL/d(weights) `[N, k]`.
     ///
     /// # Errors
@@ -386,6 +432,12 @@ impl Layers {
         sum_pairs(routing, &dpairs, None, hidden, &mut grad.dx);
         Ok(grad)
     }
+}
+
+/// Returns the largest of a token's logits, and the sum of the exponentials of their distances to it.
+fn softmax_parts(logits: &[f32]) -> (f32, f64) {
+    let max = logits.iter().fold(f32::NEG_INFINITY, |max, logit| max.max(*logit));
+    (max, logits.iter().map(|logit| f64::from(logit - max).exp()).sum())
 }
 
 /// Adds the rows `[P, width]` of each token's pairs, times their weights, to the token's row of `to` `[N, width]`, in the order of the

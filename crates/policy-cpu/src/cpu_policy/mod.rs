@@ -7,7 +7,7 @@ use crate::loss::{PlannedLoss, PolicyLoss};
 use crate::micro_batch::accumulate;
 use crate::ref_policy::{freeze, has_values, mix};
 use crate::rollout::{self, Turns};
-use crate::sequences::completion_hidden;
+use crate::sequences::{completion_hidden, observed_hidden};
 use burn::module::Module;
 use burn::tensor::Device;
 use grpo_core::objective::ValueLossConfig;
@@ -47,6 +47,8 @@ pub struct CpuPolicy {
     remembered: Option<Remembered>,
     /// The initial weights, memory-mapped; `None` after the first change of the policy's weights.
     in_files: Option<Decoder>,
+    /// The factor of the load balancing loss of routers.
+    router_aux_loss_coef: f64,
 }
 
 /// The state that [`Policy::roll_back`] restores.
@@ -129,6 +131,7 @@ impl CpuPolicy {
             peak_flops: OnceLock::new(),
             remembered: None,
             in_files: None,
+            router_aux_loss_coef: 0.0,
         })
     }
 
@@ -186,6 +189,17 @@ impl CpuPolicy {
             return Err(Error::argument("with_frozen_routers", "a model with experts", "a model without"));
         }
         self.model = self.model.with_frozen_routers();
+        Ok(self)
+    }
+
+    /// Adds `coef` times the load balancing loss of the routers of experts to the loss of every update, with transformers' definition. It is
+    /// computed for each micro-batch and averaged over the micro-batches of a call of [`Policy::accumulate`], as in TRL.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the model has no experts, or `coef` is not a number from 0.
+    pub fn with_router_aux_loss(mut self, coef: f64) -> Result<Self> {
+        policy::check_router_aux_loss(self.model.config(), coef)?;
+        self.router_aux_loss_coef = coef;
         Ok(self)
     }
 
@@ -276,9 +290,10 @@ impl Policy for CpuPolicy {
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
         self.turns = None;
         let (grpo, cross_entropy, value_loss) = (&self.loss, &self.cross_entropy, self.value_loss.as_ref());
+        let aux_loss = self.router_aux_loss_coef / batches.len().max(1) as f64;
         accumulate(&self.model, batches, &mut self.sums, |model, batch| {
-            let hidden = completion_hidden(model, batch.sequences)?;
-            match loss {
+            let (hidden, routers) = observed_hidden(model, batch.sequences, aux_loss > 0.0)?;
+            let partial = match loss {
                 StepLoss::Grpo => match (value_loss, batch.tokens.value_targets()) {
                     (None, None) => grpo.loss(hidden, model.lm_head()?, &batch.tokens),
                     (Some(of_values), Some(_)) => {
@@ -295,7 +310,8 @@ impl Policy for CpuPolicy {
                 StepLoss::CrossEntropy { tokens } => {
                     cross_entropy.loss(hidden, model.lm_head()?, &imitation(&batch.tokens, tokens)?)
                 }
-            }
+            };
+            Ok(partial?.with_routers(routers, aux_loss))
         })
         .inspect_err(|_| self.sums = GradientSum::new())
     }

@@ -1,6 +1,7 @@
 //! Packed sequences, without padding.
 
 use super::autodiff_ops::Sequences;
+use super::routers::Routers;
 use backend_cpu::layers::Span;
 use policy::{Error, Result, Sequence};
 use std::collections::HashMap;
@@ -18,6 +19,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct PackedBatch {
     ids: Vec<u32>,
+    /// The number of sequences of each row, `[N]`.
+    counts: Arc<[f32]>,
     pub(super) sequences: Arc<Sequences>,
 }
 
@@ -51,8 +54,11 @@ impl PackedBatch {
         for Sequence { prompt, completion } in sequences {
             let prefix = prompts.entry(&prompt[..]).or_insert_with(|| {
                 rows.add(prompt, 0..0, 0);
-                rows.ids.len() - prompt.len()..rows.ids.len()
+                let added = rows.ids.len() - prompt.len()..rows.ids.len();
+                rows.counts[added.clone()].fill(0.0);
+                added
             });
+            rows.counts[prefix.clone()].iter_mut().for_each(|count| *count += 1.0);
             predicting.push(prefix.end - 1);
             predicting.extend(rows.ids.len()..rows.ids.len() + completion.len() - 1);
             // The last token predicts nothing, so it has no row.
@@ -66,6 +72,11 @@ impl PackedBatch {
         &self.ids
     }
 
+    /// Returns an observer of the routers, in which a row counts once for each of its sequences.
+    pub(crate) fn routers(&self, with_aux_loss: bool) -> Routers {
+        Routers::new(Arc::clone(&self.counts), with_aux_loss)
+    }
+
     /// Returns the number of positions of the longest sequence.
     pub(super) fn longest(&self) -> usize {
         self.sequences.positions.iter().max().map_or(0, |position| position + 1)
@@ -75,6 +86,7 @@ impl PackedBatch {
 #[derive(Default)]
 struct Rows {
     ids: Vec<u32>,
+    counts: Vec<f32>,
     positions: Vec<usize>,
     spans: Vec<Span>,
 }
@@ -84,13 +96,14 @@ impl Rows {
     fn add(&mut self, ids: &[u32], prefix: std::ops::Range<usize>, position: usize) {
         let first = self.ids.len();
         self.ids.extend_from_slice(ids);
+        self.counts.resize(self.ids.len(), 1.0);
         self.positions.extend(position..position + ids.len());
         self.spans.push(Span { rows: first..self.ids.len(), prefix });
     }
 
     fn into_batch(self) -> PackedBatch {
         let sequences = Sequences { spans: self.spans, positions: self.positions };
-        PackedBatch { ids: self.ids, sequences: Arc::new(sequences) }
+        PackedBatch { ids: self.ids, counts: self.counts.into(), sequences: Arc::new(sequences) }
     }
 }
 
@@ -108,6 +121,7 @@ mod tests {
         let (batch, rows) = PackedBatch::of_completions(&sequences).unwrap();
         assert_eq!(batch.ids(), [1, 5, 6, 7, 8, 1, 9, 9]);
         assert_eq!(batch.sequences.positions, [0, 1, 2, 3, 4, 0, 1, 3]);
+        assert_eq!(*batch.counts, [2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
         assert_eq!(rows, [2, 3, 4, 6, 2, 7]);
         let spans: Vec<_> = batch.sequences.spans.iter().map(|s| (s.rows.clone(), s.prefix.clone())).collect();
         assert_eq!(spans, [(0..3, 0..0), (3..5, 0..3), (5..7, 0..0), (7..7, 5..7), (7..8, 0..3)]);

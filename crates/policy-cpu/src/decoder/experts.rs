@@ -6,6 +6,7 @@ use super::autodiff_ops::{fitting, operand, read, reread};
 use super::build::Builder;
 use super::layers::{Linear, activation};
 use super::params;
+use super::routers::Routers;
 use super::weight::{Stored, Weight};
 use backend_cpu::layers::{Activation, ExpertMatrix, ExpertWeights, ExpertsGrad, Layers, Routing};
 use burn::backend::flex::FlexTensor;
@@ -70,8 +71,10 @@ impl ExpertsMlp {
     }
 
     /// Returns the weighted sum of the outputs of each token's experts, `x` `[N, H]` -> `[N, H]`.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
-        let (weights, routing) = route(self.router.forward(x.clone())?, &self.spec)?;
+    pub(crate) fn forward(&self, x: Tensor<2>, routers: &mut Routers) -> Result<Tensor<2>> {
+        let logits = self.router.forward(x.clone())?;
+        let (weights, routing) = route(logits.clone(), &self.spec)?;
+        routers.observe(logits, &routing)?;
         self.mix(x, weights, routing)
     }
 

@@ -6,6 +6,7 @@ use super::experts::ExpertsMlp;
 use super::gated_delta_net::{GatedDeltaNet, gated_values, split_gates};
 use super::lora::LowRank;
 use super::rope::RopeTables;
+use super::routers::Routers;
 use super::weight::Weight;
 use backend_cpu::layers::{Activation, Heads, Layers, Scores};
 use burn::module::{Module, Param};
@@ -337,7 +338,13 @@ impl Block {
     }
 
     /// Applies the layer to `x: [N, H]` -> `[N, H]`.
-    pub(crate) fn forward(&self, x: Tensor<2>, ropes: &RopeTables, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<2>,
+        ropes: &RopeTables,
+        sequences: &Arc<Sequences>,
+        routers: &mut Routers,
+    ) -> Result<Tensor<2>> {
         let normed = normalised(&self.input_norm, x.clone())?;
         let mixed = self.attn.forward(normed, ropes, sequences)?;
         let [_, (_, project)] = self.attn.linears();
@@ -346,7 +353,7 @@ impl Block {
         match &self.mlp {
             Mlp::Dense(mlp) => self.add(x, mlp.forward(normed)?, &mlp.down_proj, &self.mlp_output_norm),
             Mlp::Experts(mlp) => {
-                let update = normalised(&self.mlp_output_norm, mlp.forward(normed)?)?;
+                let update = normalised(&self.mlp_output_norm, mlp.forward(normed, routers)?)?;
                 Ok(x + times(update, self.residual_multiplier))
             }
         }

@@ -18,6 +18,7 @@ mod lora;
 mod model;
 mod params;
 mod rope;
+mod routers;
 mod weight;
 
 pub use batch::PackedBatch;
@@ -34,3 +35,4 @@ pub(crate) use params::{
     Which, export_parameters, for_each_parameter, replace_parameters, to_host, trained_values, update_parameters,
     visit_parameters,
 };
+pub(crate) use routers::Routers;

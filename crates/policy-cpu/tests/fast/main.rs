@@ -6,4 +6,5 @@ mod families;
 mod lora;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
+mod routers;
 mod value_head;

@@ -1,7 +1,7 @@
 //! One decoder layer.
 
 use super::split::RESIDUAL;
-use super::{Axis, Decoder, Matrix, ParameterValues, Role};
+use super::{Axis, Decoder, Matrix, ParameterValues, Role, Routing};
 use models::Activation;
 use stablehlo::{Dtype, Result, Unary, Value};
 
@@ -11,7 +11,8 @@ const TWICE_ROOT: f64 = 1.595_769_121_605_730_8;
 impl Decoder {
     /// Computes one layer `x` `[B, T, H]` -> `[B, T, H]`: a mixer of tokens and an MLP, whose outputs are added to the residual stream `x`; their
     /// inputs, outputs or both are normalised. `mix` computes the output of the mixer `[B, T, H]`, f32, from its normalised input:
-    /// [`Decoder::attention`], for example.
+    /// [`Decoder::attention`], for example. Also returns the choice of the router, if the MLP is a mixture of
+    /// experts.
     ///
     /// # Errors
     /// The error of `mix`.
@@ -20,17 +21,20 @@ impl Decoder {
         layer: &ParameterValues,
         x: &Value,
         mix: impl FnOnce(&Value) -> Result<Value>,
-    ) -> Result<Value> {
+    ) -> Result<(Value, Option<Routing>)> {
         let [before, after, before_mlp, after_mlp] = self.norm_roles();
         let x = &self.split.constrain(x, &RESIDUAL);
         let normed = self.normed(layer, x, before);
         let x = self.add(layer, x, mix(&normed)?, after);
         let normed = self.normed(layer, &x, before_mlp);
-        let update = match &self.config.experts {
-            Some(experts) => self.experts(layer, &normed, experts),
-            None => self.mlp(layer, &normed),
+        let (update, routing) = match &self.config.experts {
+            Some(experts) => {
+                let (update, routing) = self.experts(layer, &normed, experts);
+                (update, Some(routing))
+            }
+            None => (self.mlp(layer, &normed), None),
         };
-        Ok(self.add(layer, &x, update, after_mlp))
+        Ok((self.add(layer, &x, update, after_mlp), routing))
     }
 
     /// Returns the norms before and after the mixer, and before and after the MLP, in the order of [`models::NormPlacement::names`].

@@ -4,19 +4,84 @@
 //! Legend: B rows, T tokens of a row, H hidden size, E experts, k experts of a token, I width of an expert's MLP.
 
 use super::layer_ops::Broadcast;
-use super::{Axis, Decoder, ParameterValues, Role};
+use super::{Axis, Decoder, ParameterValues, Role, zeros};
 use models::{ClampedSwiglu, Experts};
-use stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Unary, Value};
+use stablehlo::{Builder, DotDimensions, Dtype, Reducer, TensorType, Unary, Value};
+
+/// The choice of a layer's router.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    /// Logits `[B, T, E]`, f32.
+    pub logits: Value,
+    /// 1 for the experts of a token, else 0, `[B, T, E]`, f32.
+    pub chosen: Value,
+}
+
+/// Sums over the counted tokens of a forward pass.
+#[derive(Clone, Debug)]
+pub struct RouterSums {
+    /// The number of tokens of each expert, `[L, E]`, f32.
+    pub tokens: Value,
+    /// The load balancing loss, if the decoder has one ([`Decoder::with_router_aux_loss`]); f32 scalar.
+    pub aux_loss: Option<Value>,
+}
+
+impl Routing {
+    /// Returns sums over tokens, f32 `[E]`: the number of tokens of each expert and, if `with_shares`, the softmax over all experts. `counted`
+    /// `[B, T]` is 1 for tokens and 0 for padding.
+    pub(super) fn sums(&self, counted: &Value, with_shares: bool) -> Vec<Value> {
+        let counted = counted.broadcast_in_dim(self.logits.shape(), &[0, 1]);
+        let sum = |values: &Value| (values * &counted).reduce(Reducer::Add, &[0, 1]);
+        let shares = with_shares.then(|| {
+            let shares = exponentials(&self.logits);
+            sum(&(&shares / shares.reduce(Reducer::Add, &[2]).along_first(&shares)))
+        });
+        std::iter::once(sum(&self.chosen)).chain(shares).collect()
+    }
+}
+
+impl RouterSums {
+    /// Creates the sums from the sums of all layers, `[L, E]`. The load balancing loss is E times the sum over experts of f P, where f is the mean
+    /// number of times that a token chooses the expert, and P the mean of its softmax over all experts; both means are over `counted` tokens
+    /// `[B, T]` and layers. f has no gradient.
+    pub(super) fn new(tokens: &Value, shares: Option<&Value>, counted: &Value) -> Self {
+        let aux_loss = shares.map(|shares| {
+            let [layers, experts] = *tokens.shape() else { unreachable!("layers and experts") };
+            let over_layers = |values: &Value| values.reduce(Reducer::Add, &[0]);
+            let product = (over_layers(&tokens.stop_gradient()) * over_layers(shares)).reduce(Reducer::Add, &[0]);
+            let rows = counted.reduce(Reducer::Add, &[0, 1]);
+            let rows = &rows * rows.like(layers as f64);
+            &product * product.like(experts as f64) / &rows / &rows
+        });
+        Self { tokens: tokens.clone(), aux_loss }
+    }
+}
+
+/// Appends the sums of a layer `[E]` to those of the layers before, the last rows of `sums` `[L, E]`.
+pub(super) fn append(sums: &Value, of_layer: &Value) -> Value {
+    let [layers, experts] = *sums.shape() else { unreachable!("layers and experts") };
+    let last = of_layer.reshape(&[1, experts]);
+    sums.builder().concatenate(&[&sums.slice(&[1, 0], &[layers, experts]), &last], 0)
+}
 
 impl Decoder {
-    /// Returns the weighted sum `[B, T, H]`, f32, of the outputs of each token's experts, for `x` `[B, T, H]`.
-    pub(super) fn experts(&self, layer: &ParameterValues, x: &Value, experts: &Experts) -> Value {
+    /// Returns the [`Routing::sums`] of no layer, each `[L, E]`; none for a decoder without experts.
+    pub(super) fn empty_router_sums(&self, builder: &Builder) -> Vec<Value> {
+        let stack =
+            |experts: &Experts| zeros(builder, Dtype::F32, &[self.config.num_hidden_layers, experts.num_experts]);
+        let kinds = if self.router_aux_loss { 2 } else { 1 };
+        self.config.experts.iter().flat_map(|experts| vec![stack(experts); kinds]).collect()
+    }
+
+    /// Returns the weighted sum `[B, T, H]`, f32, of the outputs of each token's experts, for `x` `[B, T, H]`, and the choice of the router.
+    pub(super) fn experts(&self, layer: &ParameterValues, x: &Value, experts: &Experts) -> (Value, Routing) {
         let logits = self.product(layer, x, Role::Router, Dtype::F32);
         let logits = match layer.get(Role::RouterBias) {
             Some(bias) => &logits + bias.convert(Dtype::F32).along_last(&logits),
             None => logits,
         };
-        let weights = route(&logits, experts.num_experts_per_tok, experts.norm_topk_prob);
+        let chosen = choose(&logits, experts.num_experts_per_tok);
+        let weights = weights(&logits, &chosen, experts.norm_topk_prob);
         // [B, T, E, I]
         let mixed = match experts.clamped {
             Some(clamped) => self.clamped(layer, x, clamped),
@@ -34,7 +99,7 @@ impl Decoder {
         let dimensions = DotDimensions { batch: (vec![], vec![]), contract: (vec![2, 3], summed) };
         let [mixed, down] = [&mixed, down].map(|operand| operand.convert(compute.dtype()));
         let y = mixed.dot_general(&down, dimensions, Dtype::F32, compute.precision());
-        match layer.get(Role::ExpertDownBias) {
+        let y = match layer.get(Role::ExpertDownBias) {
             Some(bias) => {
                 let dimensions = DotDimensions::contract(2, 0);
                 y + weights.dot_general(
@@ -45,7 +110,8 @@ impl Decoder {
                 )
             }
             None => y,
-        }
+        };
+        (y, Routing { logits, chosen })
     }
 
     /// Returns the products `[B, T, E, O]`, f32, of `x` `[B, T, H]` with the matrices of this role of all experts, whose dimension `summed` is
@@ -79,9 +145,9 @@ impl Decoder {
     }
 }
 
-/// Returns the weights `[B, T, E]` of all experts: those of the `top` largest logits, and of equal logits those with the lowest index, from a
-/// softmax over them if `normalised`, and else over all; 0 for all others.
-fn route(logits: &Value, top: usize, normalised: bool) -> Value {
+/// Returns 1 for the experts with the `top` largest of a token's `logits` `[B, T, E]`, and of equal logits those with the lowest index; 0 for
+/// all others.
+fn choose(logits: &Value, top: usize) -> Value {
     let [b, t, e] = *logits.shape() else { unreachable!("three dimensions") };
     let pairs = [b, t, e, e];
     let index = logits.builder().iota(2, TensorType::new(Dtype::I32, pairs));
@@ -90,8 +156,17 @@ fn route(logits: &Value, top: usize, normalised: bool) -> Value {
     // The number of experts before this one.
     let before = others.gt(&own) | (others.eq(&own) & other.lt(&index));
     let rank = before.convert(Dtype::I32).reduce(Reducer::Add, &[3]);
-    let chosen = rank.lt(&rank.like(top as i64)).convert(Dtype::F32);
-    let shares = (logits - logits.reduce(Reducer::Max, &[2]).along_first(logits)).exp();
+    rank.lt(&rank.like(top as i64)).convert(Dtype::F32)
+}
+
+/// Returns the exponential of the distance of each of a token's logits to the largest one, `[B, T, E]`.
+fn exponentials(logits: &Value) -> Value {
+    (logits - logits.reduce(Reducer::Max, &[2]).along_first(logits)).exp()
+}
+
+/// Returns the weights `[B, T, E]` of the `chosen` experts, from a softmax over them if `normalised`, and else over all; 0 for all others.
+fn weights(logits: &Value, chosen: &Value, normalised: bool) -> Value {
+    let shares = exponentials(logits);
     let of_chosen = &shares * chosen;
     let sum = if normalised { &of_chosen } else { &shares }.reduce(Reducer::Add, &[2]);
     &of_chosen / sum.along_first(&of_chosen)
@@ -99,14 +174,14 @@ fn route(logits: &Value, top: usize, normalised: bool) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::route;
+    use super::{RouterSums, Routing, choose};
     use stablehlo::{Array, Builder, Dtype, TensorType};
 
     fn weights(logits: &[f64], top: usize, normalised: bool) -> Vec<f64> {
         let ty = TensorType::new(Dtype::F32, [1, 1, logits.len()]);
         let f = Builder::new();
         let argument = f.argument("logits", ty);
-        let result = route(&argument, top, normalised);
+        let result = super::weights(&argument, &choose(&argument, top), normalised);
         let module = f.finish("route", &[("weights", &result)]).unwrap();
         let logits = Array::floats(Dtype::F32, [1, 1, logits.len()], logits.iter().copied()).unwrap();
         module.interpret(&[logits]).unwrap()[0].to_floats()
@@ -118,5 +193,25 @@ mod tests {
         assert_eq!(weights(&[0.0; 4], 2, true), [0.5, 0.5, 0.0, 0.0]);
         assert_eq!(weights(&[0.0; 4], 2, false), [0.25, 0.25, 0.0, 0.0]);
         assert_eq!(weights(&[0.0; 4], 4, true), [0.25; 4]);
+    }
+
+    /// Two rows of two tokens, of which the last one is padding, and two layers with the same logits.
+    #[test]
+    fn the_load_balancing_loss_counts_tokens_without_padding() {
+        let f = Builder::new();
+        let logits = f.argument("logits", TensorType::new(Dtype::F32, [2, 2, 3]));
+        let counted = f.argument("counted", TensorType::new(Dtype::F32, [2, 2]));
+        let routing = Routing { chosen: choose(&logits, 1), logits };
+        let sums = routing.sums(&counted, true);
+        let stack = |sum: &stablehlo::Value| sum.broadcast_in_dim(&[2, 3], &[1]);
+        let RouterSums { tokens, aux_loss } = RouterSums::new(&stack(&sums[0]), Some(&stack(&sums[1])), &counted);
+        let module = f.finish("sums", &[("tokens", &tokens), ("aux_loss", &aux_loss.unwrap())]).unwrap();
+        let logits = [[0.0, 1.0, 2.0], [3.0, 1.0, 0.0], [0.0, 5.0, 0.5], [9.0, 9.0, 9.0]];
+        let counted = Array::floats(Dtype::F32, [2, 2], [1.0, 1.0, 1.0, 0.0]).unwrap();
+        let all = Array::floats(Dtype::F32, [2, 2, 3], logits.concat()).unwrap();
+        let found = module.interpret(&[all, counted]).unwrap();
+        assert_eq!(found[0].to_floats(), [1.0; 6]);
+        // Each expert has a third of the tokens, so the loss is E / 3 times the sum of the mean shares, which is 1.
+        assert!((found[1].to_floats()[0] - 1.0).abs() < 1e-9, "{:?}", found[1].to_floats());
     }
 }

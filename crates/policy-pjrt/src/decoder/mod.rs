@@ -23,6 +23,7 @@ pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask, Masks};
 pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
+pub use experts::{RouterSums, Routing};
 pub use parameters::{Axis, Parameter, ParameterValues, Role, attention_layers, parameters};
 pub use rope::{Rotaries, Rotary};
 
@@ -74,13 +75,15 @@ pub struct Rows {
     /// those of its own sequence; padding has position 0 and attends to itself only. If `false`, a row is one sequence, and causal
     /// attention never sees its padding, which is on the right.
     pub shared: bool,
+    /// 1 for tokens and 0 for padding, `[B, T]`, f32; the tokens that count in [`RouterSums`]. `None` computes no sums.
+    pub counted: Option<Value>,
 }
 
 impl Rows {
     /// Creates rows of one sequence each, which begin at position 0; `ids` `[B, T]`.
     pub fn of_sequences(ids: &Value) -> Self {
         let positions = ids.builder().iota(1, ids.ty().clone());
-        Self { ids: ids.clone(), positions, shared: false }
+        Self { ids: ids.clone(), positions, shared: false, counted: None }
     }
 
     /// Returns the positions `[B, T]`, or `[1, T]` if every row is one sequence: all rows then have the same.
@@ -116,6 +119,7 @@ pub struct Decoder {
     adapters: Option<Adapters>,
     value_head: bool,
     frozen_routers: bool,
+    router_aux_loss: bool,
     split: Split,
 }
 
@@ -129,6 +133,7 @@ impl Decoder {
             adapters: None,
             value_head: false,
             frozen_routers: false,
+            router_aux_loss: false,
             split: Split::default(),
         }
     }
@@ -149,6 +154,17 @@ impl Decoder {
     #[must_use]
     pub fn with_frozen_routers(self) -> Self {
         Self { frozen_routers: true, ..self }
+    }
+
+    /// Adds the load balancing loss of the routers of experts, with transformers' definition: [`RouterSums::aux_loss`].
+    #[must_use]
+    pub fn with_router_aux_loss(self) -> Self {
+        Self { router_aux_loss: true, ..self }
+    }
+
+    /// Returns `true` if the model has experts and training adds their load balancing loss.
+    pub fn has_router_aux_loss(&self) -> bool {
+        self.router_aux_loss && self.config.experts.is_some()
     }
 
     /// Returns the decoder without its value head, for sampling.
@@ -227,31 +243,42 @@ impl Decoder {
     /// # Errors
     /// Weights or rows do not fit the configuration.
     pub fn hidden(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
-        Ok(self.final_norm(weights, &self.residual(weights, rows, save)?))
+        Ok(self.final_norm(weights, &self.residual(weights, rows, save)?.0))
     }
 
-    /// Returns the residual stream `[B, T, H]` after the last layer, before the final norm.
+    /// Returns the residual stream `[B, T, H]` after the last layer, before the final norm. Also returns the sums of the routers of experts
+    /// if [`Rows::counted`] requests them.
     ///
     /// # Errors
     /// See [`Decoder::hidden`].
-    pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
+    pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<(Value, Option<RouterSums>)> {
         let (rotaries, masks) = (self.rotaries(&rows.distinct_positions()), self.masks(rows));
         let x = self.embed(weights, &rows.ids);
-        let positions = self.config.linear_attention.map(|_| &rows.positions);
-        let constants: Vec<&Value> =
-            [rotaries.values(), masks.values()].concat().into_iter().chain(positions).collect();
-        let mut carry = self.over_layers(weights, &[&x], &constants, Layers::Loop(save), |spec, layer, values| {
+        let positions: Vec<&Value> = self.config.linear_attention.iter().map(|_| &rows.positions).collect();
+        let counted: Vec<&Value> = rows.counted.iter().collect();
+        let constants = [&rotaries.values()[..], &masks.values(), &positions, &counted].concat();
+        let sums = counted.first().map_or(vec![], |counted| self.empty_router_sums(&counted.builder()));
+        let carry: Vec<&Value> = std::iter::once(&x).chain(&sums).collect();
+        let carried = self.over_layers(weights, &carry, &constants, Layers::Loop(save), |spec, layer, values| {
             let mut constants = values.constants;
             let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));
-            let x = self.block(layer, &values.carry[0], |x| match spec.mixer {
+            let (positions, counted) = constants.split_at(positions.len());
+            let (x, routing) = self.block(layer, &values.carry[0], |x| match spec.mixer {
                 Mixer::Attention => Ok(self.attention(layer, x, rotaries.get(spec.rope), |heads| {
                     self.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
                 })),
-                Mixer::GatedDeltaNet => self.delta_net(layer, x, &constants[0]),
+                Mixer::GatedDeltaNet => self.delta_net(layer, x, &positions[0]),
             })?;
-            Ok(vec![x])
+            let of_layer = routing.iter().zip(counted);
+            let of_layer = of_layer.flat_map(|(routing, counted)| routing.sums(counted, self.router_aux_loss));
+            let sums = values.carry[1..].iter().zip(of_layer).map(|(sums, of_layer)| experts::append(sums, &of_layer));
+            Ok(std::iter::once(x).chain(sums).collect())
         })?;
-        Ok(carry.swap_remove(0))
+        let sums = match (&carried[1..], counted.first()) {
+            ([tokens, shares @ ..], Some(counted)) => Some(RouterSums::new(tokens, shares.first(), counted)),
+            _ => None,
+        };
+        Ok((carried[0].clone(), sums))
     }
 
     /// Returns the token embeddings `[B, T, H]` of token ids `[B, T]`.

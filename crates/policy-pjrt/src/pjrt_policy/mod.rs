@@ -19,8 +19,8 @@ use backend_tpu::aot::Chip;
 use grpo_core::{LossConfig, LossOutput, Scores, Tiling};
 use models::ModelConfig;
 use policy::{
-    AdamWConfig, Completion, InitialWeights, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
-    TensorSink, TensorSource, UpdateReport, Weights,
+    AdamWConfig, Completion, InitialWeights, Policy, PolicyState, RolloutRequest, RouterStatistics, SequenceBatch,
+    StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
 use smart_default::SmartDefault;
 use stablehlo::{Dtype, Save};
@@ -104,6 +104,10 @@ pub struct PjrtPolicyOptions {
     pub peak_flops: Option<f64>,
     /// `true` if the routers of experts are not trained.
     pub freeze_router: bool,
+    /// The factor of the load balancing loss of the routers of experts, which is added to the loss of every update with transformers'
+    /// definition: computed for each micro-batch and averaged over the micro-batches of a call of [`Policy::accumulate`], as in TRL. 0 is
+    /// no such loss.
+    pub router_aux_loss_coef: f64,
 }
 
 /// The state that [`Policy::roll_back`] restores. Its tensors are shared with the policy until an update writes new ones.
@@ -172,6 +176,8 @@ impl PjrtPolicy {
         loss.validate()?;
         let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
         let decoder = if options.freeze_router { decoder.with_frozen_routers() } else { decoder };
+        policy::check_router_aux_loss(config, options.router_aux_loss_coef)?;
+        let decoder = if options.router_aux_loss_coef > 0.0 { decoder.with_router_aux_loss() } else { decoder };
         let decoder = decoder.with_split(runtime.split())?;
         Ok(Self {
             runtime: runtime.clone(),
@@ -323,12 +329,14 @@ impl Policy for PjrtPolicy {
 
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> policy::Result<LossOutput> {
         self.rollout.forget_turns();
-        let mut sum = LossOutput::default();
+        let (mut sum, mut statistics) = (LossOutput::default(), RouterStatistics::default());
         for batch in batches {
-            let part = self.add(batch, loss).inspect_err(|_| self.forget_gradient())?;
+            let (part, routers) = self.add(batch, loss, batches.len()).inspect_err(|_| self.forget_gradient())?;
             self.has_gradient = true;
             sum.merge(part);
+            statistics.merge(routers);
         }
+        statistics.record(&mut sum.metrics);
         Ok(sum)
     }
 

@@ -3,22 +3,31 @@
 use super::PjrtPolicy;
 use crate::error::Result;
 use crate::program::Program;
-use crate::train::{Applied, Device, Loss, LossHead, Moments, Rows, Scalars, StepOfState, Target, UploadedRows};
+use crate::train::{
+    Applied, Device, Loss, LossHead, Moments, OtherOutputs, Rows, Scalars, StepOfState, Target, UploadedRows,
+};
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossOutput, TokenBatch};
-use policy::{SequenceBatch, StepLoss, UpdateReport, imitation};
+use policy::{RouterStatistics, SequenceBatch, StepLoss, UpdateReport, imitation};
 use std::borrow::Cow;
 use std::sync::Arc;
 
 impl PjrtPolicy {
-    /// Adds the gradients of a micro-batch to the accumulators.
-    pub(super) fn add(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
+    /// Adds the gradients of one of `count` micro-batches to the accumulators.
+    pub(super) fn add(
+        &mut self,
+        batch: &SequenceBatch<'_>,
+        loss: StepLoss,
+        count: usize,
+    ) -> Result<(LossOutput, RouterStatistics)> {
         self.weights()?;
         if self.sums.is_empty() {
             self.sums = self.optimizer.zeros(&self.runtime)?;
         }
+        let aux_loss_factor = self.options.router_aux_loss_coef / count as f64;
         let Self { runtime, modules, grpo, cross_entropy, weights, sums, .. } = self;
-        loss_of(Device { runtime, modules }, [grpo, cross_entropy], batch, loss, Target::Sums { weights, sums })
+        let target = Target::Sums { weights, sums };
+        loss_of(Device { runtime, modules }, [grpo, cross_entropy], batch, loss, target, aux_loss_factor)
     }
 
     /// Computes the loss of a micro-batch and an optimizer step in one executable. Returns `None`, and changes nothing, unless bounds prove
@@ -33,13 +42,16 @@ impl PjrtPolicy {
         if scalars.after.is_none() {
             return Ok(None);
         }
+        let aux_loss_factor = self.options.router_aux_loss_coef;
         let Self { runtime, modules, grpo, cross_entropy, weights, moments, .. } = self;
         let mut applied = None;
         let step = StepOfState { weights, moments, fresh, scalars, applied: &mut applied };
         let on = Device { runtime, modules };
-        let output = loss_of(on, [grpo, cross_entropy], batch, loss, Target::Step(step))?;
+        let (mut output, routers) =
+            loss_of(on, [grpo, cross_entropy], batch, loss, Target::Step(step), aux_loss_factor)?;
+        routers.record(&mut output.metrics);
         let Some(mut applied) = applied else { unreachable!("a step always requests the gradient") };
-        // The value loss is added on the host.
+        // The value loss and the load balancing loss are added on the host.
         applied.loss_is_finite &= output.loss.is_finite() || applied.is_applied();
         Ok(Some((output, self.finish_step(applied)?)))
     }
@@ -106,14 +118,16 @@ impl PjrtPolicy {
     }
 }
 
-/// Computes the loss of a micro-batch with the GRPO loss or the cross-entropy; its gradients go to `target`.
+/// Computes the loss of a micro-batch with the GRPO loss or the cross-entropy, plus `aux_loss_factor` times the load balancing loss; its
+/// gradients go to `target`.
 fn loss_of(
     on: Device<'_>,
     [grpo, cross_entropy]: [&mut Loss; 2],
     batch: &SequenceBatch<'_>,
     loss: StepLoss,
     target: Target<'_>,
-) -> Result<LossOutput> {
+    aux_loss_factor: f64,
+) -> Result<(LossOutput, RouterStatistics)> {
     let (loss, tokens) = match loss {
         StepLoss::Grpo if grpo.of_values.is_none() && batch.tokens.value_targets().is_some() => {
             return Err(policy::Error::NoValueHead.into());
@@ -123,16 +137,17 @@ fn loss_of(
     };
     let rows = upload(on, batch.sequences, &tokens)?;
     let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
-    let mut head = LossHead { loss, on, rows: &rows, values: Vec::new() };
+    let mut head = LossHead { loss, on, rows: &rows, aux_loss_factor, outputs: OtherOutputs::default() };
     let mut output = LossOutput::from(step(&config, &tokens, &mut head, target)?);
+    output.loss += aux_loss_factor * head.outputs.aux_loss;
     rows.record_empty(&mut output.metrics);
     if let Some(of_values) = of_values {
-        let of_values = of_values.compute(&head.values, &config, &tokens)?;
+        let of_values = of_values.compute(&head.outputs.values, &config, &tokens)?;
         output.loss += of_values.loss;
         output.value_loss += of_values.value_loss;
         output.metrics.merge(&of_values.metrics);
     }
-    Ok(output)
+    Ok((output, head.outputs.routers))
 }
 
 /// Copies sequences to the device, after a check that `tokens` are their completion tokens and within the vocabulary.

@@ -262,7 +262,7 @@ impl DecodeStep<'_> {
             let (of_delta, seen) = constants.split_at(of_delta.len());
             let [x, window_keys, window_values, delta @ ..] = of.carry else { unreachable!("as passed in") };
             let (mut window, mut delta) = ([window_keys.clone(), window_values.clone()], DeltaStates::of(delta));
-            let x = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, of_delta) {
+            let (x, _) = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, of_delta) {
                 (Mixer::GatedDeltaNet, Some(states), [positions, counts]) => {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
                 }

@@ -70,7 +70,7 @@ impl Extend {
             let (of_delta, masks) = constants.split_at(of_delta.len());
             let [x, window_keys, window_values, delta @ ..] = of.carry else { unreachable!("as passed in") };
             let (mut window, mut delta) = ([window_keys.clone(), window_values.clone()], DeltaStates::of(delta));
-            let x = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, of_delta) {
+            let (x, _) = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, of_delta) {
                 (Mixer::GatedDeltaNet, Some(states), [positions, counts]) => {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
                 }

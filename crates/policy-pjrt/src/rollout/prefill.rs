@@ -55,7 +55,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
             let masks = masks.take(&mut &*of_masks);
             let [x, keys, cached_values, delta @ ..] = values.carry else { unreachable!("as many as are carried") };
             let (mut caches, mut delta) = ([keys.clone(), cached_values.clone()], DeltaStates::of(delta));
-            let x = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, positions) {
+            let (x, _) = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, positions) {
                 (Mixer::GatedDeltaNet, Some(states), [positions]) => {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, values.number)
                 }

@@ -19,6 +19,7 @@ use grpo_core::batch::{TokenBatch, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossConfig, Metrics, Scores};
 use pjrt::Element;
+use policy::RouterStatistics;
 use std::sync::Arc;
 
 /// A loss and its compiled programs, by the sizes of micro-batches.
@@ -93,22 +94,25 @@ impl Loss {
         read_tokens(&program.run_one(arguments)?, "values", tokens)
     }
 
-    /// Computes loss sums and scores of the evaluator's batch; gradients go to `target`. With a value loss, `values` is set to the outputs
-    /// of the value head.
+    /// Computes loss sums, scores and [`OtherOutputs`] of the evaluator's batch; gradients go to `target`. `aux_loss_factor` is the factor of
+    /// the load balancing loss, if the decoder has one.
     fn gradient(
         &mut self,
         on: &Device<'_>,
         rows: &UploadedRows,
         evaluator: &Evaluator<'_>,
         target: Target<'_>,
-        values: &mut Vec<f32>,
-    ) -> Result<(LossSums<f64>, Scores)> {
+        aux_loss_factor: f64,
+    ) -> Result<(LossSums<f64>, Scores, OtherOutputs)> {
         let spec = on.modules.spec(&self.config, rows.shape)?;
         let batch = evaluator.batch();
         let mut tables = upload_tables(on.runtime, &spec, &TokenTables::new(&spec, batch, Some(evaluator)))?;
         if self.of_values.is_some() {
             let table = value_table(&self.config, batch, rows.shape.tokens)?;
             tables.push(on.runtime.upload(&table, &[3, rows.shape.tokens])?);
+        }
+        if on.modules.decoder().has_router_aux_loss() {
+            tables.push(on.runtime.upload(&[aux_loss_factor as f32], &[])?);
         }
         let of_batch: Vec<&DeviceTensor> = rows.tensors.iter().chain(&tables).collect();
         let of_loss = match target {
@@ -134,11 +138,36 @@ impl Loss {
         };
         let sums: Vec<f32> = of_loss[0].read("the loss")?;
         let scores = read_scores(&of_loss[1..], batch)?;
-        if let Some(tensor) = of_loss.get(3) {
-            *values = read_tokens(tensor, "values", batch.tokens())?;
+        let (mut others, mut outputs) = (of_loss[3..].iter(), OtherOutputs::default());
+        if self.of_values.is_some()
+            && let Some(tensor) = others.next()
+        {
+            outputs.values = read_tokens(tensor, "values", batch.tokens())?;
         }
-        Ok((LossSums::from_fn(|i| f64::from(sums[i])), scores))
+        if let Some(experts) = &on.modules.decoder().config().experts
+            && let Some(tensor) = others.next()
+        {
+            let tokens: Vec<f32> = tensor.read("the tokens of experts")?;
+            outputs.routers = RouterStatistics::new(experts.num_experts, tokens.into_iter().map(f64::from).collect());
+        }
+        if let Some(tensor) = others.next() {
+            let aux_loss: Vec<f32> = tensor.read("the load balancing loss")?;
+            outputs.aux_loss = f64::from(aux_loss[0]);
+            outputs.routers = outputs.routers.with_aux_loss(outputs.aux_loss);
+        }
+        Ok((LossSums::from_fn(|i| f64::from(sums[i])), scores, outputs))
     }
+}
+
+/// Outputs of the gradient of a micro-batch other than the loss.
+#[derive(Debug, Default)]
+pub(crate) struct OtherOutputs {
+    /// Outputs of the value head, if there is a value loss.
+    pub(crate) values: Vec<f32>,
+    /// The use of experts; the default if there are none.
+    pub(crate) routers: RouterStatistics,
+    /// The load balancing loss; 0 without one.
+    pub(crate) aux_loss: f64,
 }
 
 /// Destination of the gradients of a micro-batch.
@@ -188,7 +217,8 @@ pub(crate) struct UploadedRows {
     shape: TrainShape,
     /// The number of rows without a sequence.
     empty: usize,
-    /// Ids, the positions that predict tokens and the tokens they predict, and positions if sequences share rows.
+    /// Ids, the positions that predict tokens and the tokens they predict, positions if sequences share rows, and the tokens that count if the
+    /// model has experts.
     tensors: Vec<DeviceTensor>,
 }
 
@@ -201,6 +231,10 @@ impl Device<'_> {
         let mut tensors = vec![upload(&rows.ids)?, predicting, upload(&rows.predicts)?];
         if shared {
             tensors.push(upload(&rows.positions)?);
+        }
+        if self.modules.decoder().config().experts.is_some() {
+            let axes = [Some(Axis::Batch), None];
+            tensors.push(self.runtime.upload_sharded(&rows.counted, &[b, length], &axes)?);
         }
         Ok(UploadedRows { shape: rows.shape, empty: rows.empty, tensors })
     }
@@ -218,8 +252,10 @@ pub(crate) struct LossHead<'a> {
     pub(crate) loss: &'a mut Loss,
     pub(crate) on: Device<'a>,
     pub(crate) rows: &'a UploadedRows,
-    /// Outputs of the value head after a gradient, if there is a value loss.
-    pub(crate) values: Vec<f32>,
+    /// The factor of the load balancing loss, if the decoder has one.
+    pub(crate) aux_loss_factor: f64,
+    /// Outputs of the gradient.
+    pub(crate) outputs: OtherOutputs,
 }
 
 impl Head for LossHead<'_> {
@@ -232,7 +268,10 @@ impl Head for LossHead<'_> {
     }
 
     fn gradient(&mut self, target: Target<'_>, evaluator: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
-        self.loss.gradient(&self.on, self.rows, evaluator, target, &mut self.values)
+        let (sums, scores, outputs) =
+            self.loss.gradient(&self.on, self.rows, evaluator, target, self.aux_loss_factor)?;
+        self.outputs = outputs;
+        Ok((sums, scores))
     }
 }
 

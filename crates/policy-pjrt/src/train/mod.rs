@@ -16,7 +16,7 @@ mod step;
 pub use programs::{TrainPrograms, TrainShape};
 
 pub(crate) use adamw::{AdamW, Applied, Moments, Scalars};
-pub(crate) use loss::{Device, Loss, LossHead, Target, UploadedRows};
+pub(crate) use loss::{Device, Loss, LossHead, OtherOutputs, Target, UploadedRows};
 pub(crate) use programs::default_tiling;
 pub(crate) use rows::Rows;
 pub(crate) use step::StepOfState;

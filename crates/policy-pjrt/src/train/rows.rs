@@ -8,13 +8,15 @@ use models::ModelConfig;
 use policy::{Error, Result, Sequence};
 
 /// The sequences of a micro-batch, packed into rows and padded with token 0.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rows {
     pub(crate) shape: TrainShape,
     /// Token ids `[B, T]`, without the last token of each sequence, which predicts nothing.
     pub(crate) ids: Vec<i32>,
     /// Position of each token in its sequence, `[B, T]`; 0 for padding.
     pub(crate) positions: Vec<i32>,
+    /// 1 for tokens and 0 for padding, `[B, T]`.
+    pub(crate) counted: Vec<f32>,
     /// For each completion token, the index (among B T) of the position that predicts it, `[N]`; 0 for padding.
     pub(crate) predicting: Vec<i32>,
     /// For each position, the index (among N) of the completion token that it predicts, `[B, T]`; N if none.
@@ -47,6 +49,7 @@ impl Rows {
     /// Creates the rows of `sequences` with this packing; rows of `shape` beyond it are empty.
     pub(super) fn packed(sequences: &[Sequence], packing: &Packing, shape: TrainShape) -> Self {
         let none = vec![0; shape.rows * shape.length];
+        let mut counted = vec![0.0; none.len()];
         let [mut ids, mut positions] = [none.clone(), none];
         let mut begins = vec![0; sequences.len()];
         for (row, in_row) in packing.rows.iter().enumerate() {
@@ -54,6 +57,7 @@ impl Rows {
             for &i in in_row {
                 let Sequence { prompt, completion } = &sequences[i];
                 let end = begin + length(&sequences[i]);
+                counted[begin..end].fill(1.0);
                 for (token, id) in (begin..end).zip(prompt.iter().chain(completion)) {
                     ids[token] = *id as i32;
                     positions[token] = (token - begin) as i32;
@@ -70,7 +74,7 @@ impl Rows {
         predicting.iter().zip(0..).for_each(|(token, n)| predicts[*token as usize] = n);
         predicting.resize(shape.tokens, 0);
         let empty = shape.rows - packing.rows.iter().filter(|sequences| !sequences.is_empty()).count();
-        Self { shape, ids, positions, predicting, predicts, empty }
+        Self { shape, ids, positions, counted, predicting, predicts, empty }
     }
 }
 
@@ -151,6 +155,7 @@ mod tests {
         assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true, sampling_mask: false });
         assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(rows.counted, [vec![1.0; 9], vec![0.0; 7]].concat());
         assert_eq!(rows.predicting, [2, 3, 4, 5, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.predicts, [16, 16, 0, 1, 2, 3, 16, 4, 5, 16, 16, 16, 16, 16, 16, 16]);
     }

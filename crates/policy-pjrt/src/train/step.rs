@@ -45,12 +45,12 @@ impl TrainPrograms {
         // gradients of one group in addition to those of all layers: 0.72 GB more for Qwen2.5-1.5B in groups of four, according to libtpu.
         let begun = matches!(self.save, Save::Every(_))
             .then(|| trained.iter().map(|p| zeros(&f, Dtype::F32, &p.shape)).collect());
-        let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, begun, batch, shape)?;
+        let Gradients { sums, of_loss, others } = self.gradients(NAME, &spec, &weights, begun, batch, shape)?;
         let allowed = is_finite(&of_loss, &counts);
         let (after, report) = update(&f, &trained, &state, &sums, &numbers, Some(&allowed), Check::Bounds);
         let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
-        let values = values.iter().map(|values| ("values", values));
-        let results = unnamed(&after).chain([("report", &report)]).chain(of_loss).chain(values);
+        let others = others.iter().map(|(name, value)| (*name, value));
+        let results = unnamed(&after).chain([("report", &report)]).chain(of_loss).chain(others);
         split.finish(f.clone(), NAME, results)
     }
 }

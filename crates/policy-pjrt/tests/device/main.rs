@@ -21,6 +21,7 @@ mod prefills;
 mod processes;
 mod remainders;
 mod rollout;
+mod routers;
 mod split;
 mod step;
 mod support;

@@ -64,6 +64,7 @@ pub struct StepReport {
     ///
     /// Over the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` if the loss has a KL term;
     /// `frac_rows_empty`, the share of rows without a sequence, of policies that pad rows (on a device);
+    /// with a mixture of experts `moe/..` and `aux_loss` ([`policy::RouterStatistics::record`]);
     /// `skipped_updates`, the number of skipped updates, with `optimizer.skip_grad_norm`; for PPO `value_loss`, `value_pred_mean`,
     /// `return_mean`, `value_clip_ratio`, and over all samples `explained_variance`; `entropy_coef` with an entropy bonus;
     /// `sampling/..` if the loss corrects for the sampler. With `rollout.max_staleness`, over all samples `sampling/staleness`, the mean

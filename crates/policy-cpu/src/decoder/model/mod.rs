@@ -9,6 +9,7 @@ use super::layers::{Block, Linear, Mlp, RmsNorm, times};
 use super::lora::{Adapted, LowRank};
 use super::params::{Which, export_parameters, replace_parameters};
 use super::rope::Ropes;
+use super::routers::Routers;
 use super::weight::Weight;
 use backend_cpu::layers::Layers;
 use burn::module::{Module, Param};
@@ -218,7 +219,7 @@ impl Decoder {
     /// # Errors
     /// [`Error::TooLong`], [`Error::Model`] for an unknown token.
     pub fn forward(&self, batch: &PackedBatch) -> Result<Tensor<2>> {
-        self.hidden(self.run(batch)?)
+        self.hidden(self.run(batch, &mut Routers::default())?)
     }
 
     /// Applies the final norm to the residual stream `[N, H]`.
@@ -227,8 +228,8 @@ impl Decoder {
     }
 
     /// Computes [`Decoder::forward`] for the given rows only; rows may repeat.
-    pub(crate) fn forward_rows(&self, batch: &PackedBatch, rows: &[usize]) -> Result<Tensor<2>> {
-        let x = self.run(batch)?;
+    pub(crate) fn forward_rows(&self, batch: &PackedBatch, rows: &[usize], routers: &mut Routers) -> Result<Tensor<2>> {
+        let x = self.run(batch, routers)?;
         let rows: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
         let count = rows.len();
         let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [count]), &x.device());
@@ -262,7 +263,7 @@ impl Decoder {
     }
 
     /// Returns the residual stream `[N, H]` after the last layer.
-    fn run(&self, batch: &PackedBatch) -> Result<Tensor<2>> {
+    fn run(&self, batch: &PackedBatch, routers: &mut Routers) -> Result<Tensor<2>> {
         check(&self.config, batch.ids(), batch.longest())?;
         let ropes = self.ropes.tables(batch.longest())?;
         let mut x = match &self.embed_tokens {
@@ -274,7 +275,7 @@ impl Decoder {
         };
         x = times(x, self.config.embedding_multiplier);
         for layer in &self.layers {
-            x = layer.forward(x, &ropes, &batch.sequences)?;
+            x = layer.forward(x, &ropes, &batch.sequences, routers)?;
         }
         Ok(x)
     }

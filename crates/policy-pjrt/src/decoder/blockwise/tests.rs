@@ -58,6 +58,7 @@ impl Case {
                     positions: f.dense((0..rows * length).map(position), ids.clone()),
                     ids: f.splat(0, ids),
                     shared: true,
+                    counted: None,
                 },
             };
             let heads = Heads { queries: a[0].clone(), keys: a[1].clone(), values: a[2].clone(), gates: None };

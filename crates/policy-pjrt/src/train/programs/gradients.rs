@@ -13,8 +13,8 @@ pub(in crate::train) struct Gradients {
     pub(in crate::train) sums: Vec<Value>,
     /// The loss, log-probabilities and entropies.
     pub(in crate::train) of_loss: [(Role, Value); 3],
-    /// Values `[N]`, if there is a value head.
-    pub(in crate::train) values: Option<Value>,
+    /// Values `[N]` with a value head, the tokens of each expert `[L, E]` with experts, and the load balancing loss, with their names.
+    pub(in crate::train) others: Vec<(&'static str, Value)>,
 }
 
 impl TrainPrograms {
@@ -35,7 +35,7 @@ impl TrainPrograms {
             None => vec![None; trained.len()],
         };
         let f = &batch.rows[0].builder();
-        let outputs = if batch.of_values.is_some() { Outputs::HiddenAndValues } else { Outputs::Hidden };
+        let outputs = Outputs { values: batch.of_values.is_some(), routers: true };
         let forward = self.forward(&table, shape, outputs).map_err(program_error(name))?;
         let arguments = self.arguments(&table, weights, &batch, outputs);
         // Indices of trained parameters among the arguments of `forward` and among the accumulators.
@@ -52,6 +52,9 @@ impl TrainPrograms {
                 (results, Some(pullback))
             }
         };
+        let mut routers = results.split_off(1 + usize::from(outputs.values));
+        let aux_loss = (routers.len() > 1).then(|| routers.swap_remove(1));
+        let tokens = routers.pop();
         let values = (results.len() > 1).then(|| results.swap_remove(1));
         let hidden = &results[0];
         let dvalues = values.as_ref().zip(batch.of_values.as_ref()).map(|(values, (of, table))| {
@@ -93,7 +96,10 @@ impl TrainPrograms {
         if let Some(pullback) = pullback {
             let dhidden = result(Role::GradHidden).convert(hidden.dtype());
             let dhidden = self.rows_of_gradient(&dhidden);
-            let cotangents: Vec<&Value> = std::iter::once(&dhidden).chain(&dvalues).collect();
+            // The numbers of tokens have no gradient.
+            let dtokens = tokens.as_ref().map(|tokens| tokens.like(0.0));
+            let of_routers = dtokens.iter().chain(&batch.aux_loss_factor);
+            let cotangents: Vec<&Value> = std::iter::once(&dhidden).chain(&dvalues).chain(of_routers).collect();
             let begun: Vec<Option<&Value>> = places.iter().map(|i| sums[*i].as_ref()).collect();
             // The gradients of layers are added to the accumulators in place, within the loop over layers.
             let added = pullback.add_to_begun(&cotangents, &begun);
@@ -102,6 +108,8 @@ impl TrainPrograms {
         let whole = |(sum, p): (Option<Value>, &Parameter)| sum.unwrap_or_else(|| zeros(f, Dtype::F32, &p.shape));
         let sums = sums.into_iter().zip(&trained).map(whole).collect();
         let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role, result(role).clone()));
-        Ok(Gradients { sums, of_loss, values })
+        let others = [("values", values), ("expert_tokens", tokens), ("aux_loss", aux_loss)];
+        let others = others.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+        Ok(Gradients { sums, of_loss, others })
     }
 }

@@ -66,6 +66,8 @@ pub(super) struct Batch {
     tables: Vec<(Role, Value)>,
     /// The value loss and its inputs, f32 `[3, N]`.
     of_values: Option<(ValueLossConfig, Value)>,
+    /// The factor of the load balancing loss, f32 scalar.
+    aux_loss_factor: Option<Value>,
 }
 
 impl Batch {
@@ -159,6 +161,7 @@ impl TrainPrograms {
     /// * for each completion token, the index (among B T) of the position that predicts it, i32 `[N]`;
     /// * for each position, the index (among N) of the completion token that it predicts, or N, i32 `[B, T]`;
     /// * if sequences share rows, the positions of tokens in their sequences, 0 for padding, i32 `[B, T]`;
+    /// * if the model has experts, 1 for tokens and 0 for padding, f32 `[B, T]`;
     /// * the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`];
     /// * if tokens have a sampling mask, [`Role::SamplingMask`].
     ///
@@ -166,6 +169,9 @@ impl TrainPrograms {
     ///
     /// With a value loss, for a decoder with a value head, it has one more argument at the end: old values, returns and weights of the value
     /// loss, f32 `[3, N]`, with weight 0 for tokens without a value loss. It has one more result: the values `[N]`.
+    ///
+    /// With experts, the next result is the number of tokens of each expert, f32 `[L, E]`. With a load balancing loss
+    /// ([`Decoder::with_router_aux_loss`]), the last argument is its factor, an f32 scalar, and the last result its value without the factor.
     ///
     /// # Errors
     /// [`crate::Error::Loss`] for an invalid loss.
@@ -185,11 +191,11 @@ impl TrainPrograms {
         begun.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
         begun.iter().zip(&trained).for_each(|(sum, p)| self.decoder.split().argument(sum, &p.axes));
         let batch = self.batch(&f, &spec, of_values, shape);
-        let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, Some(begun), batch, shape)?;
+        let Gradients { sums, of_loss, others } = self.gradients(NAME, &spec, &weights, Some(begun), batch, shape)?;
         let sums = trained.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
-        let values = values.iter().map(|values| ("values", values));
-        self.finish(&f, NAME, &trained, sums.chain(of_loss).chain(values))
+        let others = others.iter().map(|(name, value)| (*name, value));
+        self.finish(&f, NAME, &trained, sums.chain(of_loss).chain(others))
     }
 
     /// Builds the program of the values `[N]`, f32, of the states before a micro-batch's completion tokens, for a decoder with a value
@@ -206,8 +212,8 @@ impl TrainPrograms {
         let table = self.decoder.parameters();
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
-        let batch = Batch { rows: self.declare_rows(&f, shape), tables: vec![], of_values: None };
-        let outputs = Outputs::HiddenAndValues;
+        let batch = self.batch_of_rows(&f, shape);
+        let outputs = Outputs { values: true, routers: false };
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
         let results = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
         self.finish(&f, NAME, &[], [(NAME, &results[1])])
@@ -225,8 +231,9 @@ impl TrainPrograms {
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
         let batch = self.batch(&f, &spec, None, shape);
-        let forward = self.forward(&table, shape, Outputs::Hidden).map_err(program_error(NAME))?;
-        let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch, Outputs::Hidden));
+        let outputs = Outputs::default();
+        let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
+        let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
         let to_head = self.to_head(&weights, &hidden[0], batch.tables, []);
         let results = self.of_head(&f, &spec, Pass::Score, to_head)?;
         self.finish(&f, NAME, &[], results.iter().map(|(role, value)| (role.name(), value)))
@@ -261,6 +268,11 @@ impl TrainPrograms {
         apply_module(&self.decoder.trained(), self.storage(), check, self.decoder.split())
     }
 
+    /// Declares the rows of a micro-batch without a loss as the next arguments.
+    fn batch_of_rows(&self, f: &Builder, shape: TrainShape) -> Batch {
+        Batch { rows: self.declare_rows(f, shape), tables: vec![], of_values: None, aux_loss_factor: None }
+    }
+
     /// Declares the inputs of a micro-batch as the next arguments.
     pub(super) fn batch(
         &self,
@@ -269,11 +281,14 @@ impl TrainPrograms {
         of_values: Option<&ValueLossConfig>,
         shape: TrainShape,
     ) -> Batch {
-        let rows = self.declare_rows(f, shape);
+        let batch = self.batch_of_rows(f, shape);
         let roles = TABLES.into_iter().chain(spec.sampling_mask.then_some(Role::SamplingMask));
         let tables = roles.map(|role| (role, self.declare_table(f, spec, role))).collect();
         let value_table = || f.argument("value_table", TensorType::new(Dtype::F32, [3, shape.tokens]));
-        Batch { rows, tables, of_values: of_values.map(|of| (of.clone(), value_table())) }
+        let of_values = of_values.map(|of| (of.clone(), value_table()));
+        let with_aux_loss = self.decoder.has_router_aux_loss();
+        let aux_loss_factor = with_aux_loss.then(|| f.argument("aux_loss_factor", TensorType::new(Dtype::F32, [0; 0])));
+        Batch { tables, of_values, aux_loss_factor, ..batch }
     }
 
     /// Returns the storage of the trained weights.
@@ -329,31 +344,34 @@ impl TrainPrograms {
     fn forward(&self, table: &[Parameter], shape: TrainShape, outputs: Outputs) -> Result<Traced, stablehlo::Error> {
         let inside: Vec<&Parameter> = table.iter().filter(|p| outputs.depend_on(p.role)).collect();
         let types = inside.iter().map(|p| TensorType::new(p.dtype(self.model), &p.shape[..]));
-        let types: Vec<TensorType> = types.chain(row_types(shape).into_iter().map(|(_, ty)| ty)).collect();
+        let types: Vec<TensorType> = types.chain(self.row_types(shape).into_iter().map(|(_, ty)| ty)).collect();
         try_trace(&types, |_, values| {
             let (parameters, rows) = values.split_at(inside.len());
-            let [ids, predicting, predicts, positions @ ..] = rows else { unreachable!("as many as there are types") };
+            let [ids, predicting, predicts, rest @ ..] = rows else { unreachable!("as many as there are types") };
+            let (positions, counted) = rest.split_at(usize::from(shape.shared));
             let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
-            let rows = match positions {
-                [positions] => Rows { ids: ids.clone(), positions: positions.clone(), shared: true },
-                _ => Rows::of_sequences(ids),
-            };
-            let x = self.decoder.residual(&weights, &rows, self.save.clone())?;
+            let mut rows = Rows::of_sequences(ids);
+            if let [positions] = positions {
+                rows = Rows { positions: positions.clone(), shared: true, ..rows };
+            }
+            rows.counted = counted.first().filter(|_| outputs.routers).cloned();
+            let (x, routers) = self.decoder.residual(&weights, &rows, self.save.clone())?;
             let hidden = self.split_hidden(&take_rows(self.decoder.split(), &x, predicting, predicts));
             let hidden = self.decoder.final_norm(&weights, &hidden);
-            let values = (outputs == Outputs::HiddenAndValues).then(|| self.decoder.values(&weights, &hidden));
-            Ok(std::iter::once(hidden).chain(values).collect())
+            let values = outputs.values.then(|| self.decoder.values(&weights, &hidden));
+            let routers = routers.into_iter().flat_map(|sums| std::iter::once(sums.tokens).chain(sums.aux_loss));
+            Ok(std::iter::once(hidden).chain(values).chain(routers).collect())
         })
     }
 }
 
-/// The outputs of a forward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outputs {
-    /// Hidden states `[N, H]` at the positions that predict completion tokens.
-    Hidden,
-    /// Hidden states, and the value head's values `[N]`.
-    HiddenAndValues,
+/// The outputs of a forward pass behind the hidden states `[N, H]` at the positions that predict completion tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Outputs {
+    /// The value head's values `[N]`.
+    values: bool,
+    /// The number of tokens of each expert `[L, E]`, and the load balancing loss, if the decoder has them.
+    routers: bool,
 }
 
 impl Outputs {
@@ -363,22 +381,27 @@ impl Outputs {
             ParameterRole::LmHead | ParameterRole::LoraA(Matrix::LmHead) | ParameterRole::LoraB(Matrix::LmHead) => {
                 false
             }
-            ParameterRole::ValueHead | ParameterRole::ValueHeadBias => self == Self::HiddenAndValues,
+            ParameterRole::ValueHead | ParameterRole::ValueHeadBias => self.values,
             _ => true,
         }
     }
 }
 
-/// Returns the row arguments of a program, in order: ids `[B, T]`, the positions that predict `[N]`, the tokens that positions predict
-/// `[B, T]`, and, if sequences share rows, positions `[B, T]`.
-fn row_types(shape: TrainShape) -> Vec<(&'static str, TensorType)> {
-    let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
-    let predicting = TensorType::new(Dtype::I32, [shape.tokens]);
-    let mut types = vec![("ids", tokens.clone()), ("predicting", predicting), ("predicts", tokens.clone())];
-    if shape.shared {
-        types.push(("positions", tokens));
+impl TrainPrograms {
+    /// Returns the row arguments of a program, in order: ids `[B, T]`, the positions that predict `[N]`, the tokens that positions predict
+    /// `[B, T]`, if sequences share rows, positions `[B, T]`, and, if the model has experts, the tokens that count `[B, T]`.
+    fn row_types(&self, shape: TrainShape) -> Vec<(&'static str, TensorType)> {
+        let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
+        let predicting = TensorType::new(Dtype::I32, [shape.tokens]);
+        let mut types = vec![("ids", tokens.clone()), ("predicting", predicting), ("predicts", tokens.clone())];
+        if shape.shared {
+            types.push(("positions", tokens.clone()));
+        }
+        if self.config().experts.is_some() {
+            types.push(("counted", tokens.with_dtype(Dtype::F32)));
+        }
+        types
     }
-    types
 }
 
 /// Returns a tiling with room for 2048 rows of bf16 logits for a vocabulary of 152 thousand tokens. Every chunk reads the head and its

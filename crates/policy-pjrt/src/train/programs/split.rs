@@ -1,6 +1,6 @@
 //! Training programs on a device mesh: sharding of rows, hidden states, and the loss head.
 
-use super::{TrainPrograms, TrainShape, row_types};
+use super::{TrainPrograms, TrainShape};
 use crate::decoder::{Axis, Parameter};
 use crate::error::Result;
 use backend_tpu::program::{HeadSplit, Pass, Role, Spec};
@@ -88,7 +88,7 @@ impl TrainPrograms {
             self.decoder.split().argument(&argument, &axes[..argument.shape().len()]);
             argument
         };
-        row_types(shape).into_iter().map(declare).collect()
+        self.row_types(shape).into_iter().map(declare).collect()
     }
 
     /// Declares a token table of the loss as the next argument.

@@ -32,7 +32,7 @@ impl Setting {
         let sequences = vec![of(&[1, 7, 4], &[5, 8, 2, 9, 10, 4, 6]), of(&[3], &[6]), of(&[2, 5], &[9, 3, 2, 7, 1, 8])];
         let packing = alone(&sequences);
         let rows = BatchRows::packed(&sequences, &packing, packing.shape(&sequences));
-        let (shape, weights, rows) = (rows.shape, weights(&modules), rows_of(&rows));
+        let (shape, weights, rows) = (rows.shape, weights(&modules), rows_of(&modules, &rows));
         let pullback = pullback(&modules, shape);
         let table = modules.decoder().parameters();
         let head = table.iter().position(|p| p.role == ParameterRole::LmHead).unwrap();
@@ -124,11 +124,11 @@ fn pullback(modules: &TrainPrograms, shape: TrainShape) -> Module {
     let (f, decoder) = (Builder::new(), modules.decoder());
     let table = decoder.parameters();
     let weights = decoder.declare(&f, Dtype::F32);
-    let batch = Batch { rows: modules.declare_rows(&f, shape), tables: vec![], of_values: None };
+    let batch = modules.batch_of_rows(&f, shape);
     let hidden = TensorType::new(Dtype::F32, [shape.tokens, modules.config().hidden_size]);
     let cotangent = f.argument("cotangent", hidden);
-    let forward = modules.forward(&table, shape, Outputs::Hidden).unwrap();
-    let arguments = modules.arguments(&table, &weights, &batch, Outputs::Hidden);
+    let forward = modules.forward(&table, shape, Outputs::default()).unwrap();
+    let arguments = modules.arguments(&table, &weights, &batch, Outputs::default());
     let inside: Vec<usize> = (0..arguments.len() - batch.rows.len()).collect();
     assert_eq!(inside.len() + 1, decoder.trained().len(), "all but the LM head are inside");
     let (results, pullback) = f.vjp(&forward, &arguments, &inside).unwrap();

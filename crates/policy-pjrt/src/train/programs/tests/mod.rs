@@ -87,9 +87,9 @@ fn weights(modules: &TrainPrograms) -> Vec<Array> {
 }
 
 /// Returns the row arguments of programs.
-fn rows_of(rows: &BatchRows) -> Vec<Array> {
+fn rows_of(modules: &TrainPrograms, rows: &BatchRows) -> Vec<Array> {
     let numbers = [&rows.ids, &rows.predicting, &rows.predicts, &rows.positions];
-    let arrays = row_types(rows.shape).into_iter().zip(numbers);
+    let arrays = modules.row_types(rows.shape).into_iter().zip(numbers);
     let array = |((_, ty), numbers): ((_, TensorType), &Vec<i32>)| {
         Array::ints(ty.dtype, ty.shape, numbers.iter().map(|x| i64::from(*x))).unwrap()
     };
@@ -123,7 +123,7 @@ fn gradient(modules: &TrainPrograms, sequences: &[Sequence], packing: &Packing) 
     let trained = modules.decoder().trained();
     let mut arguments = weights(modules);
     arguments.extend(trained.iter().map(|p| floats(&p.shape, vec![0.0; p.shape.iter().product()])));
-    arguments.extend(rows_of(&rows));
+    arguments.extend(rows_of(modules, &rows));
     arguments.extend(tables_of(&spec, &TokenTables::new(&spec, &batch, Some(&evaluator))));
     let of_values = modules.decoder().has_value_head().then(|| {
         let column = |mut column: Vec<f32>| {
@@ -158,7 +158,7 @@ fn score(modules: &TrainPrograms, sequences: &[Sequence], packing: &Packing) -> 
     );
     let spec = modules.head(&loss, rows.shape.tokens).unwrap();
     let mut arguments = weights(modules);
-    arguments.extend(rows_of(&rows));
+    arguments.extend(rows_of(modules, &rows));
     arguments.extend(tables_of(&spec, &TokenTables::new(&spec, &batch, None)));
     let results = modules.score(&loss, rows.shape).unwrap().interpret(&arguments).unwrap();
     let [logp, entropy] = [0, 1].map(|i: usize| results[i].to_floats());
