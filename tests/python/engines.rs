@@ -33,6 +33,8 @@ impl Vllm {
         command.args(["--dtype", "float32", "--max-model-len", "256", "--enforce-eager"]);
         command.args(["--logprobs-mode", "processed_logprobs", "--kv-cache-memory-bytes", "67108864"]);
         command.args(["--enable-lora", "--max-lora-rank", "8", "--max-loras", "3"]);
+        // On a CPU, vLLM 0.32 ends with an error when it splits the prompt of a request that has a seed.
+        command.args(["--max-num-batched-tokens", "8192"]);
         command.envs([
             ("VLLM_SERVER_DEV_MODE", "1"),
             ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"),
@@ -170,26 +172,6 @@ fn runs_sample_with_a_real_vllm() {
         before.iter().zip(&after).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()))
     };
     assert!(moved("whole") > 0.01, "{}", moved("whole"));
-
-    // All weights, and conversations whose later turns follow the words of a game.
-    let stop = format!("rollout.stop_token_ids={:?}", (0..64).collect::<Vec<_>>());
-    let row = serde_json::json!({"question": "Guess.", "answer": "apple"});
-    let words = format!("data.files={}", runs.write("words.jsonl", format!("{row}\n").repeat(8)));
-    let game = [
-        &*words,
-        "data.held_out_fraction=0",
-        "environments={game: {built_in: word_guess}}",
-        "data.training_chat_template=chatml",
-        "rollout.max_completion_length=150",
-        "rollout.multi_turn.max_assistant_turns=3",
-        "rewards.environment=1",
-        &stop,
-    ];
-    run("game", &game);
-    assert_on_policy(&runs, "game", 4);
-    for row in steps(&runs, "game") {
-        assert!(value(&row, "num_turns/mean") > 1.5 && value(&row, "environments/failures") == 0.0, "{row}");
-    }
 
     // A resumed run asks for the same completions.
     call(&runs, "model", "resumed", &with(&["grpo.max_steps=2"]).iter().map(String::as_str).collect::<Vec<_>>())
