@@ -322,7 +322,7 @@ fn qwen_3_5_has_a_gated_delta_net_in_three_of_four_layers() {
         ("4.linear_attn.norm.weight", &[5]),
         ("4.linear_attn.out_proj.weight", &[16, 20]),
         // Queries and their gates.
-        ("3.self_attn.q_proj.weight", &[2 * 2 * 8, 16]),
+        ("3.self_attn.q_proj.weight", &[2 * 4 * 8, 16]),
         ("3.self_attn.q_norm.weight", &[8]),
     ] {
         assert!(has(name, shape), "{name}: {shapes:?}");
@@ -362,7 +362,7 @@ fn adapters_of_a_gated_delta_net_are_of_its_projections() {
     // Five matrices of each of four layers, four of the layer with attention, three of every MLP.
     assert_eq!(LoraConfig::default().resolve(&config).unwrap().len(), 5 * 4 + 4 + 3 * 5);
     assert_eq!(of("in_proj_z").unwrap().len(), 4);
-    assert_eq!(of("q_proj").unwrap()[0].output, 32);
+    assert_eq!(of("q_proj").unwrap()[0].output, 64);
     for target in ["conv1d", "linear_attn", "norm"] {
         says(&of(target).unwrap_err().to_string(), &[target, "not a matrix that can have an adapter here"]);
     }

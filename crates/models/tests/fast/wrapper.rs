@@ -192,7 +192,7 @@ fn unsupported_wrappers_are_refused_by_field() {
         config["model_type"] = json!("llava");
         config["architectures"] = json!(["LlavaForConditionalGeneration"]);
     };
-    refused("mistral3", &unknown, &["`model_type` is \"llava\"", "gemma3, qwen2_5_vl, qwen3_vl, mistral3"]);
+    refused("mistral3", &unknown, &["`model_type` is \"llava\"", "gemma3, qwen2_5_vl, qwen3_vl, qwen3_5, mistral3"]);
     let folder = changed("qwen3_vl", |_| {});
     std::fs::copy(checkpoint("qwen3_vl_lora").join("merged.safetensors"), folder.file("model.safetensors")).unwrap();
     // The names of a decoder alone are the third layout.
