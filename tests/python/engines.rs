@@ -173,6 +173,26 @@ fn runs_sample_with_a_real_vllm() {
     };
     assert!(moved("whole") > 0.01, "{}", moved("whole"));
 
+    // All weights, and conversations whose later turns follow the words of a game.
+    let stop = format!("rollout.stop_token_ids={:?}", (0..64).collect::<Vec<_>>());
+    let row = serde_json::json!({"question": "Guess.", "answer": "apple"});
+    let words = format!("data.files={}", runs.write("words.jsonl", format!("{row}\n").repeat(8)));
+    let game = [
+        &*words,
+        "data.held_out_fraction=0",
+        "environments={game: {built_in: word_guess}}",
+        "data.training_chat_template=chatml",
+        "rollout.max_completion_length=150",
+        "rollout.multi_turn.max_assistant_turns=3",
+        "rewards.environment=1",
+        &stop,
+    ];
+    run("game", &game);
+    assert_on_policy(&runs, "game", 4);
+    for row in steps(&runs, "game") {
+        assert!(value(&row, "num_turns/mean") > 1.5 && value(&row, "environments/failures") == 0.0, "{row}");
+    }
+
     // A resumed run asks for the same completions.
     call(&runs, "model", "resumed", &with(&["grpo.max_steps=2"]).iter().map(String::as_str).collect::<Vec<_>>())
         .succeed();
