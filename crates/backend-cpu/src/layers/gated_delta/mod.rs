@@ -98,10 +98,10 @@ impl DeltaHeads {
     }
 }
 
-/// The weights of a Gated DeltaNet, besides its projections.
+/// The weights of a Gated DeltaNet, without its input and output projection.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaWeights<'a> {
-    /// The convolution `[C, L]`; the last tap is that of the row itself.
+    /// Weights of the convolution `[C, L]`; the last column multiplies the current row.
     pub conv: &'a [f32],
     /// Logarithms of the decays' factors `[Hv]`.
     pub a_log: &'a [f32],
@@ -128,7 +128,7 @@ pub struct DeltaGrad {
     pub dnorm: Vec<f32>,
 }
 
-/// What a Gated DeltaNet remembers of a sequence.
+/// The recurrent state of a sequence, and the window of its convolution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeltaState {
     /// The inputs of the convolution of the last L - 1 rows `[L - 1, C]`; zeros before the sequence.
