@@ -1,46 +1,20 @@
-//! Models with Gated DeltaNets: logits, gradients and steps match transformers and torch.
+//! Models with Gated DeltaNets: gradients and steps match torch, and samples do not depend on slots.
 //!
 //! The norms of queries, keys and outputs divide by small numbers, so these models amplify rounding errors more than others.
 
 use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
 use crate::support::{
     assert_close, assert_same_tensors, blocks_of, cross_entropy, device_weights, expected_gradients, exported,
-    gradients, halves, narrow, on_device, random, request, rollout, whole,
+    gradients, halves, on_device, random, request, rollout, whole,
 };
 use policy::{Completion, LogitsProcessors, Policy, Sampling, Sequence, SequenceBatch, StepLoss};
-use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, TrainShape};
+use policy_pjrt::{PjrtPolicyOptions, TrainShape};
 use stablehlo::{Dtype, Save};
 
-/// The allowed error of logits and log-probabilities.
-const LOGITS: f32 = 1e-4;
+/// The allowed error of log-probabilities.
+const LOGPS: f32 = 1e-5;
 /// The allowed error of gradients.
-const GRADIENTS: f32 = 1e-3;
-
-#[test]
-fn logits_match_transformers_with_and_without_cache() {
-    // Several calls of the decode loop. Sequences are longer than a chunk, as long, and shorter.
-    let rollout = RolloutOptions { tokens_per_call: 5, ..RolloutOptions::default() };
-    let exact = checkpoint::GATED_DELTA_NETS.map(|name| (name, PjrtPolicyOptions::default(), LOGITS));
-    for (name, options, tolerance) in exact.into_iter().chain([("qwen3_5", narrow(), 1e-1)]) {
-        let checkpoint = Checkpoint::open(name);
-        let sequences = checkpoint.sequences();
-        let sequences: Vec<&[u32]> = sequences.iter().map(|ids| &ids[..]).collect();
-        let mut policy = on_device(&checkpoint, PjrtPolicyOptions { rollout, ..options });
-        let vocab = checkpoint.config().vocab_size;
-        let none = || -> Vec<Vec<f32>> { sequences.iter().map(|ids| vec![f32::NAN; ids.len() * vocab]).collect() };
-        let put = |all: &mut Vec<Vec<f32>>, sequence: usize, position: usize, logits: &[f32]| {
-            all[sequence][position * vocab..][..logits.len()].copy_from_slice(logits);
-        };
-        let (mut all, mut cached) = (none(), none());
-        policy.logits(&sequences, |sequence, position, logits| put(&mut all, sequence, position, logits)).unwrap();
-        policy.cached_logits(&sequences, |i, position, logits| put(&mut cached, i, position, logits)).unwrap();
-        for (i, ids) in sequences.iter().enumerate() {
-            let expected = checkpoint.logits(i, ids.len());
-            assert_close(&format!("{name}, sequence {i}"), &all[i], expected, tolerance);
-            assert_close(&format!("{name}, sequence {i}, cached"), &cached[i], expected, tolerance);
-        }
-    }
-}
+const GRADIENTS: f32 = 1e-4;
 
 #[test]
 fn gradients_with_every_save_policy_match_torch() {
@@ -97,19 +71,19 @@ fn an_optimizer_step_matches_torch() {
             // Compare updates, not weights.
             let step = |after: &[f32]| after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>();
             let expected = step(&expected[&parameter].data);
-            assert_close(&format!("{name}: {parameter}"), &step(&found.data), &expected, 1e-2);
+            assert_close(&format!("{name}: {parameter}"), &step(&found.data), &expected, 2e-4);
         }
     }
 }
 
-/// Fails unless tokens are equal, and log-probabilities within the error of logits.
+/// Fails unless tokens are equal, and log-probabilities within their allowed error.
 #[track_caller]
 pub(crate) fn assert_same_samples(what: &str, found: &[Completion], expected: &[Completion]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
         assert_eq!((&found.ids, found.truncated), (&expected.ids, expected.truncated), "{what}, sample {i}");
         for (found, expected) in found.logps.iter().zip(&expected.logps) {
-            assert!((found - expected).abs() < LOGITS, "{what}, sample {i}: {found} {expected}");
+            assert!((found - expected).abs() < LOGPS, "{what}, sample {i}: {found} {expected}");
         }
     }
 }
@@ -125,7 +99,7 @@ fn completions_do_not_depend_on_slots() {
         let request = request(&prompts, 3, 19, &[5, 6, 7, 8], sampling);
         let of = |slots, per_call| rollout(&checkpoint, slots, per_call).generate(&weights, &request).unwrap();
         let all = of(64, 16);
-        assert!(all.iter().any(|completion| completion.truncated) || all.iter().any(|c| c.ids.len() < 19));
+        assert!(all.iter().any(|completion| !completion.truncated), "slots are refilled at different times");
         assert_same_samples("eight slots", &of(8, 16), &all);
         assert_same_samples("four tokens per call", &of(8, 4), &all);
     }

@@ -258,7 +258,7 @@ fn gated_delta_nets_on_meshes_match_one_device() {
         let expected = train(on(runtime()));
         for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
             // These layers amplify rounding errors.
-            assert_within(&format!("{axes:?}, {lora:?}"), &train(on(&on_mesh(axes))), &expected, 1e-3);
+            assert_within(&format!("{axes:?}, {lora:?}"), &train(on(&on_mesh(axes))), &expected, 1e-4);
         }
     }
     let one_head = LinearAttention { linear_num_key_heads: 1, ..config.linear_attention.unwrap() };
