@@ -140,7 +140,7 @@ impl Head<'_> {
         let (width, wide) = (self.heads.key_width, self.heads.value_width);
         let (decays, keys_queries) = (&value.decays, &chunk.keys_queries[..]);
 
-        // do above dr, so that one product with u^T serves both.
+        // dr, then do `[2c, Dv]`, so that one product with u^T serves both. Later d(K S), then d(Q S).
         let mut dreads = vec![0.0; 2 * c * wide];
         let (dr, douts) = dreads.split_at_mut(c * wide);
         self.norm_gradient(chunk, r, value, dy, douts, to);
