@@ -41,7 +41,7 @@ impl CpuPolicy {
         let inference = self.model().valid().inference()?;
         let vocab = inference.vocab();
         let firsts: Vec<&[u32]> = sequences.iter().map(|ids| &ids[..1]).collect();
-        let (logits, mut cache) = inference.prefill(&PackedBatch::new(&firsts)?, 1, longest - 1)?;
+        let (logits, mut cache) = inference.prefill(&firsts, 1, longest - 1)?;
         logits.chunks_exact(vocab).enumerate().for_each(|(i, logits)| see(i, 0, logits));
         for position in 1..longest {
             let (open, ids): (Vec<usize>, Vec<u32>) =

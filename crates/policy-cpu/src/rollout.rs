@@ -1,6 +1,6 @@
 //! Sampling of completions with a KV cache.
 
-use crate::decoder::{Cache, Decoder, Inference, PackedBatch};
+use crate::decoder::{Cache, Decoder, Inference};
 use policy::{Completion, CompletionSampler, Result, RolloutRequest};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -130,7 +130,7 @@ fn sample_fresh(model: &Inference, request: &RolloutRequest<'_>, prompts: &[usiz
     // The last token is never an input of the decoder.
     let capacity = indices.iter().map(|index| request.limit(*index)).max().unwrap_or(1) - 1;
     check_lengths(model, request, &indices)?;
-    let (of_prompts, mut cache) = model.prefill(&PackedBatch::new(&ids)?, per_prompt, capacity)?;
+    let (of_prompts, mut cache) = model.prefill(&ids, per_prompt, capacity)?;
     let mut samples = samplers(request, &indices);
     // All samples of a prompt draw their first token from the same row of logits.
     let row = |i: usize| &of_prompts[i / per_prompt * vocab..(i / per_prompt + 1) * vocab];
@@ -195,7 +195,7 @@ fn extend<'a: 'b, 'b>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::to_host;
+    use crate::decoder::{PackedBatch, to_host};
     use burn::tensor::Device;
     use models::{LayerRope, LayerSpec, LinearAttention, ModelConfig};
     use policy::{Error, LogitsProcessors, Sampling, Turn};
@@ -320,6 +320,18 @@ mod tests {
         let prompts = prompts();
         let a = generate(1000, &request(&prompts, 1, Sampling::Greedy));
         assert_eq!(a, generate(1000, &request(&prompts, 1, Sampling::Greedy)));
+    }
+
+    #[test]
+    fn prompts_that_are_prefilled_in_pieces_have_the_completions_of_each_alone() {
+        // 1,800 tokens, with prompts of 20 to 40 tokens.
+        let prompts: Vec<Vec<u32>> =
+            (0..60).map(|i| (0..20 + i % 21).map(|j| 3 + (7 * i + j) % 40).collect()).collect();
+        for model in [model, recurrent_model] {
+            let together = super::generate(model, &request(&prompts, 2, random(0)), 1000, &mut None).unwrap();
+            let alone = super::generate(model, &request(&prompts, 2, random(0)), 2, &mut None).unwrap();
+            assert_eq!(together, alone);
+        }
     }
 
     #[test]

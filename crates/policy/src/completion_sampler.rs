@@ -1,5 +1,6 @@
 //! Sampling of a completion from logits on the host.
 
+use crate::categorical::Categorical;
 use crate::error::Result;
 use crate::rollout::{Completion, RolloutRequest};
 use crate::sampling::{LogitsProcessors, Sampling};
@@ -89,32 +90,15 @@ impl<'a> CompletionSampler<'a> {
     /// # Errors
     /// The errors of [`RolloutRequest::ends`].
     pub fn extend(&mut self, logits: &[f32]) -> Result<()> {
-        let scores = self.processors.scores(logits, self.temperature, &self.seen);
-        let (best, max) = scores
-            .iter()
-            .copied()
-            .enumerate()
-            .fold((0, f64::NEG_INFINITY), |best, (i, x)| if x > best.1 { (i, x) } else { best });
-        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-        let total: f64 = weights.iter().sum();
+        let of = Categorical::new(logits, self.temperature, &self.processors, &self.seen);
         let id = match &mut self.random {
-            None => best,
-            Some(rng) => {
-                // Inverse transform sampling; rounding may leave the point beyond the last token.
-                let mut point = rng.random::<f64>() * total;
-                let passed = |weight: &f64| {
-                    point -= weight;
-                    point < 0.0
-                };
-                weights.iter().position(passed).unwrap_or(best)
-            }
+            None => of.best(),
+            Some(rng) => of.at(rng.random()),
         };
         self.ids.push(id as u32);
-        self.logps.push((scores[id] - max - total.ln()) as f32);
+        self.logps.push(of.logp(id) as f32);
         if self.request.return_sampling_mask {
-            let kept = (0_u32..).zip(&scores).filter(|(_, score)| **score > f64::NEG_INFINITY).map(|(id, _)| id);
-            let kept: Vec<u32> = kept.collect();
-            self.sampling_mask.push(if kept.len() < scores.len() { &kept } else { &[] });
+            self.sampling_mask.push(&of.kept().unwrap_or_default());
         }
         self.has_ended = self.request.ends(&self.ids)?;
         if self.processors.penalises_repetition() {

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod adamw;
+mod categorical;
 mod completion_sampler;
 #[cfg(feature = "contract")]
 #[allow(missing_docs)] // names of tests say what they test

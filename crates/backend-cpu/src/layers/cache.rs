@@ -115,29 +115,27 @@ impl KvCache {
         self.capacity - self.filled[sample]
     }
 
-    /// Stores the prompts' keys and values of a layer: rows of `qkv: [N, (A + 2K) D]`, one span per prompt.
+    /// Stores keys and values of the next prompts of a layer: rows of `qkv: [N, (A + 2K) D]`, one span per prompt.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the spans do not match the prompts.
+    /// [`Error::Shape`] if the spans do not match the prompts that the layer has not stored yet.
     pub fn fill_prompts(&mut self, layer: usize, qkv: &[f32], spans: &[Span]) -> Result<()> {
-        if spans.len() != self.prompts.len()
-            || spans.iter().zip(&self.prompts).any(|(span, len)| span.rows.len() != *len)
-        {
-            return Err(Error::shape("fill_prompts", "spans", format!("{:?}", self.prompts), format!("{spans:?}")));
+        let open = &self.prompts[self.layers[layer].prompts.len()..];
+        let lengths: Vec<usize> = spans.iter().map(|span| span.rows.len()).collect();
+        if !open.starts_with(&lengths) {
+            return Err(Error::shape("fill_prompts", "spans", format!("the first of {open:?}"), format!("{spans:?}")));
         }
         let heads = self.heads;
-        fits("fill_prompts", "qkv", qkv.len(), &[self.prompts.iter().sum(), heads.row()])?;
-        self.layers[layer].prompts = spans
-            .iter()
-            .map(|span| {
-                let len = span.rows.len();
-                let mut block = vec![0.0; 2 * heads.key_value * len * heads.width];
-                for (i, row) in span.rows.clone().enumerate() {
-                    write(&mut block, heads, len, i, &qkv[row * heads.row()..(row + 1) * heads.row()]);
-                }
-                block
-            })
-            .collect();
+        fits("fill_prompts", "qkv", qkv.len(), &[lengths.iter().sum(), heads.row()])?;
+        let block = |span: &Span| {
+            let len = span.rows.len();
+            let mut block = vec![0.0; 2 * heads.key_value * len * heads.width];
+            for (i, row) in span.rows.clone().enumerate() {
+                write(&mut block, heads, len, i, &qkv[row * heads.row()..(row + 1) * heads.row()]);
+            }
+            block
+        };
+        self.layers[layer].prompts.extend(spans.iter().map(block));
         Ok(())
     }
 

@@ -329,7 +329,7 @@ mod tests {
             let hidden = decoder.forward(&batch).unwrap();
             let head = Tensor::<2>::from_data(decoder.lm_head().unwrap().into_data().convert::<f32>(), &Device::flex());
             let all = to_host(hidden.matmul(head.transpose()));
-            let sampled = decoder.inference().unwrap().prefill(&batch, 1, 1).unwrap().0;
+            let sampled = decoder.inference().unwrap().prefill(&[ids], 1, 1).unwrap().0;
             let last = &all[all.len() - sampled.len()..];
             let largest = last.iter().fold(0f32, |m, x| m.max(x.abs()));
             let off = last.iter().zip(&sampled).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);

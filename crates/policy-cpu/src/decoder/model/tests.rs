@@ -57,7 +57,7 @@ fn bad_input_is_an_error() {
     assert!(matches!(decoder.forward(&unknown), Err(Error::Model(models::Error::UnknownToken { id: 9999, .. }))));
 
     let inference = decoder.inference().unwrap();
-    let (_, mut cache) = inference.prefill(&PackedBatch::new(&[&LONG[..3]]).unwrap(), 2, 1).unwrap();
+    let (_, mut cache) = inference.prefill(&[&LONG[..3]], 2, 1).unwrap();
     inference.decode(&[3], &[0], &mut cache).unwrap();
     assert!(inference.decode(&[3], &[0], &mut cache).is_err(), "sample 0 is full");
     assert!(inference.decode(&[3], &[2], &mut cache).is_err(), "there is no sample 2");
