@@ -41,7 +41,7 @@ pub use folder::{
     text_tensor,
 };
 pub use hub::{Hub, HubAccess, TokenSource, locate, locate_weights};
-pub use layer::{Activation, LayerRope, LayerSpec, NormPlacement};
+pub use layer::{Activation, AttentionHeads, LayerRope, LayerSpec, NormPlacement};
 pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
 pub use memory::{MemoryTable, Trained, TrainedMemory, TrainingMemory, UPDATES};
 pub use parameters::{LayerMatrix, Parameter};

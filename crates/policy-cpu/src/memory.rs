@@ -67,7 +67,6 @@ impl StepMemory {
     fn sampling(&self, config: &ModelConfig, weights: &TrainingMemory, table: &mut MemoryTable) {
         let threads = rayon::current_num_threads();
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
-        let layers = config.num_hidden_layers as u64;
         // Large weights that are bf16 in their file are packed in bf16, except a head with an adapter.
         let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
         // Columns are padded to whole panels.
@@ -75,8 +74,9 @@ impl StepMemory {
             let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
             product([*input, output.next_multiple_of(32), if is_narrow { 2 } else { SINGLE }])
         };
-        let of_layer = sum(matrices(config).iter().map(|(matrix, count)| product([bytes(matrix, false), *count])));
-        let packed = sum([product([layers, of_layer]), bytes(&[h, vocab], self.head_adapter)]);
+        let of_matrices =
+            |layer| sum(matrices(config, layer).iter().map(|(of, count)| product([bytes(of, false), *count])));
+        let packed = sum([sum((0..config.num_hidden_layers).map(of_matrices)), bytes(&[h, vocab], self.head_adapter)]);
         table.push_in(SAMPLING, "weights packed for products", packed);
         if let (Trained::Adapters(count), true) = (weights.trained, in_files) {
             // Matrices with few columns are padded to panels of 32, about twice their size.
@@ -87,8 +87,7 @@ impl StepMemory {
         let prompts = together.div_ceil(self.per_prompt.max(1) as u64);
         let of_prompts = product([prompts, self.prompt as u64]);
         let positions = sum([of_prompts, product([together, self.completion as u64])]);
-        let heads = [config.num_key_value_heads as u64, config.head_dim() as u64];
-        let row = product([2, layers, heads[0], heads[1]]);
+        let row = product([2, config.heads_of_layers().map(|heads| heads.key_columns() as u64).sum()]);
         table.push_in(SAMPLING, "keys and values", product([positions, row, SINGLE]));
         // f32 logits of all sequences, and two f64 copies for one sequence per thread.
         let logits = sum([product([together, vocab, SINGLE]), product([threads as u64, vocab, 16])]);
@@ -121,7 +120,8 @@ impl StepMemory {
         let activations = product([rows, row_values(config)]).saturating_sub(trained);
         table.push_in(UPDATES, "activations beyond gradients", product([at_once, activations, SINGLE]));
         // A product packs all rows, but only a few columns of the weight at a time.
-        let widest = matrices(config).into_iter().flat_map(|(matrix, _)| matrix).max().unwrap_or(0);
+        let of_layers = (0..config.num_hidden_layers).flat_map(|layer| matrices(config, layer));
+        let widest = of_layers.flat_map(|(matrix, _)| matrix).max().unwrap_or(0);
         let scratch = product([rows, widest, SINGLE, rayon::current_num_threads() as u64]);
         let planned = tokens.clamp(1, MOST_PLANNED);
         let workspace = workspace(config, loss, planned as usize, all || self.head_adapter)?;
@@ -143,11 +143,13 @@ fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(0, u64::saturating_add)
 }
 
-/// Returns `[in, out]` of the matrices of a layer, and how many the layer has.
-fn matrices(config: &ModelConfig) -> Vec<([u64; 2], u64)> {
-    let (h, d) = (config.hidden_size as u64, config.head_dim() as u64);
-    let (queries, keys) = (config.num_attention_heads as u64 * d, config.num_key_value_heads as u64 * d);
-    let mut matrices = vec![([h, queries + 2 * keys], 1), ([queries, h], 1)];
+/// Returns `[in, out]` of the matrices of layer `index`, and how many the layer has.
+fn matrices(config: &ModelConfig, index: usize) -> Vec<([u64; 2], u64)> {
+    let (h, layer) = (config.hidden_size as u64, config.layer(index));
+    let heads = config.heads(layer);
+    let (queries, keys) = (heads.query_columns() as u64, heads.key_columns() as u64);
+    let values = if layer.keys_are_values { 0 } else { keys };
+    let mut matrices = vec![([h, queries + keys + values], 1), ([queries, h], 1)];
     let (i, count) = match &config.experts {
         Some(experts) => {
             matrices.push(([h, experts.num_experts as u64], 1));
@@ -163,9 +165,9 @@ fn matrices(config: &ModelConfig) -> Vec<([u64; 2], u64)> {
 /// per layer: residual stream and norms; queries, keys and values (after the rotary embedding, and before it if they are normalised);
 /// attention output; gate, up and their product, or, for each of a token's experts, gate and up.
 fn row_values(config: &ModelConfig) -> u64 {
-    let (h, d) = (config.hidden_size as u64, config.head_dim() as u64);
-    let mixed = config.num_attention_heads as u64 * d;
-    let qkv = mixed + 2 * config.num_key_value_heads as u64 * d;
+    let h = config.hidden_size as u64;
+    let columns = config.heads_of_layers().map(|heads| [heads.query_columns(), heads.key_columns()].map(|n| n as u64));
+    let columns: Vec<_> = columns.map(|[queries, keys]| (queries, queries + 2 * keys)).collect();
     let (gate_up, i) = match &config.experts {
         Some(experts) => {
             let [top, wide] = [experts.num_experts_per_tok, experts.moe_intermediate_size].map(|n| n as u64);
@@ -174,12 +176,17 @@ fn row_values(config: &ModelConfig) -> u64 {
         }
         None => (2 * config.intermediate_size as u64, config.intermediate_size as u64),
     };
-    let heads = if config.qk_norm { 2 * qkv } else { qkv };
+    // Values that are normalised or copied are made before queries and keys are normalised.
+    let copies = 1 + u64::from(config.qk_norm) + u64::from(config.value_norm);
     let norms = config.norm_placement.names();
     // The input of every norm, besides the two of the residual stream that layers share with the norms before attention and MLP.
     let streams = 2 + norms.iter().flatten().count() + [norms[1], norms[3]].iter().flatten().count();
-    let layer = streams as u64 * h + heads + mixed + config.num_attention_heads as u64 + gate_up + i;
-    config.num_hidden_layers as u64 * layer + 2 * (h + qkv + gate_up + i)
+    let streams = streams as u64 + u64::from(config.layer_scalars);
+    let layer = |(mixed, qkv): &(u64, u64)| {
+        streams * h + copies * qkv + mixed + config.num_attention_heads as u64 + gate_up + i
+    };
+    let widest = columns.iter().map(|(_, qkv)| *qkv).max().unwrap_or(0);
+    columns.iter().map(layer).sum::<u64>() + 2 * (h + widest + gate_up + i)
 }
 
 /// Returns the bytes of the loss's workspace for a micro-batch of `tokens` tokens.

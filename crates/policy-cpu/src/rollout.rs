@@ -191,7 +191,7 @@ mod tests {
 
     fn model() -> Decoder {
         // The window is shorter than the sequences of a turn.
-        let sliding = LayerSpec { sliding_window: Some(4), rope: LayerRope::Local };
+        let sliding = LayerSpec { sliding_window: Some(4), rope: LayerRope::Local, ..LayerSpec::default() };
         let config = ModelConfig {
             hidden_size: 32,
             initializer_range: 0.3,

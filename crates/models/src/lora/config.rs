@@ -237,7 +237,7 @@ fn no_match(target: &str, reason: &str) -> Error {
 /// Returns all matrices that can have an adapter.
 fn matrices(model: &ModelConfig) -> Vec<AdaptedMatrix> {
     let layers = (0..model.num_hidden_layers).flat_map(|layer| {
-        model.layer_matrices().into_iter().map(move |matrix| AdaptedMatrix {
+        model.layer_matrices(layer).into_iter().map(move |matrix| AdaptedMatrix {
             name: format!("model.layers.{layer}.{}", matrix.name),
             output: matrix.output,
             input: matrix.input,
@@ -268,6 +268,9 @@ fn other_modules(model: &ModelConfig) -> Vec<String> {
                     names.push(format!("{prefix}.{EXPERTS}.{expert}.{matrix}"));
                 }
             }
+        }
+        if model.value_norm {
+            names.push(format!("{prefix}.self_attn.v_norm"));
         }
         if model.qk_norm {
             names.extend(["q_norm", "k_norm"].map(|norm| format!("{prefix}.self_attn.{norm}")));

@@ -19,6 +19,8 @@ from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4TextConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
@@ -75,6 +77,18 @@ FAMILIES = {
     "granite": GraniteConfig(**SHAPE, eos_token_id=2, residual_multiplier=0.5, attention_multiplier=0.3),
     "phi3": Phi3Config(**SHAPE, eos_token_id=2, pad_token_id=0, original_max_position_embeddings=1024, rope_parameters=LONGROPE),
     "gemma3": Gemma3TextConfig(**SHAPE, eos_token_id=2, head_dim=8, sliding_window=8, sliding_window_pattern=2),
+    "gemma4": Gemma4TextConfig(
+        **SHAPE,
+        eos_token_id=2,
+        head_dim=8,
+        global_head_dim=12,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        final_logit_softcapping=30.0,
+    ),
     "qwen3_moe": Qwen3MoeConfig(**SHAPE, eos_token_id=2, head_dim=8, moe_intermediate_size=12, num_experts=3, num_experts_per_tok=2),
     "gpt_oss": GptOssConfig(**SHAPE, eos_token_id=2, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=8),
 }
@@ -109,6 +123,24 @@ WRAPPERS = {
         mm_tokens_per_image=4,
         image_token_index=60,
     ),
+    "gemma4-vision": Gemma4Config(
+        text_config=TEXT | dict(head_dim=8, global_head_dim=12, sliding_window=8, hidden_size_per_layer_input=0),
+        vision_config=dict(
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=4,
+            patch_size=2,
+            position_embedding_size=4,
+        ),
+        audio_config=None,
+        image_token_id=60,
+        boi_token_id=61,
+        eoi_token_id=62,
+        video_token_id=63,
+    ),
     "qwen2-vl": Qwen2_5_VLConfig(
         text_config=TEXT | dict(rope_parameters=MROPE),
         vision_config=QWEN_TOWER | dict(fullatt_block_indexes=[0]),
@@ -138,6 +170,7 @@ NEW = {
     "granite": "Granite",
     "phi3": "Phi3",
     "gemma3_text": "Gemma3",
+    "gemma4_text": "Gemma4",
     "qwen3_moe": "Qwen3Moe",
     "gpt_oss": "GptOss",
 }
@@ -153,6 +186,7 @@ ADAPTERS = [
     ("qwen2-vl", dict(target_modules=r"model\.language_model\..*(q|down)_proj|lm_head")),
     ("qwen3_moe", dict(target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     ("gpt_oss", dict(target_modules=["q_proj", "o_proj"])),
+    ("gemma4", dict(target_modules="all-linear")),
 ]
 
 

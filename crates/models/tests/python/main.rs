@@ -8,7 +8,7 @@ use models::{
 use std::path::Path;
 
 /// The checkpoints that libraries.py makes.
-const CHECKPOINTS: [&str; 19] = [
+const CHECKPOINTS: [&str; 21] = [
     "qwen2",
     "qwen2-untied",
     "qwen3",
@@ -21,16 +21,18 @@ const CHECKPOINTS: [&str; 19] = [
     "granite",
     "phi3",
     "gemma3",
+    "gemma4",
     "qwen3_moe",
     "gpt_oss",
     "gemma3-vision",
+    "gemma4-vision",
     "qwen2-vl",
     "qwen3-vl",
     "mistral3",
     "ministral3-vision",
 ];
 /// The checkpoints of the adapters that libraries.py makes.
-const ADAPTED: [&str; 11] = [
+const ADAPTED: [&str; 12] = [
     "qwen2",
     "qwen2",
     "qwen2-untied",
@@ -42,6 +44,7 @@ const ADAPTED: [&str; 11] = [
     "qwen2-vl",
     "qwen3_moe",
     "gpt_oss",
+    "gemma4",
 ];
 
 #[test]
@@ -120,7 +123,7 @@ fn new_models() -> Vec<ModelConfig> {
     let qwen3 = ModelConfig { qk_norm: true, head_dim: Some(32), ..plain.clone() };
     let scaling = RopeScaling { factor: 8.0, original_max_position_embeddings: 32, ..RopeScaling::default() };
     let llama = ModelConfig { rope_scaling: Some(scaling.clone()), rope_theta: 5e5, ..plain.clone() };
-    let layer = |sliding_window, rope| LayerSpec { sliding_window, rope };
+    let layer = |sliding_window, rope| LayerSpec { sliding_window, rope, ..LayerSpec::default() };
     let mistral = ModelConfig { layers: vec![layer(Some(8), LayerRope::Global)], ..plain.clone() };
     let growing = RopeScaling { rope_type: RopeType::Yarn, llama_4_scaling_beta: Some(0.1), ..scaling };
     let ministral3 = ModelConfig { rope_scaling: Some(growing), head_dim: Some(16), ..plain.clone() };
@@ -152,6 +155,19 @@ fn new_models() -> Vec<ModelConfig> {
         attention_multiplier: Some(0.25),
         ..plain.clone()
     };
+    let wide =
+        LayerSpec { head_dim: Some(24), num_key_value_heads: Some(1), keys_are_values: true, ..LayerSpec::default() };
+    let half = RopeScaling { rope_type: RopeType::Proportional, partial_rotary_factor: 0.5, ..RopeScaling::default() };
+    let gemma4 = ModelConfig {
+        layers: vec![layer(Some(8), LayerRope::Local), wide],
+        rope_scaling: Some(half),
+        zero_centered_norms: false,
+        value_norm: true,
+        layer_scalars: true,
+        attention_multiplier: Some(1.0),
+        final_logit_softcapping: Some(30.0),
+        ..gemma3.clone()
+    };
     let qwen3_moe = ModelConfig { experts: Some(Experts::default()), ..qwen3.clone() };
     let clamped = Experts { clamped: Some(ClampedSwiglu::default()), ..Experts::default() };
     let gpt_oss = ModelConfig {
@@ -164,7 +180,10 @@ fn new_models() -> Vec<ModelConfig> {
         head_dim: Some(16),
         ..plain
     };
-    vec![qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, qwen3_moe, gpt_oss]
+    vec![
+        qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, gemma4, qwen3_moe,
+        gpt_oss,
+    ]
 }
 
 fn write_new(config: &ModelConfig, to: &Path) -> models::Result<()> {

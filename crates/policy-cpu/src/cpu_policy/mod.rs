@@ -113,11 +113,13 @@ impl CpuPolicy {
     }
 
     fn of(model: Decoder, loss: PolicyLoss) -> Result<Self> {
+        let planned = |loss: PolicyLoss| PlannedLoss::new(loss.of_model(model.config())?);
+        let (loss, cross_entropy) = (planned(loss)?, planned(PolicyLoss::cross_entropy())?);
         Ok(Self {
             model,
             ref_policy: None,
-            loss: PlannedLoss::new(loss)?,
-            cross_entropy: PlannedLoss::new(PolicyLoss::cross_entropy())?,
+            loss,
+            cross_entropy,
             value_loss: None,
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),

@@ -7,6 +7,7 @@ use super::lora::LowRank;
 use super::model::{Decoder, check};
 use super::params::{read, storage};
 use super::rope::Ropes;
+use super::values::{ValueHeads, heads};
 use super::weight::{self, Stored};
 use backend_cpu::layers::{
     Activation, Add, HeadNorms, Heads, KvCache, Layers, Mixed, PackedWeight, Scores, StoredWeight,
@@ -25,7 +26,6 @@ pub struct Inference {
     kernels: Layers,
     config: ModelConfig,
     ropes: Ropes,
-    heads: Heads,
     activation: Activation,
     /// `[V, H]`.
     embed_tokens: Embedding,
@@ -64,6 +64,8 @@ enum Embedding {
 
 #[derive(Debug)]
 struct Layer {
+    heads: Heads,
+    values: Option<ValueHeads>,
     scores: Scores,
     rope: LayerRope,
     input_norm: Option<Norm>,
@@ -77,6 +79,8 @@ struct Layer {
     post_norm: Option<Norm>,
     mlp: LayerMlp,
     mlp_output_norm: Option<Norm>,
+    /// Factor of the layer's output.
+    factor: f64,
 }
 
 #[derive(Debug)]
@@ -160,9 +164,9 @@ impl LayerMlp {
 
 impl Layer {
     /// Returns the values of attention, after the sinks.
-    fn attended(&self, heads: Heads, mut mixed: Mixed) -> Result<Vec<f32>> {
+    fn attended(&self, mut mixed: Mixed) -> Result<Vec<f32>> {
         if let Some(sinks) = &self.sinks {
-            mixed.add_sinks(heads, sinks)?;
+            mixed.add_sinks(self.heads, sinks)?;
         }
         Ok(mixed.values)
     }
@@ -196,7 +200,11 @@ impl Inference {
         let config = model.config().clone();
         let layers = model.layers.iter().enumerate().map(|(index, layer)| {
             let spec = config.layer(index);
+            let factor = layer.layer_scalar.as_ref().map(Param::val).map(to_vec).transpose()?;
             Ok(Layer {
+                heads: heads(&config, spec),
+                values: ValueHeads::of(&config, spec),
+                factor: factor.as_deref().and_then(<[f32]>::first).map_or(1.0, |factor| f64::from(*factor)),
                 scores: scores(&config, spec),
                 rope: spec.rope,
                 input_norm: Norm::optional(&layer.input_norm)?,
@@ -221,11 +229,6 @@ impl Inference {
         let layers = layers.collect::<Result<_>>()?;
         let head = storage(model.lm_head()?)?;
         Ok(Self {
-            heads: Heads {
-                query: config.num_attention_heads,
-                key_value: config.num_key_value_heads,
-                width: config.head_dim(),
-            },
             ropes: model.ropes.clone(),
             activation: activation(&config),
             embed_tokens: match &model.embed_tokens {
@@ -264,11 +267,12 @@ impl Inference {
         check(&self.config, prompts.ids(), prompts.longest())?;
         let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
         let lengths: Vec<usize> = sequences.spans.iter().map(|span| span.rows.len()).collect();
-        let mut cache = KvCache::new(self.layers.len(), self.heads, &lengths, per_prompt, capacity);
+        let heads = self.layers.iter().map(|layer| layer.heads).collect();
+        let mut cache = KvCache::new(heads, &lengths, per_prompt, capacity);
         let x = self.run(prompts.ids(), &sequences.positions, |layer, scores, qkv| {
             cache.fill_prompts(layer, &qkv, &sequences.spans)?;
-            let mixed = self.kernels.attention(&qkv, self.heads, scores, &sequences.spans)?;
-            self.layers[layer].attended(self.heads, mixed)
+            let mixed = self.kernels.attention(&qkv, self.layers[layer].heads, scores, &sequences.spans)?;
+            self.layers[layer].attended(mixed)
         })?;
         let last: Vec<f32> =
             sequences.spans.iter().flat_map(|span| &x[(span.rows.end - 1) * h..span.rows.end * h]).copied().collect();
@@ -290,7 +294,7 @@ impl Inference {
         check(&self.config, ids, positions.iter().max().map_or(0, |position| position + 1))?;
         let x = self.run(ids, &positions, |layer, scores, qkv| {
             let mixed = self.kernels.attention_cached(&qkv, cache, layer, scores, samples)?;
-            self.layers[layer].attended(self.heads, mixed)
+            self.layers[layer].attended(mixed)
         })?;
         cache.advance(samples);
         self.logits(&x)
@@ -325,14 +329,15 @@ impl Inference {
         // The samples that have a token number j, for each j.
         let open: Vec<Vec<usize>> =
             (0..longest).map(|j| (0..ids.len()).filter(|sample| j < ids[*sample].len()).collect()).collect();
-        let (width, out_width) = (self.heads.row(), self.heads.query * self.heads.width);
         let x = self.run(&rows, &positions, |layer, scores, qkv| {
+            let heads = self.layers[layer].heads;
+            let (width, out_width) = (heads.row(), heads.query * heads.width);
             let mut out = vec![0.0; rows.len() * out_width];
             for (j, open) in open.iter().enumerate() {
                 let of_tokens: Vec<f32> =
                     open.iter().flat_map(|s| &qkv[(firsts[*s] + j) * width..][..width]).copied().collect();
                 let mixed = self.kernels.attention_cached(&of_tokens, cache, layer, scores, open)?;
-                let attended = self.layers[layer].attended(self.heads, mixed)?;
+                let attended = self.layers[layer].attended(mixed)?;
                 for (sample, row) in open.iter().zip(attended.chunks_exact(out_width)) {
                     out[(firsts[*sample] + j) * out_width..][..out_width].copy_from_slice(row);
                 }
@@ -369,12 +374,15 @@ impl Inference {
         let ropes = self.ropes.tables(positions.iter().max().map_or(0, |position| position + 1))?;
         for (i, layer) in self.layers.iter().enumerate() {
             let mut qkv = self.linear(&self.optionally_normalised(&x, &layer.input_norm)?, &layer.qkv, None)?;
+            if let Some(values) = layer.values {
+                qkv = values.forward(&qkv)?.0;
+            }
             if let Some([query, key]) = &layer.head_norms {
                 let norms = HeadNorms { query: &query.weight, key: &key.weight, eps: query.eps };
-                qkv = kernels.norm_heads(&qkv, self.heads, norms)?.0;
+                qkv = kernels.norm_heads(&qkv, layer.heads, norms)?.0;
             }
             if let Some(rope) = ropes.get(layer.rope) {
-                kernels.rotate(&mut qkv, self.heads, rope, positions)?;
+                kernels.rotate(&mut qkv, layer.heads, rope, positions)?;
             }
             x = self.added(x, attend(i, layer.scores, qkv)?, &layer.o, &layer.attn_output_norm)?;
             let normed = self.optionally_normalised(&x, &layer.post_norm)?;
@@ -395,6 +403,7 @@ impl Inference {
                     x = self.plus(x, update, &layer.mlp_output_norm)?;
                 }
             }
+            scale(&mut x, layer.factor);
         }
         Ok(x)
     }
@@ -423,7 +432,9 @@ impl Inference {
         let n = x.len() / self.config.hidden_size;
         let mut hidden = self.normalised(x, &self.norm)?;
         scale(&mut hidden, 1.0 / self.config.logits_scaling);
-        Ok(self.kernels.linear_packed(&hidden, &self.head, Add::Nothing, n)?)
+        let mut logits = self.kernels.linear_packed(&hidden, &self.head, Add::Nothing, n)?;
+        cap(&mut logits, self.config.final_logit_softcapping);
+        Ok(logits)
     }
 
     fn optionally_normalised<'a>(&self, x: &'a [f32], norm: &Option<Norm>) -> Result<Cow<'a, [f32]>> {
@@ -447,6 +458,13 @@ impl Inference {
         let mut y = self.kernels.linear_packed(x, &of.weight, add, n)?;
         of.adapters.iter().try_for_each(|adapter| adapter.add_to(self.kernels, x, &mut y, n))?;
         Ok(y)
+    }
+}
+
+/// Applies the softcap to logits, if there is one.
+pub(crate) fn cap(logits: &mut [f32], cap: Option<f64>) {
+    if let Some(cap) = cap.map(|cap| cap as f32) {
+        logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
     }
 }
 

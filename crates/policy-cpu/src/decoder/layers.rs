@@ -5,6 +5,7 @@ use super::build::Builder;
 use super::experts::ExpertsMlp;
 use super::lora::LowRank;
 use super::rope::RopeTables;
+use super::values::{ValueHeads, heads, with_values};
 use super::weight::Weight;
 use backend_cpu::layers::{Activation, Heads, Scores};
 use burn::module::{Module, Param};
@@ -82,7 +83,7 @@ impl RmsNorm {
 /// Causal grouped-query attention (arXiv 2305.13245); each of K key/value heads serves R = A / K query heads.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// Fused projection `[H, (A + 2K) D]` to query heads, then key heads, then value heads.
+    /// Fused projection `[H, (A + 2K) D]` to query heads, then key heads, then value heads, or `[H, (A + K) D]` if values are keys.
     pub qkv_proj: Linear,
     /// Output projection `[A D, H]`.
     pub o_proj: Linear,
@@ -92,9 +93,12 @@ pub struct Attention {
     pub k_norm: Option<RmsNorm>,
     /// Logits `[A]` of the sinks of query heads, in gpt-oss.
     pub sinks: Option<Param<Tensor<1>>>,
-    /// A, K and D.
+    /// A, K and D of the layer.
     #[module(skip)]
     heads: Heads,
+    /// The values, if they are not columns of the projection as they are.
+    #[module(skip)]
+    values: Option<ValueHeads>,
     /// Window and rotary embedding of the layer.
     #[module(skip)]
     spec: LayerSpec,
@@ -130,25 +134,30 @@ fn normalised(norm: &Option<RmsNorm>, x: Tensor<2>) -> Result<Tensor<2>> {
 impl Attention {
     pub(crate) fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
         let config = of.config;
-        let (h, d) = (config.hidden_size, config.head_dim());
-        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let qkv = [h, (heads + 2 * kv_heads) * d];
+        let (h, heads) = (config.hidden_size, heads(config, spec));
+        let values = if spec.keys_are_values { 0 } else { heads.key_value };
+        let qkv = [h, (heads.query + heads.key_value + values) * heads.width];
         let qkv_proj = Linear::new(of, &format!("{name}.qkv_proj"), qkv, config.attention_bias)?;
-        let o_proj = Linear::new(of, &format!("{name}.o_proj"), [heads * d, h], config.attention_output_bias)?;
+        let o_proj =
+            Linear::new(of, &format!("{name}.o_proj"), [heads.query * heads.width, h], config.attention_output_bias)?;
         let (mut q_norm, mut k_norm) = (None, None);
         if config.qk_norm {
-            let [queries, keys] = config.qk_norm_sizes();
+            let [queries, keys] = config.qk_norm_sizes(spec);
             q_norm = Some(RmsNorm::new(of, &format!("{name}.q_norm"), queries)?);
             k_norm = Some(RmsNorm::new(of, &format!("{name}.k_norm"), keys)?);
         }
-        let sinks = config.attention_sinks.then(|| of.parameter(&format!("{name}.sinks"), [heads])).transpose()?;
-        let heads = Heads { query: heads, key_value: kv_heads, width: d };
-        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, sinks, heads, spec, scores: scores(config, spec) })
+        let sinks =
+            config.attention_sinks.then(|| of.parameter(&format!("{name}.sinks"), [heads.query])).transpose()?;
+        let (values, scores) = (ValueHeads::of(config, spec), scores(config, spec));
+        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, sinks, heads, values, spec, scores })
     }
 
     /// Returns the attention `[N, A D]` of `x` `[N, H]` before the output projection.
     pub(crate) fn forward(&self, x: Tensor<2>, ropes: &RopeTables, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
         let mut qkv = self.qkv_proj.forward(x)?;
+        if let Some(values) = self.values {
+            qkv = with_values(qkv, values)?;
+        }
         if let (Some(query), Some(key)) = (&self.q_norm, &self.k_norm) {
             let weights = [query.weight.val(), key.weight.val()];
             qkv = autodiff_ops::norm_heads(qkv, self.heads, weights, query.offset as f32, query.eps)?;
@@ -221,12 +230,22 @@ pub struct Block {
     pub mlp: Mlp,
     /// Norm after the MLP.
     pub mlp_output_norm: Option<RmsNorm>,
+    /// Factor `[1]` of the layer's output, which is never trained, in Gemma 4.
+    pub layer_scalar: Option<Param<Tensor<1>>>,
     /// Factor of the outputs of attention and MLP.
     residual_multiplier: f64,
 }
 
 /// The norms of a [`Block`], in the order of [`models::NormPlacement::names`].
 pub(super) const NORMS: [&str; 4] = ["input_norm", "attn_output_norm", "post_norm", "mlp_output_norm"];
+
+/// The name of the factor of a layer's output.
+const LAYER_SCALAR: &str = "layer_scalar";
+
+/// Returns `true` if a parameter with this name is never trained.
+pub(super) fn is_constant(name: &str) -> bool {
+    name.ends_with(LAYER_SCALAR)
+}
 
 impl Block {
     /// Returns the linear layers with their names.
@@ -244,7 +263,7 @@ impl Block {
     }
 
     pub(crate) fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
-        let ModelConfig { hidden_size, residual_multiplier, norm_placement, .. } = *of.config;
+        let ModelConfig { hidden_size, residual_multiplier, norm_placement, layer_scalars, .. } = *of.config;
         let places = norm_placement.names();
         let norm = |of: &mut Builder<'_>, place: usize| {
             let is_there = places[place].is_some();
@@ -257,6 +276,7 @@ impl Block {
             post_norm: norm(of, 2)?,
             mlp: Mlp::new(of, &format!("{name}.mlp"))?,
             mlp_output_norm: norm(of, 3)?,
+            layer_scalar: layer_scalars.then(|| of.parameter(&format!("{name}.{LAYER_SCALAR}"), [1])).transpose()?,
             residual_multiplier,
         })
     }
@@ -267,13 +287,17 @@ impl Block {
         let mixed = self.attn.forward(normed, ropes, sequences)?;
         let x = self.add(x, mixed, &self.attn.o_proj, &self.attn_output_norm)?;
         let normed = normalised(&self.post_norm, x.clone())?;
-        match &self.mlp {
-            Mlp::Dense(mlp) => self.add(x, mlp.forward(normed)?, &mlp.down_proj, &self.mlp_output_norm),
+        let x = match &self.mlp {
+            Mlp::Dense(mlp) => self.add(x, mlp.forward(normed)?, &mlp.down_proj, &self.mlp_output_norm)?,
             Mlp::Experts(mlp) => {
                 let update = normalised(&self.mlp_output_norm, mlp.forward(normed)?)?;
-                Ok(x + times(update, self.residual_multiplier))
+                x + times(update, self.residual_multiplier)
             }
-        }
+        };
+        Ok(match &self.layer_scalar {
+            Some(factor) => x * factor.val().detach().unsqueeze(),
+            None => x,
+        })
     }
 
     /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.

@@ -16,10 +16,12 @@ mod lora;
 mod model;
 mod params;
 mod rope;
+mod values;
 mod weight;
 
 pub use batch::PackedBatch;
 pub use experts::ExpertsMlp;
+pub(crate) use inference::cap;
 pub use inference::{Cache, Inference};
 pub use layers::{Attention, Block, DenseMlp, Linear, Mlp, RmsNorm};
 pub use lora::LowRank;

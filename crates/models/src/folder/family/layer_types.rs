@@ -93,7 +93,7 @@ pub(super) fn set_layers_with_ropes(
     let is_local = local_theta != config.rope_theta || config.rope_scaling.is_some();
     let local = if is_local { LayerRope::Local } else { LayerRope::Global };
     let layer = |is_sliding: &bool| match is_sliding {
-        true => LayerSpec { sliding_window: window, rope: local },
+        true => LayerSpec { sliding_window: window, rope: local, ..LayerSpec::default() },
         false => LayerSpec::default(),
     };
     config.layers = ModelConfig::shortest(sliding.iter().map(layer).collect());
