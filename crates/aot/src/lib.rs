@@ -335,8 +335,8 @@ impl RunPrograms {
             ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
             ProgramName::Decode(columns) => {
                 // Every decode step reads all weights and all keys and values of the cache.
-                let heads = self.shape.num_key_value_heads * self.shape.head_dim();
-                let cache = 2 * sizes.layers * sizes.slots * columns * heads * sizes.operand_bytes;
+                let keys = self.shape.heads_of_layers().map(|of| of.key_columns()).sum::<usize>();
+                let cache = 2 * sizes.slots * columns * keys * sizes.operand_bytes;
                 let weights = sizes.matmul_parameters * sizes.operand_bytes;
                 let flops = 2.0 * (sizes.matmul_parameters * sizes.slots) as f64;
                 let turns = sizes.tokens_per_call as f64;
@@ -372,7 +372,7 @@ impl RunPrograms {
         let sizes = &self.sizes;
         let head = self.shape.vocab_size * self.shape.hidden_size;
         let (rows, length) = (sizes.rows as f64, sizes.length as f64);
-        let width = (self.shape.num_attention_heads * self.shape.head_dim() * sizes.layers) as f64;
+        let width = self.shape.heads_of_layers().map(|of| of.query_columns() as f64).sum::<f64>();
         let layers =
             2.0 * (sizes.matmul_parameters - head) as f64 * rows * length + 2.0 * rows * length * length * width;
         [layers, 2.0 * (head * sizes.tokens) as f64]

@@ -263,10 +263,10 @@ impl CostModel<'_> {
         let all = passes.forward + passes.backward;
         meter.matmuls(2.0 * all * weights * tokens, all * model.operand * weights);
         // Causal attention computes half of all pairs.
-        let query = (self.shape.num_attention_heads * self.shape.head_dim()) as f64 / heads;
+        let query = self.shape.heads_of_layers().map(|of| of.query_columns() as f64).sum::<f64>() / heads;
         let is_backward = f64::from(u8::from(passes.backward > 0.0));
         let attention = passes.attention + 2.0 * is_backward;
-        meter.matmuls(2.0 * attention * layers * tokens * length * query, 0.0);
+        meter.matmuls(2.0 * attention * tokens * length * query, 0.0);
         let scores = tokens * length * self.shape.num_attention_heads as f64 / heads;
         meter.moves(layers * scores * (SCORES[0] * passes.attention + SCORES[1] * is_backward));
         let activations = MLP * self.mlp_columns() / mlp + RESIDUAL * model.width();
@@ -353,8 +353,9 @@ impl CostModel<'_> {
         let read = weights + vocab * model.width();
         meter.matmuls(2.0 * read * slots, model.operand * read);
         let columns = self.prompt as f64 + self.config.rollout.max_completion_length() as f64 / 2.0;
-        let keys = (self.shape.num_key_value_heads * self.shape.head_dim()) as f64 / rules.parts(Axis::Kv) as f64;
-        meter.moves(2.0 * model.layers() * slots * columns * keys * model.operand);
+        let keys = self.shape.heads_of_layers().map(|of| of.key_columns() as f64).sum::<f64>();
+        let keys = keys / rules.parts(Axis::Kv) as f64;
+        meter.moves(2.0 * slots * columns * keys * model.operand);
         meter.gathers(MeshAxis::Fsdp, model.operand * weights);
         // The outputs of attention and MLP are sums over heads and columns.
         meter.reduces(MeshAxis::Tensor, 2.0 * model.layers() * slots * model.width() * model.operand);

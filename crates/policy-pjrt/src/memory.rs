@@ -89,8 +89,8 @@ impl TrainingSizes {
         table.push_in("micro-batches", "activations between layers", carried);
         let keeps_attention = matches!(&options.save, Save::Named(names) if names.iter().any(|name| name == ATTENTION));
         if keeps_attention && options.attention.block(length).is_some() {
-            let heads = config.num_attention_heads * config.head_dim() / split.parts(Axis::Heads);
-            let kept = product(&[layers, rows, length, heads]).saturating_mul(operand);
+            let columns = config.heads_of_layers().map(|heads| heads.query_columns()).sum::<usize>();
+            let kept = product(&[rows, length, columns / split.parts(Axis::Heads)]).saturating_mul(operand);
             table.push_in("micro-batches", "saved attention outputs", kept);
         }
         // A chunk has as many tokens as fit with the whole vocabulary; each device makes the logits of its shard.
@@ -112,8 +112,9 @@ impl TrainingSizes {
         }
         let (slots, columns) = cache_shape(&self.rollout, options.rollout, &of_rollout);
         let slots = slots / of_rollout.parts(Axis::Batch);
-        let heads = config.num_key_value_heads * config.head_dim() / of_rollout.parts(Axis::Kv);
-        let cache = product(&[2, layers, slots, columns, heads]).saturating_mul(operand);
+        let heads =
+            config.heads_of_layers().map(|heads| heads.key_columns()).sum::<usize>() / of_rollout.parts(Axis::Kv);
+        let cache = product(&[2, slots, columns, heads]).saturating_mul(operand);
         table.push_in("sampling", "keys and values", cache);
         if self.micro_batch.sampling_mask {
             table.push_in("sampling", "sampling masks of a call", of_mask(slots * options.rollout.tokens_per_call));

@@ -2,7 +2,7 @@
 
 use super::split::RESIDUAL;
 use super::{Axis, Decoder, Heads, Matrix, ParameterValues, Role, Rotary};
-use models::Activation;
+use models::{Activation, LayerSpec};
 use stablehlo::{Dtype, Unary, Value};
 
 /// 2 sqrt(2/pi), of the tanh approximation of GELU.
@@ -10,10 +10,11 @@ const TWICE_ROOT: f64 = 1.595_769_121_605_730_8;
 
 impl Decoder {
     /// Computes one layer `x` `[B, T, H]` -> `[B, T, H]`: attention and MLP, whose outputs are added to the residual stream `x`; their inputs,
-    /// outputs or both are normalised. `attend` computes the attention output `[B, T, A D]`, f32, from the queries, keys and values of these
+    /// outputs or both are normalised, and the sum may have a factor. `attend` computes the attention output `[B, T, A D]`, f32, from the queries, keys and values of these
     /// tokens.
     pub fn block(
         &self,
+        spec: LayerSpec,
         layer: &ParameterValues,
         x: &Value,
         rotary: Option<&Rotary>,
@@ -22,7 +23,7 @@ impl Decoder {
         let [before, after, before_mlp, after_mlp] = self.norm_roles();
         let x = &self.split.constrain(x, &RESIDUAL);
         let normed = self.normed(layer, x, before);
-        let mixed = attend(&self.heads(layer, &normed, rotary));
+        let mixed = attend(&self.heads(spec, layer, &normed, rotary));
         let mixed = self.split.constrain(&mixed, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
         let x = self.add(layer, x, self.linear(layer, &mixed, Matrix::OProj, layer.get(Role::OBias)), after);
         let normed = self.normed(layer, &x, before_mlp);
@@ -30,7 +31,15 @@ impl Decoder {
             Some(experts) => self.experts(layer, &normed, experts),
             None => self.mlp(layer, &normed),
         };
-        self.add(layer, &x, update, after_mlp)
+        let x = self.add(layer, &x, update, after_mlp);
+        match layer.get(Role::LayerScalar) {
+            Some(factor) => {
+                let wide = x.convert(Dtype::F32);
+                let factor = factor.convert(Dtype::F32).reshape(&[]).broadcast_in_dim(wide.shape(), &[]);
+                (wide * factor).convert(self.compute.dtype())
+            }
+            None => x,
+        }
     }
 
     /// Returns the norms before and after attention, and before and after the MLP, in the order of [`models::NormPlacement::names`].

@@ -1,20 +1,20 @@
 //! The loop over the layers of a decoder.
 //!
-//! Layers may differ in their windows and rotary embeddings ([`models::ModelConfig::layers`]), and the differences repeat. An iteration of the
-//! loop therefore computes a whole period of layers, so a program has each kind of layer once:
+//! Layers may differ in their windows, rotary embeddings and heads ([`models::ModelConfig::layers`]), and the differences repeat. An iteration
+//! of the loop therefore computes a whole period of layers, so a program has each kind of layer once:
 //!
 //! ```text
-//! for each of the L / P periods:        # weights [L, ...] as [L / P, P, ...]
+//! for each of the L / P periods:        # weights [S L / P, ...] as [L / P, S, ...]
 //!     for each of the P layers of a period, unrolled:
 //!         x = layer(x)
 //! for the L mod P layers of the last, incomplete period: the same
 //! ```
 //!
-//! Legend: L layers, P layers of a period.
+//! Legend: L layers, P layers of a period, S <= P layers of a period in a stack: layers with weights of other shapes are in other stacks.
 
 use super::{Decoder, ParameterValues, Role};
 use models::LayerSpec;
-use stablehlo::{Builder, Result, Save, Scanned, TensorType, Traced, Value, trace};
+use stablehlo::{Builder, Result, Save, TensorType, Traced, Value, trace};
 
 /// How a program iterates over the layers.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +36,39 @@ pub struct LayerValues<'a> {
     pub constants: &'a [Value],
 }
 
+/// The results of a loop over layers.
+#[derive(Clone, Debug)]
+pub struct LayerResults {
+    /// The results of the last layer.
+    pub carry: Vec<Value>,
+    /// The other outputs, stacked over the layers that have them in the same shape: for each output the stacks, in the order of the first
+    /// layer of each.
+    pub ys: Vec<Vec<Value>>,
+}
+
+/// A tensor with a slice for each of some layers.
+struct Stack {
+    value: Value,
+    /// In ascending order.
+    layers: Vec<usize>,
+}
+
+impl Stack {
+    /// Returns the number of slices of these layers.
+    fn count(&self, layers: std::ops::Range<usize>) -> usize {
+        self.layers.iter().filter(|layer| layers.contains(layer)).count()
+    }
+
+    fn has(&self, layer: usize) -> bool {
+        self.layers.contains(&layer)
+    }
+
+    /// Returns the type of a slice.
+    fn slice_type(&self) -> TensorType {
+        TensorType::new(self.value.dtype(), &self.value.shape()[1..])
+    }
+}
+
 impl Decoder {
     /// Runs all layers, in a loop or unrolled. `body` gets the specification of a layer, its parameters and [`LayerValues`]; it returns the next
     /// carry, followed by outputs that are stacked over all layers. Each layer's weights are sliced from their stacks and rounded to the
@@ -51,25 +84,35 @@ impl Decoder {
         constants: &[&Value],
         layers: Layers,
         mut body: impl FnMut(LayerSpec, &ParameterValues, &LayerValues<'_>) -> Vec<Value>,
-    ) -> Result<Scanned> {
+    ) -> Result<LayerResults> {
         let (count, builder) = (self.config.num_hidden_layers, weights[Role::Norm].builder());
-        // Matrices of experts are stacked as `[L E, ...]`.
         let table = self.parameters();
-        let by_layer = |role: Role, stack: &Value| {
-            let is_apart = table.iter().any(|parameter| parameter.role == role && parameter.has_experts_apart());
-            match stack.shape() {
-                [first, rest @ ..] if is_apart => stack.reshape(&[&[count, first / count], rest].concat()),
-                _ => stack.clone(),
-            }
+        let stack = |((role, number), value): ((Role, usize), &Value)| {
+            let parameter = table.iter().find(|parameter| parameter.id() == (role, number))?;
+            let layers = parameter.layers.clone();
+            // Matrices of experts are stacked as `[L E, ...]`.
+            let value = match value.shape() {
+                [first, rest @ ..] if parameter.has_experts_apart() => {
+                    value.reshape(&[&[layers.len(), first / layers.len()], rest].concat())
+                }
+                _ => value.clone(),
+            };
+            Some((role, Stack { value, layers }))
         };
-        let stacks = weights.iter().filter(|(role, _)| role.is_of_layers());
-        let (roles, stacks): (Vec<Role>, Vec<Value>) =
-            stacks.map(|(role, stack)| (role, by_layer(role, stack))).unzip();
-        let all_xs: Vec<&Value> = xs.iter().copied().chain(&stacks).collect();
-        let slice = |stack: &&Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
-        let types = carry.iter().map(type_of).chain(all_xs.iter().map(slice)).chain(constants.iter().map(type_of));
-        let types: Vec<TensorType> = types.collect();
-        let mut of_layer = |spec: LayerSpec| {
+        let of_layers = weights.iter().filter(|((role, _), _)| role.is_of_layers());
+        let (roles, stacks): (Vec<Role>, Vec<Stack>) = of_layers.filter_map(stack).unzip();
+        let of_all = |value: &&Value| Stack { value: (*value).clone(), layers: (0..count).collect() };
+        let all: Vec<Stack> = xs.iter().map(of_all).chain(stacks).collect();
+        let mut of_layer = |(layer, spec): (usize, LayerSpec)| {
+            let there = all.iter().filter(|stack| stack.has(layer)).map(Stack::slice_type);
+            let types = carry.iter().map(type_of).chain(there).chain(constants.iter().map(type_of));
+            let types: Vec<TensorType> = types.collect();
+            let roles: Vec<Role> = roles
+                .iter()
+                .zip(&all[xs.len()..])
+                .filter(|(_, stack)| stack.has(layer))
+                .map(|(role, _)| *role)
+                .collect();
             trace(&types, |builder, values| {
                 let (carry, rest) = values.split_at(carry.len());
                 let (xs, rest) = rest.split_at(xs.len());
@@ -92,11 +135,19 @@ impl Decoder {
                 body(spec, &of_layer, &LayerValues { carry, xs, constants })
             })
         };
-        let bodies = self.config.period().into_iter().map(&mut of_layer).collect::<Result<Vec<_>>>()?;
+        let period = self.config.period().into_iter().enumerate();
+        let bodies = period.map(&mut of_layer).collect::<Result<Vec<_>>>()?;
         match (layers, &bodies[..]) {
-            (Layers::Loop(save), [body]) => Ok(builder.scan(count, body, carry, &all_xs, constants, save)),
-            (Layers::Loop(save), bodies) => over_periods(&builder, count, bodies, carry, &all_xs, constants, &save),
-            (Layers::Unrolled, bodies) => Ok(unrolled(&builder, count, bodies, carry, &all_xs, constants)),
+            (Layers::Loop(save), [body]) => {
+                let all: Vec<&Value> = all.iter().map(|stack| &stack.value).collect();
+                let scanned = builder.scan(count, body, carry, &all, constants, save);
+                Ok(LayerResults {
+                    carry: scanned.carry,
+                    ys: scanned.ys.into_iter().map(|output| vec![output]).collect(),
+                })
+            }
+            (Layers::Loop(save), bodies) => over_periods(&builder, count, bodies, carry, &all, constants, &save),
+            (Layers::Unrolled, bodies) => Ok(unrolled(&builder, count, bodies, carry, &all, constants)),
         }
     }
 }
@@ -111,16 +162,33 @@ fn unrolled(
     count: usize,
     bodies: &[Traced],
     carry: &[&Value],
-    xs: &[&Value],
+    stacks: &[Stack],
     constants: &[&Value],
-) -> Scanned {
+) -> LayerResults {
     let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
     for layer in 0..count {
-        let slices: Vec<Value> = xs.iter().map(|stack| slice(stack, layer)).collect();
+        let there = stacks.iter().filter(|stack| stack.has(layer));
+        let slices: Vec<Value> = there.map(|stack| slice(&stack.value, stack.count(0..layer))).collect();
         let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
         carried = builder.call(&bodies[layer % bodies.len()], &arguments);
     }
-    Scanned { carry: carried, ys: vec![] }
+    LayerResults { carry: carried, ys: vec![] }
+}
+
+/// Returns the types of each output of bodies after their carry, each type once, in the order of bodies.
+fn output_types(bodies: &[Traced], carry: usize) -> Vec<Vec<TensorType>> {
+    let mut types: Vec<Vec<TensorType>> = Vec::new();
+    for body in bodies {
+        for (output, ty) in body.result_types().into_iter().skip(carry).enumerate() {
+            if types.len() == output {
+                types.push(Vec::new());
+            }
+            if !types[output].contains(&ty) {
+                types[output].push(ty);
+            }
+        }
+    }
+    types
 }
 
 /// Runs a scan over whole periods, then a scan of one iteration over the remaining layers.
@@ -129,33 +197,54 @@ fn over_periods(
     count: usize,
     bodies: &[Traced],
     carry: &[&Value],
-    xs: &[&Value],
+    stacks: &[Stack],
     constants: &[&Value],
     save: &Save,
-) -> Result<Scanned> {
+) -> Result<LayerResults> {
     let (whole, rest) = (count / bodies.len(), count % bodies.len());
+    let types = output_types(bodies, carry.len());
     let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
-    let mut stacks: Vec<Vec<Value>> = Vec::new();
+    let mut parts: Vec<Vec<Vec<Value>>> = types.iter().map(|types| vec![Vec::new(); types.len()]).collect();
     for (first, trips, bodies) in [(0, whole, bodies), (count - rest, 1, &bodies[..rest])] {
         if trips == 0 || bodies.is_empty() {
             continue;
         }
-        let groups: Vec<Value> = xs.iter().map(|stack| grouped(stack, first, [trips, bodies.len()])).collect();
-        let body = period(bodies, &carried, &groups, constants)?;
+        let size = bodies.len();
+        let there: Vec<&Stack> = stacks.iter().filter(|stack| stack.count(first..first + size) > 0).collect();
+        let of_group =
+            |stack: &&Stack| grouped(&stack.value, stack.count(0..first), [trips, stack.count(first..first + size)]);
+        let groups: Vec<Value> = there.iter().map(of_group).collect();
+        // The outputs of these bodies, each with its type.
+        let own = output_types(bodies, carry.len());
+        let outputs: Vec<(usize, TensorType)> =
+            own.into_iter().enumerate().flat_map(|(output, of)| of.into_iter().map(move |ty| (output, ty))).collect();
+        let body = period(bodies, first, &carried, (&there, &groups), constants, &outputs)?;
         let (carry, groups): (Vec<&Value>, Vec<&Value>) = (carried.iter().collect(), groups.iter().collect());
-        let scanned = builder.scan(trips, &body, &carry, &groups, constants, saved(save, trips, bodies.len()));
-        stacks.push(scanned.ys.iter().map(ungrouped).collect());
+        let scanned = builder.scan(trips, &body, &carry, &groups, constants, saved(save, trips, size));
+        for ((output, ty), stacked) in outputs.iter().zip(&scanned.ys) {
+            let at = types[*output].iter().position(|of| of == ty).unwrap_or(0);
+            parts[*output][at].push(ungrouped(stacked));
+        }
         carried = scanned.carry;
     }
-    let ys = match &stacks[..] {
-        [whole, rest] => whole.iter().zip(rest).map(|(a, b)| builder.concatenate(&[a, b], 0)).collect(),
-        _ => stacks.concat(),
+    let joined = |parts: Vec<Value>| match &parts[..] {
+        [one] => one.clone(),
+        parts => builder.concatenate(&parts.iter().collect::<Vec<_>>(), 0),
     };
-    Ok(Scanned { carry: carried, ys })
+    let ys = parts.into_iter().map(|stacks| stacks.into_iter().map(joined).collect()).collect();
+    Ok(LayerResults { carry: carried, ys })
 }
 
-/// Traces the layers of a period one after the other: from the carry, slices `[P, ...]` and constants to the carry and outputs `[P, ...]`.
-fn period(bodies: &[Traced], carry: &[Value], groups: &[Value], constants: &[&Value]) -> Result<Traced> {
+/// Traces the layers of a period, which begins with layer `first`, one after the other: from the carry, slices `[S, ...]` of stacks and
+/// constants to the carry and `outputs` `[S, ...]`, each an output of layers with its type.
+fn period(
+    bodies: &[Traced],
+    first: usize,
+    carry: &[Value],
+    (stacks, groups): (&[&Stack], &[Value]),
+    constants: &[&Value],
+    outputs: &[(usize, TensorType)],
+) -> Result<Traced> {
     let of_group = |group: &Value| TensorType::new(group.dtype(), &group.shape()[1..]);
     let types = carry.iter().map(|value| value.ty().clone()).chain(groups.iter().map(of_group));
     let types: Vec<TensorType> = types.chain(constants.iter().map(type_of)).collect();
@@ -163,17 +252,17 @@ fn period(bodies: &[Traced], carry: &[Value], groups: &[Value], constants: &[&Va
         let (carry, rest) = values.split_at(carry.len());
         let (groups, constants) = rest.split_at(groups.len());
         let (mut carried, mut ys) = (carry.to_vec(), Vec::new());
-        for (layer, body) in bodies.iter().enumerate() {
-            let slices: Vec<Value> = groups.iter().map(|group| slice(group, layer)).collect();
+        for (layer, body) in (first..).zip(bodies) {
+            let there = stacks.iter().zip(groups).filter(|(stack, _)| stack.has(layer));
+            let slices: Vec<Value> = there.map(|(stack, group)| slice(group, stack.count(first..layer))).collect();
             let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants).collect();
             let mut results = f.call(body, &arguments);
             ys.push(results.split_off(carry.len()));
             carried = results;
         }
-        let outputs = ys.first().map_or(0, Vec::len);
-        let stacked = (0..outputs).map(|output| {
-            let row = |of_layer: &Vec<Value>| of_layer[output].reshape(&[&[1], of_layer[output].shape()].concat());
-            let rows: Vec<Value> = ys.iter().map(row).collect();
+        let stacked = outputs.iter().map(|(output, ty)| {
+            let own = ys.iter().map(|of_layer: &Vec<Value>| &of_layer[*output]).filter(|value| value.ty() == ty);
+            let rows: Vec<Value> = own.map(|value| value.reshape(&[&[1], value.shape()].concat())).collect();
             f.concatenate(&rows.iter().collect::<Vec<_>>(), 0)
         });
         carried.iter().cloned().chain(stacked).collect()
@@ -191,7 +280,7 @@ fn saved(save: &Save, trips: usize, layers: usize) -> Save {
     }
 }
 
-/// Returns the layers from `first` on of a stack `[L, ...]` as `[trips, P, ...]`.
+/// Returns the slices from `first` on of a stack as `[trips, S, ...]`.
 fn grouped(stack: &Value, first: usize, [trips, size]: [usize; 2]) -> Value {
     let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
     (start[0], limit[0]) = (first, first + trips * size);
@@ -199,13 +288,13 @@ fn grouped(stack: &Value, first: usize, [trips, size]: [usize; 2]) -> Value {
     part.reshape(&[&[trips, size], &stack.shape()[1..]].concat())
 }
 
-/// Returns `[trips P, ...]` of `[trips, P, ...]`.
+/// Returns `[trips S, ...]` of `[trips, S, ...]`.
 fn ungrouped(stack: &Value) -> Value {
     let [trips, size, rest @ ..] = stack.shape() else { unreachable!("two dimensions of layers") };
     stack.reshape(&[&[trips * size], rest].concat())
 }
 
-/// Returns the slice `[...]` of a layer from a stack `[L, ...]`.
+/// Returns the slice `[...]` with this index of a stack.
 fn slice(stack: &Value, layer: usize) -> Value {
     let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
     (start[0], limit[0]) = (layer, layer + 1);
@@ -235,7 +324,7 @@ mod tests {
         let types: Vec<TensorType> = table.iter().map(|p| TensorType::new(Dtype::F32, &p.shape[..])).collect();
         let loss = stablehlo::trace(&types, |f, values| {
             let weights =
-                crate::decoder::ParameterValues::new(table.iter().map(|p| p.role).zip(values.iter().cloned()));
+                crate::decoder::ParameterValues::new(table.iter().map(|p| p.id()).zip(values.iter().cloned()));
             let ids = f.dense([1, 5, 2, 3, 0, 4], TensorType::new(Dtype::I32, [2, 3]));
             let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), save.clone());
             let hidden = hidden.unwrap();
@@ -265,8 +354,11 @@ mod tests {
     /// The same layers, as a period of one and as longer periods with and without a remainder.
     #[test]
     fn periods_of_equal_layers_match_a_loop_over_layers() {
-        let [same, other] =
-            [LayerRope::Global, LayerRope::None].map(|rope| LayerSpec { rope, sliding_window: Some(2) });
+        let [same, other] = [LayerRope::Global, LayerRope::None].map(|rope| LayerSpec {
+            rope,
+            sliding_window: Some(2),
+            ..LayerSpec::default()
+        });
         for (count, period) in [(4, 2), (5, 2), (2, 3), (7, 3)] {
             for save in [Save::Carry, Save::Every(1), Save::Everything] {
                 let expected = evaluate(&module(&[same], count, save.clone()));
@@ -279,6 +371,48 @@ mod tests {
                 }
                 let mixed = evaluate(&module(&[same, other], count, save));
                 assert_ne!(mixed[0], expected[0], "layers without rotary embedding have other results");
+            }
+        }
+    }
+
+    /// Layers of other shapes have stacks of their own. With weights that do not depend on the layer, only the pattern of layers matters.
+    #[test]
+    fn layers_of_other_heads_are_in_other_stacks() {
+        let plain = LayerSpec::default();
+        let wide = LayerSpec { head_dim: Some(8), rope: LayerRope::None, keys_are_values: true, ..plain };
+        let config = |layers: Vec<LayerSpec>, count| ModelConfig {
+            num_hidden_layers: count,
+            layers,
+            hidden_size: 8,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+            ..ModelConfig::default()
+        };
+        let stacks = |config: &ModelConfig| {
+            let of = |p: &crate::decoder::Parameter| {
+                p.name().contains("v_proj.weight") || p.name().contains("k_proj.weight")
+            };
+            let named = |p: crate::decoder::Parameter| (p.name().to_owned(), p.shape.clone(), p.layers.clone());
+            crate::decoder::parameters(config).into_iter().filter(of).map(named).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            stacks(&config(vec![plain, wide, wide], 5)),
+            [
+                ("self_attn.k_proj.weight".to_owned(), vec![2, 4, 8], vec![0, 3]),
+                ("self_attn.k_proj.weight.1".to_owned(), vec![3, 8, 8], vec![1, 2, 4]),
+                ("self_attn.v_proj.weight".to_owned(), vec![2, 4, 8], vec![0, 3]),
+            ]
+        );
+        // A period is repeated, and then written out.
+        for count in [5, 7, 6] {
+            let pattern = [plain, wide, wide];
+            let all: Vec<LayerSpec> = (0..count).map(|layer| pattern[layer % 3]).collect();
+            for save in [Save::Carry, Save::Every(1)] {
+                let [found, expected] =
+                    [pattern.to_vec(), all.clone()].map(|layers| evaluate(&module(&layers, count, save.clone())));
+                for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+                    assert!((found - expected).abs() < 1e-9 * (1.0 + expected.abs()), "{count}: {found} {expected}");
+                }
             }
         }
     }

@@ -22,11 +22,11 @@ pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask, Masks};
 pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
-pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
+pub use parameters::{Axis, Parameter, ParameterId, ParameterValues, Role, parameters};
 pub use rope::{Rotaries, Rotary};
 
 pub(crate) use attention::{MASKED, of_groups};
-pub use layer_loop::{LayerValues, Layers};
+pub use layer_loop::{LayerResults, LayerValues, Layers};
 pub(crate) use layer_ops::{Broadcast, dot, rows_at};
 use split::RESIDUAL;
 pub(crate) use split::Split;
@@ -171,15 +171,16 @@ impl Decoder {
         table
     }
 
-    /// Returns the trained parameters, which are the last ones of [`Decoder::parameters`]: all of them, all but frozen routers, or all but
-    /// the model's if there are adapters.
+    /// Returns the trained parameters, which are the last ones of [`Decoder::parameters`]: all of them but factors of layers and frozen
+    /// routers, or all but the model's if there are adapters.
     pub fn trained(&self) -> Vec<Parameter> {
         self.parameters().into_iter().filter(|p| self.trains(p.role)).collect()
     }
 
     /// Returns `true` if the parameter of this role is trained.
     pub fn trains(&self, role: Role) -> bool {
-        let is_frozen = self.frozen_routers && matches!(role, Role::Router | Role::RouterBias);
+        let is_router = matches!(role, Role::Router | Role::RouterBias);
+        let is_frozen = role == Role::LayerScalar || self.frozen_routers && is_router;
         !is_frozen && (self.adapters.is_none() || !role.is_of_model())
     }
 
@@ -191,7 +192,7 @@ impl Decoder {
     /// Declares the parameters of `table` only.
     pub(crate) fn declare_table(&self, builder: &Builder, table: &[Parameter], model: Dtype) -> ParameterValues {
         let values = ParameterValues::arguments(builder, table, model);
-        table.iter().for_each(|parameter| self.split.argument(&values[parameter.role], &parameter.axes));
+        table.iter().for_each(|parameter| self.split.argument(values.of(parameter.id()), &parameter.axes));
         values
     }
 
@@ -234,7 +235,7 @@ impl Decoder {
                 let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));
                 let mask = masks.of(spec.sliding_window);
                 let attend = |heads: &Heads| self.attend(heads, mask, layer.get(Role::Sinks));
-                vec![self.block(layer, &values.carry[0], rotaries.get(spec.rope), attend)]
+                vec![self.block(spec, layer, &values.carry[0], rotaries.get(spec.rope), attend)]
             })?;
         Ok(layers.carry.swap_remove(0))
     }
@@ -270,10 +271,14 @@ impl Decoder {
         block::scaled(hidden, 1.0 / self.config.logits_scaling).convert(self.compute.dtype())
     }
 
-    /// Returns the logits `[..., V]` in f32 of hidden states `[..., H]` after the final norm.
+    /// Returns the logits `[..., V]` in f32, with the model's softcap, of hidden states `[..., H]` after the final norm.
     pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
         let logits = self.product(weights, hidden, weights.head_role(), Dtype::F32);
         let logits = self.adapted(weights, hidden, Matrix::LmHead, logits);
+        let logits = match self.config.final_logit_softcapping {
+            Some(cap) => (&logits * logits.like(1.0 / cap)).tanh() * logits.like(cap),
+            None => logits,
+        };
         let [rows, columns] = [Axis::Batch, Axis::Vocab].map(Some);
         match hidden.shape().len() {
             2 => self.split.constrain(&logits, &[rows, columns]),

@@ -187,11 +187,12 @@ impl Decoder {
     /// Like [`Decoder::with_axis_rules`].
     pub(crate) fn with_split(self, split: &Split) -> Result<Self> {
         split.check_parameters(&self.parameters())?;
-        let (heads, kv) = (self.config.num_attention_heads, self.config.num_key_value_heads);
-        split.check(
-            "key/value heads and the query heads of each",
-            &[(Axis::Kv, kv), (Axis::Heads, heads / kv.max(1))],
-        )?;
+        for models::AttentionHeads { query, key_value: kv, .. } in self.config.heads_of_layers() {
+            split.check(
+                "key/value heads and the query heads of each",
+                &[(Axis::Kv, kv), (Axis::Heads, query / kv.max(1))],
+            )?;
+        }
         Ok(Self { split: split.clone(), ..self })
     }
 

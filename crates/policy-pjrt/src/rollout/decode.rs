@@ -19,7 +19,7 @@
 //! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
 
 use super::sampling::{Sampler, SamplerValues, mask_words};
-use super::state::{CACHE, ROWS, Shape, StateValues};
+use super::state::{CACHE, CachedLayers, ROWS, Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, Role, dot, of_groups, zeros};
 use crate::error::Result;
 use crate::program::program_error;
@@ -56,22 +56,35 @@ pub(super) struct DecodeStep<'a> {
     decoder: &'a Decoder,
     /// The weights in the layout of the loop over tokens.
     weights: ParameterValues,
-    /// `[L, B, K, S, D]`.
-    keys: &'a Value,
-    values: &'a Value,
+    /// `[L, B, K, S, D]` of each cache.
+    keys: &'a [Value],
+    values: &'a [Value],
     /// The keys that attention reads; `[L, B, K, D, C]` if `prepared`.
-    read: Value,
+    read: Vec<Value>,
     /// Mask of the filled columns, `[B, C]`.
     filled: Value,
     /// Column of the first token of this call, `[B]`, i32.
     base: Value,
 }
 
-/// Keys and values of the tokens of this call, `[L, B, K, W, D]`.
+/// Keys and values of the tokens of this call, `[L, B, K, W, D]` of each cache.
 #[derive(Clone)]
 pub(super) struct Window {
-    pub(super) keys: Value,
-    pub(super) values: Value,
+    pub(super) keys: Vec<Value>,
+    pub(super) values: Vec<Value>,
+}
+
+impl Window {
+    /// Creates the window from keys, then values.
+    pub(super) fn of(parts: &[Value]) -> Self {
+        let (keys, values) = parts.split_at(parts.len() / 2);
+        Self { keys: keys.to_vec(), values: values.to_vec() }
+    }
+
+    /// Returns keys, then values.
+    pub(super) fn parts(&self) -> impl Iterator<Item = &Value> {
+        self.keys.iter().chain(&self.values)
+    }
 }
 
 impl Decode {
@@ -87,7 +100,7 @@ impl Decode {
             stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
             limits: f.argument("max_completion_length", TensorType::new(Dtype::I32, [self.shape.slots])),
         };
-        let (step, Window { keys, values }) = self.begin(decoder, &weights, &state);
+        let (step, window) = self.begin(decoder, &weights, &state);
 
         let (zero, turns) = (f.scalar(0, Dtype::I32), f.scalar(self.turns as i64, Dtype::I32));
         // The sampling masks of the call's tokens, `[B, W, words]`: the token of a row in step t of the call is column t.
@@ -96,18 +109,20 @@ impl Decode {
             .sampling_mask
             .then(|| zeros(&f, Dtype::U32, &[self.shape.slots, self.turns, mask_words(decoder.config().vocab_size)]));
         let rows = state.rows();
-        let end = 3 + rows.len();
-        let carried: Vec<&Value> = [&zero, &keys, &values].into_iter().chain(rows).chain(&masks).collect();
+        // The carry: the number of the step, the window, the rows of the state, the masks.
+        let first = 1 + 2 * state.keys.len();
+        let end = first + rows.len();
+        let carried: Vec<&Value> = [&zero].into_iter().chain(window.parts()).chain(rows).chain(&masks).collect();
         let mut error = None;
         let results = f.while_loop(
             &carried,
             |carried| {
-                let open = (!&state.with_rows(&carried[3..end]).ended).reduce(Reducer::Or, &[0]);
+                let open = (!&state.with_rows(&carried[first..end]).ended).reduce(Reducer::Or, &[0]);
                 carried[0].lt(&turns) & open
             },
             |carried| {
-                let window = Window { keys: carried[1].clone(), values: carried[2].clone() };
-                let (state, masks) = (state.with_rows(&carried[3..end]), carried.get(end).cloned());
+                let window = Window::of(&carried[1..first]);
+                let (state, masks) = (state.with_rows(&carried[first..end]), carried.get(end).cloned());
                 let next = step.turn(&state, &window, masks.as_ref(), &carried[0], &arguments);
                 let (state, window, masks) = next.unwrap_or_else(|source| {
                     error = Some(source);
@@ -115,15 +130,15 @@ impl Decode {
                 });
                 let turn = &carried[0] + carried[0].like(1);
                 let rows = state.rows().into_iter().cloned();
-                [turn, window.keys, window.values].into_iter().chain(rows).chain(masks).collect()
+                [turn].into_iter().chain(window.parts().cloned()).chain(rows).chain(masks).collect()
             },
         );
         let name = "rollout_decode";
         if let Some(source) = error {
             return Err(program_error(name)(source));
         }
-        let mut next = state.with_rows(&results[3..end]);
-        let window = Window { keys: results[1].clone(), values: results[2].clone() };
+        let mut next = state.with_rows(&results[first..end]);
+        let window = Window::of(&results[1..first]);
         [next.keys, next.values] = step.flush(&window).map_err(program_error(name))?;
         let masks = results.get(end).map(|masks| ("sampling_mask", masks));
         decoder.split().finish(f, name, next.results().chain(masks))
@@ -136,22 +151,23 @@ impl Decode {
         weights: &ParameterValues,
         state: &'a StateValues,
     ) -> (DecodeStep<'a>, Window) {
-        let f = state.keys.builder();
+        let f = state.length.builder();
         let weights = if self.prepared { weights.transposed() } else { weights.clone() };
         let base = &state.length - state.length.like(1);
         let columns = f.iota(1, TensorType::new(Dtype::I32, [self.shape.slots, self.columns_read]));
         let filled = columns.lt(&base.along_first(&columns));
-        let mut window = state.keys.shape().to_vec();
-        window[3] = self.turns;
-        let window = zeros(&f, state.keys.dtype(), &window);
-        let read = match self.prepared {
-            true => {
-                let mut limit = state.keys.shape().to_vec();
-                limit[3] = self.columns_read;
-                state.keys.slice(&[0; 5], &limit).transpose(&[0, 1, 2, 4, 3])
-            }
-            false => state.keys.clone(),
+        let of_columns = |keys: &Value, columns: usize| {
+            let mut shape = keys.shape().to_vec();
+            shape[3] = columns;
+            shape
         };
+        let window: Vec<Value> =
+            state.keys.iter().map(|keys| zeros(&f, keys.dtype(), &of_columns(keys, self.turns))).collect();
+        let read = |keys: &Value| match self.prepared {
+            true => keys.slice(&[0; 5], &of_columns(keys, self.columns_read)).transpose(&[0, 1, 2, 4, 3]),
+            false => keys.clone(),
+        };
+        let read = state.keys.iter().map(read).collect();
         let (keys, values) = (&state.keys, &state.values);
         let step = DecodeStep { decode: self, decoder, weights, keys, values, read, filled, base };
         (step, Window { keys: window.clone(), values: window })
@@ -216,7 +232,8 @@ impl DecodeStep<'_> {
         let rotaries = decoder.rotaries(&position.reshape(&[slots, 1]));
         let x = decoder.embed(weights, &state.last.reshape(&[slots, 1]));
         let f = x.builder();
-        let numbers = f.iota(0, TensorType::new(Dtype::I32, [decoder.config().num_hidden_layers]));
+        let (config, caches) = (decoder.config(), CachedLayers::of(decoder.config()));
+        let numbers = CachedLayers::indices(&f, config);
         // The token attends to itself through the window.
         let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, decode.turns]));
         let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
@@ -236,21 +253,25 @@ impl DecodeStep<'_> {
                 }
             })
             .collect();
-        let constants = [rotaries.values(), vec![keys, values], seen.iter().flatten().collect(), vec![turn]].concat();
-        let carry = [&x, &window.keys, &window.values];
+        let cached = keys.iter().chain(*values).collect();
+        let constants = [rotaries.values(), cached, seen.iter().flatten().collect(), vec![turn]].concat();
+        let carry: Vec<&Value> = [&x].into_iter().chain(window.parts()).collect();
         let layers = if decode.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
         let scanned = decoder.over_layers(weights, &carry, &[&numbers], &constants, layers, |spec, layer, of| {
             let mut constants = of.constants;
             let rotaries = rotaries.take(&mut constants);
-            let [keys, values, seen @ .., turn] = constants else { unreachable!("as passed in") };
+            let (cached, rest) = constants.split_at(2 * caches.len());
+            let [seen @ .., turn] = rest else { unreachable!("as passed in") };
+            let cache = CachedLayers::position(&caches, config.heads(spec));
+            let (keys, values) = (&cached[cache], &cached[caches.len() + cache]);
             let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
             let [filled, done] = &seen[at..at + 2] else { unreachable!("two for each window") };
-            let ([x, window_keys, window_values], [number]) = (of.carry, of.xs) else { unreachable!("as passed in") };
-            let mut window = vec![];
-            let x = decoder.block(layer, x, rotaries.get(spec.rope), |heads| {
-                window = [(window_keys, &heads.keys), (window_values, &heads.values)]
-                    .map(|(all, token)| put_token(all, token, number, turn))
-                    .to_vec();
+            let ([x, windows @ ..], [number]) = (of.carry, of.xs) else { unreachable!("as passed in") };
+            let Window { keys: mut window_keys, values: mut window_values } = Window::of(windows);
+            let x = decoder.block(spec, layer, x, rotaries.get(spec.rope), |heads| {
+                for (all, token) in [(&mut window_keys, &heads.keys), (&mut window_values, &heads.values)] {
+                    all[cache] = put_token(&all[cache], token, number, turn);
+                }
                 let part = |keys, values, columns, transposed, seen: &Value| Part {
                     // Transposed keys are already cut to these columns; their last two dimensions are swapped.
                     keys: columns_of(keys, number, if transposed { keys.shape()[3] } else { columns }),
@@ -259,54 +280,57 @@ impl DecodeStep<'_> {
                     seen: seen.clone(),
                 };
                 let cached = part(keys, values, decode.columns_read, decode.prepared, filled);
-                let parts = [cached, part(&window[0], &window[1], decode.turns, false, done)];
+                let parts = [cached, part(&window_keys[cache], &window_values[cache], decode.turns, false, done)];
                 attend_parts(decoder, heads, &parts, layer.get(Role::Sinks))
             });
-            std::iter::once(x).chain(window).collect()
+            std::iter::once(x).chain(window_keys).chain(window_values).collect()
         })?;
-        let [x, keys, values] = &scanned.carry[..] else { unreachable!("as many as are carried") };
+        let [x, window @ ..] = &scanned.carry[..] else { unreachable!("as many as are carried") };
         let hidden = decoder.final_norm(weights, x);
         let logits = decoder.logits(weights, &hidden.reshape(&[slots, decoder.config().hidden_size]));
-        Ok((logits, Window { keys: keys.clone(), values: values.clone() }))
+        Ok((logits, Window::of(window)))
     }
 
-    /// Writes the window into the columns of this call, and returns keys and values `[L, B, K, S, D]`.
-    pub(super) fn flush(&self, window: &Window) -> stablehlo::Result<[Value; 2]> {
+    /// Writes the window into the columns of this call, and returns keys and values `[L, B, K, S, D]` of each cache.
+    pub(super) fn flush(&self, window: &Window) -> stablehlo::Result<[Vec<Value>; 2]> {
         flush(self.decoder, [self.keys, self.values], &self.base, window)
     }
 }
 
-/// Writes a window into the columns of `caches`, keys and values `[L, B, K, S, D]`, row by row from column `base` (`[B]`, i32) on, and returns
+/// Writes a window into the columns of `caches`, keys and values `[L, B, K, S, D]` of each cache, row by row from column `base` (`[B]`, i32) on, and returns
 /// both. Columns after the end of a finished sequence may be overwritten, because they are never read.
 ///
 /// Every device writes the rows of its own slots: the partitioner would gather the window, because the loop slices the sharded dimension of
 /// rows.
 pub(super) fn flush(
     decoder: &Decoder,
-    caches: [&Value; 2],
+    caches: [&[Value]; 2],
     base: &Value,
     window: &Window,
-) -> stablehlo::Result<[Value; 2]> {
+) -> stablehlo::Result<[Vec<Value>; 2]> {
     let f = base.builder();
-    let [keys, values] = caches;
-    let caches = [keys, values, &window.keys, &window.values].map(|cache| (cache, &CACHE[..]));
-    let operands: Vec<_> = std::iter::once((base, &ROWS[..])).chain(caches).collect();
-    let flushed = decoder.split().on_shards(&f, &operands, &[&CACHE, &CACHE], |f, shards| {
-        let [base, keys, values, window_keys, window_values] = shards else { unreachable!("as passed in") };
+    let count = caches.concat().len();
+    let of_caches = caches.into_iter().flatten().chain(window.parts()).map(|cache| (cache, &CACHE[..]));
+    let operands: Vec<_> = std::iter::once((base, &ROWS[..])).chain(of_caches).collect();
+    let results = vec![&CACHE[..]; count];
+    let flushed = decoder.split().on_shards(&f, &operands, &results, |f, shards| {
+        let [base, caches @ ..] = shards else { unreachable!("as passed in") };
+        let (caches, windows) = caches.split_at(count);
         let zero = f.scalar(0, Dtype::I32);
-        let mut sizes = window_keys.shape().to_vec();
-        let slots = std::mem::replace(&mut sizes[1], 1);
-        f.for_loop(slots, &[keys, values], |row, carried| {
+        let slots = base.shape()[0];
+        f.for_loop(slots, &caches.iter().collect::<Vec<_>>(), |row, carried| {
             let column = base.dynamic_slice(&[row], &[1]).reshape(&[]);
-            let place = |cache: &Value, window: &Value| {
+            let place = |(cache, window): (&Value, &Value)| {
+                let mut sizes = window.shape().to_vec();
+                sizes[1] = 1;
                 let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
                 cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
             };
-            vec![place(&carried[0], window_keys), place(&carried[1], window_values)]
+            carried.iter().zip(windows).map(place).collect()
         })
     })?;
-    let [keys, values] = &flushed[..] else { unreachable!("keys and values") };
-    Ok([keys.clone(), values.clone()])
+    let Window { keys, values } = Window::of(&flushed);
+    Ok([keys, values])
 }
 
 /// Returns the first `columns` columns of a layer, `[B, K, columns, D]`, of a cache `[L, B, K, S, D]`.
@@ -344,7 +368,7 @@ pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2], 
     // [B, K, R T, C]
     let scores = parts.each_ref().map(|part| {
         let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, if part.transposed { 2 } else { 3 }), compute);
-        let scores = &scores * scores.like(decoder.score_scale());
+        let scores = &scores * scores.like(decoder.score_scale(*d));
         let seen = match part.seen.shape() {
             [_, _, columns] => {
                 let of_heads = [*b, *kv, *r, *t, *columns];

@@ -6,7 +6,7 @@
 
 use super::decode::{Part, Window, attend_parts, columns_of, flush};
 use super::prefill::Begun;
-use super::state::Shape;
+use super::state::{CachedLayers, Shape};
 use crate::decoder::{Broadcast, Decoder, Layers, Role};
 use crate::error::Result;
 use crate::program::program_error;
@@ -53,11 +53,13 @@ impl Extend {
         let positions = &index + base.along_first(&index);
         let rotaries = decoder.rotaries(&positions);
         let x = decoder.embed(&weights, &ids);
-        let numbers = f.iota(0, TensorType::new(Dtype::I32, [decoder.config().num_hidden_layers]));
+        let caches = CachedLayers::of(decoder.config());
+        let numbers = CachedLayers::indices(&f, decoder.config());
         let windows = decoder.windows();
         let masks: Vec<[Value; 2]> = windows.iter().map(|window| self.masks(&f, &base, &positions, *window)).collect();
         let constants =
-            [rotaries.values(), vec![&state.keys, &state.values], masks.iter().flatten().collect()].concat();
+            [rotaries.values(), state.keys.iter().chain(&state.values).collect(), masks.iter().flatten().collect()]
+                .concat();
         let layers = decoder.over_layers(
             &weights,
             &[&x],
@@ -67,11 +69,13 @@ impl Extend {
             |spec, layer, of| {
                 let mut constants = of.constants;
                 let rotaries = rotaries.take(&mut constants);
-                let [keys, values, masks @ ..] = constants else { unreachable!("as passed in") };
+                let (cached, masks) = constants.split_at(2 * caches.len());
+                let cache = CachedLayers::position(&caches, decoder.config().heads(spec));
+                let (keys, values) = (&cached[cache], &cached[caches.len() + cache]);
                 let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
                 let [cached, own] = &masks[at..at + 2] else { unreachable!("two for each window") };
                 let mut window = vec![];
-                let x = decoder.block(layer, &of.carry[0], rotaries.get(spec.rope), |heads| {
+                let x = decoder.block(spec, layer, &of.carry[0], rotaries.get(spec.rope), |heads| {
                     window = vec![heads.keys.clone(), heads.values.clone()];
                     let part = |keys: Value, values: Value, seen: &Value| Part {
                         keys,
@@ -88,8 +92,8 @@ impl Extend {
         );
         let layers = layers.map_err(program_error(name))?;
         let window = Window { keys: layers.ys[0].clone(), values: layers.ys[1].clone() };
-        let caches = flush(decoder, [&state.keys, &state.values], &base, &window);
-        let [keys, values] = caches.map_err(program_error(name))?;
+        let flushed = flush(decoder, [&state.keys, &state.values], &base, &window);
+        let [keys, values] = flushed.map_err(program_error(name))?;
         let last = counts.gt(&counts.like(0)).select(&behind, &state.last);
         let next = super::state::StateValues { keys, values, last, length: &state.length + &counts, ..state };
         decoder.split().finish(f, name, next.results())

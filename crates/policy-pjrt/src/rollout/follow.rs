@@ -15,7 +15,7 @@ use crate::program::program_error;
 use crate::weights::DeviceWeights;
 use models::ModelConfig;
 use policy::{RolloutRequest, Sampling};
-use stablehlo::{Builder, Dtype, Module, TensorType};
+use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 /// Number of sequences per call, each with W rows of logits.
 const SEQUENCES: usize = 8;
@@ -141,21 +141,22 @@ impl Decode {
         let weights = decoder.declare(&f, weights);
         let state = self.shape.arguments(&f, decoder);
         let next = f.argument("next_ids", TensorType::new(Dtype::I32, [slots, self.turns]));
-        let (step, Window { keys, values }) = self.begin(decoder, &weights, &state);
+        let (step, window) = self.begin(decoder, &weights, &state);
         let logits = f.splat(0.0, TensorType::new(Dtype::F32, [slots, self.turns, config.vocab_size]));
         let zero = f.scalar(0, Dtype::I32);
         let mut error = None;
-        let carried = [&keys, &values, &state.last, &state.length, &logits];
+        let carried: Vec<&Value> = [&state.last, &state.length, &logits].into_iter().chain(window.parts()).collect();
         let results = f.for_loop(self.turns, &carried, |turn, carried| {
-            let [keys, values, last, length, logits] = carried else { unreachable!("as passed in") };
-            let window = Window { keys: keys.clone(), values: values.clone() };
+            let [last, length, logits, window @ ..] = carried else { unreachable!("as passed in") };
+            let window = Window::of(window);
             let now = StateValues { last: last.clone(), length: length.clone(), ..state.clone() };
             match step.forward(&now, &window, turn) {
-                Ok((of_turn, Window { keys, values })) => {
+                Ok((of_turn, window)) => {
                     let of_turn = of_turn.reshape(&[slots, 1, config.vocab_size]);
                     let last = next.dynamic_slice(&[&zero, turn], &[slots, 1]).reshape(&[slots]);
                     let logits = logits.dynamic_update_slice(&of_turn, &[&zero, turn, &zero]);
-                    vec![keys, values, last, length + length.like(1), logits]
+                    let rows = [last, length + length.like(1), logits];
+                    rows.into_iter().chain(window.parts().cloned()).collect()
                 }
                 Err(source) => {
                     error = Some(source);
@@ -167,10 +168,10 @@ impl Decode {
         if let Some(source) = error {
             return Err(program_error(name)(source));
         }
-        let window = Window { keys: results[0].clone(), values: results[1].clone() };
+        let window = Window::of(&results[3..]);
         let [keys, values] = step.flush(&window).map_err(program_error(name))?;
-        let (last, length) = (results[2].clone(), results[3].clone());
+        let (last, length) = (results[0].clone(), results[1].clone());
         let after = StateValues { keys, values, last, length, ..state.clone() };
-        decoder.split().finish(f.clone(), name, after.results().chain([("logits", &results[4])]))
+        decoder.split().finish(f.clone(), name, after.results().chain([("logits", &results[2])]))
     }
 }

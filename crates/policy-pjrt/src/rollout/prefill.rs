@@ -4,7 +4,7 @@
 //! Legend: L layers, P prompts, T tokens of a prompt's row, B slots, S columns of the cache, K key/value heads, D head dimension, V
 //! vocabulary.
 
-use super::state::{CACHE, ROWS, Shape, StateValues, dimensions};
+use super::state::{CACHE, CachedLayers, ROWS, Shape, StateValues, dimensions};
 use crate::decoder::{Axis, Broadcast, Decoder, Layers, Role, Rows, zeros};
 use crate::error::Result;
 use crate::program::program_error;
@@ -21,8 +21,8 @@ pub(crate) struct Prompts {
     pub(crate) seen: bool,
 }
 
-/// Builds the prefill program: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, T, D]`; with `seen`, also
-/// to the set of tokens `[P, V]` of each prompt.
+/// Builds the prefill program: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, T, D]` of each cache; with
+/// `seen`, also to the set of tokens `[P, V]` of each prompt.
 ///
 /// Keys and values of the last token of a prompt are not computed: the decode loop processes this token first, so that one program computes
 /// all logits. Keys and values after a prompt are zero.
@@ -45,7 +45,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
             let [kept, of_masks @ ..] = constants else { unreachable!("as many as were passed in") };
             let masks = masks.take(&mut &*of_masks);
             let mut stacked = vec![];
-            let x = decoder.block(layer, &values.carry[0], rotaries.get(spec.rope), |heads| {
+            let x = decoder.block(spec, layer, &values.carry[0], rotaries.get(spec.rope), |heads| {
                 stacked = [&heads.keys, &heads.values].map(|part| cached(part, kept)).to_vec();
                 decoder.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
             });
@@ -54,9 +54,13 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let name = "rollout_prefill";
     let layers = layers.map_err(program_error(name))?;
     let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));
-    (0..2).for_each(|i| decoder.split().result(&f, i, &CACHE));
-    let results = [("keys", &layers.ys[0]), ("values", &layers.ys[1])];
-    decoder.split().finish(f, name, results.into_iter().chain(seen.iter().map(|seen| ("seen", seen))))
+    let results: Vec<(&str, &Value)> = ["keys", "values"]
+        .into_iter()
+        .zip(&layers.ys)
+        .flat_map(|(name, of)| of.iter().map(move |of| (name, of)))
+        .collect();
+    (0..results.len()).for_each(|i| decoder.split().result(&f, i, &CACHE));
+    decoder.split().finish(f.clone(), name, results.into_iter().chain(seen.iter().map(|seen| ("seen", seen))))
 }
 
 /// Returns keys or values `[P, K, T, D]`, zero where `kept` `[P, T]` is false.
@@ -85,7 +89,7 @@ fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
 /// Logical axes of keys and values of prompts `[L, P, K, T, D]` where they are copied to slots: a prompt may start samples on any device.
 const PROMPTS: [Option<Axis>; 5] = [None, None, Some(Axis::Kv), None, None];
 
-/// Builds the admission program. Arguments: state; keys and values of prompts (and their sets of tokens); for every shard of slots the number
+/// Builds the admission program. Arguments: state; keys and values of prompts of each cache (and their sets of tokens); for every shard of slots the number
 /// of new samples (`[N]`, i32, for N shards), and for each new sample its slot within the shard and the row of its prompt (`[B]`, i32: each
 /// shard has B / N entries, and uses the first ones); for all slots whether a sample begins (`[B]`), the last token and the length of its prompt
 /// (`[B]`, i32) and its random key (`[B, 2]`, u32). Result: the state.
@@ -94,11 +98,13 @@ const PROMPTS: [Option<Axis>; 5] = [None, None, Some(Axis::Kv), None, None];
 pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result<Module> {
     let (f, config, compute, split) = (Builder::new(), decoder.config(), decoder.compute(), decoder.split());
     let state = shape.arguments(&f, decoder);
-    let (layers, kv, d) = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim());
-    let prefilled = TensorType::new(compute.dtype(), [layers, prompts.rows, kv, prompts.tokens, d]);
-    let keys = f.argument("prompt_keys", prefilled.clone());
-    let values = f.argument("prompt_values", prefilled);
-    [&keys, &values].into_iter().for_each(|part| split.argument(part, &CACHE));
+    let caches = CachedLayers::of(config);
+    let prefilled = |of: &CachedLayers| {
+        TensorType::new(compute.dtype(), [of.layers.len(), prompts.rows, of.key_value, prompts.tokens, of.width])
+    };
+    let [keys, values] = ["prompt_keys", "prompt_values"]
+        .map(|name| caches.iter().map(|of| f.argument(name, prefilled(of))).collect::<Vec<Value>>());
+    keys.iter().chain(&values).for_each(|part| split.argument(part, &CACHE));
     let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
     let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);
@@ -109,8 +115,8 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let begun = Begun::arguments(&f, shape);
 
     // The tensors to copy row by row: source, its axes, destination, its axes, row dimension.
-    let mut moves =
-        vec![(&keys, &PROMPTS[..], &state.keys, &CACHE[..], 1), (&values, &PROMPTS, &state.values, &CACHE, 1)];
+    let of_caches = keys.iter().chain(&values).zip(state.keys.iter().chain(&state.values));
+    let mut moves: Vec<_> = of_caches.map(|(from, to)| (from, &PROMPTS[..], to, &CACHE[..], 1)).collect();
     let of_sets = seen.iter().zip(&state.seen);
     moves.extend(of_sets.map(|(from, to)| (from, &[None, None][..], to, dimensions(to), 0)));
     let lists = [&counts, &slots, &sources].map(|list| (list, &ROWS[..]));
@@ -125,8 +131,10 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
         copy_rows(f, lists, from, to, &row_dimensions)
     });
     let name = "rollout_admit";
-    let moved = moved.map_err(program_error(name))?;
-    let next = begun.state(&state, moved[0].clone(), moved[1].clone(), state.seen.as_ref().map(|_| moved[2].clone()));
+    let mut keys = moved.map_err(program_error(name))?;
+    let mut values = keys.split_off(caches.len());
+    let seen = values.split_off(caches.len()).pop();
+    let next = begun.state(&state, keys, values, seen);
     split.finish(f, name, next.results())
 }
 
@@ -151,7 +159,13 @@ impl Begun {
     }
 
     /// Returns the state with these samples, keys, values and sets of tokens.
-    pub(super) fn state(&self, state: &StateValues, keys: Value, values: Value, seen: Option<Value>) -> StateValues {
+    pub(super) fn state(
+        &self,
+        state: &StateValues,
+        keys: Vec<Value>,
+        values: Vec<Value>,
+        seen: Option<Value>,
+    ) -> StateValues {
         let chosen = |new: &Value, old: &Value| self.begins.along_first(old).select(new, old);
         let none = |old: &Value| chosen(&zeros(&old.builder(), old.dtype(), old.shape()), old);
         StateValues {

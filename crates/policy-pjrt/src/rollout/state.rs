@@ -7,7 +7,7 @@ use crate::decoder::{Axis, Compute, Decoder, zeros};
 use crate::error::{Error, Result};
 use crate::program::unnamed;
 use crate::runtime::Runtime;
-use models::ModelConfig;
+use models::{AttentionHeads, ModelConfig};
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 /// Shape of a state.
@@ -29,12 +29,50 @@ pub(crate) const CACHE: [Option<Axis>; 5] = [None, Some(Axis::Batch), Some(Axis:
 /// Logical axes of a tensor with one element per slot, `[B]`.
 pub(crate) const ROWS: [Option<Axis>; 1] = [Some(Axis::Batch)];
 
+/// Layers whose keys and values have the same shape, and therefore one cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CachedLayers {
+    /// K.
+    pub(super) key_value: usize,
+    /// D.
+    pub(super) width: usize,
+    pub(super) layers: Vec<usize>,
+}
+
+impl CachedLayers {
+    /// Returns the caches of a model, in the order of the first layer of each.
+    pub(super) fn of(config: &ModelConfig) -> Vec<Self> {
+        let mut caches: Vec<Self> = Vec::new();
+        for (layer, AttentionHeads { key_value, width, .. }) in config.heads_of_layers().enumerate() {
+            match caches.iter_mut().find(|cache| (cache.key_value, cache.width) == (key_value, width)) {
+                Some(cache) => cache.layers.push(layer),
+                None => caches.push(Self { key_value, width, layers: vec![layer] }),
+            }
+        }
+        caches
+    }
+
+    /// Returns the index of the cache of layers with these heads.
+    pub(super) fn position(caches: &[Self], heads: AttentionHeads) -> usize {
+        let is_own = |cache: &Self| (cache.key_value, cache.width) == (heads.key_value, heads.width);
+        caches.iter().position(is_own).unwrap_or_else(|| unreachable!("every layer has a cache"))
+    }
+
+    /// Returns the index of each layer in its cache, `[L]`, i32.
+    pub(super) fn indices(f: &Builder, config: &ModelConfig) -> Value {
+        let caches = Self::of(config);
+        let index = |layer: usize| caches.iter().find_map(|cache| cache.layers.iter().position(|own| *own == layer));
+        let indices = (0..config.num_hidden_layers).map(|layer| index(layer).unwrap_or(0) as i64);
+        f.dense(indices, TensorType::new(Dtype::I32, [config.num_hidden_layers]))
+    }
+}
+
 /// The tensors of a state, in the order of a program's arguments and results.
 #[derive(Clone, Debug)]
 pub(crate) struct StateValues {
-    /// Keys and values `[L, B, K, S, D]`.
-    pub(crate) keys: Value,
-    pub(crate) values: Value,
+    /// Keys and values `[L, B, K, S, D]` of each of [`CachedLayers::of`].
+    pub(crate) keys: Vec<Value>,
+    pub(crate) values: Vec<Value>,
     /// Tokens of the completions, `[B, M]`, i32.
     pub(crate) ids: Value,
     /// Their log-probabilities, `[B, M]`, f32.
@@ -57,12 +95,12 @@ impl Shape {
     /// Returns name and type of every tensor.
     fn parts(self, config: &ModelConfig, compute: Compute) -> Vec<(&'static str, TensorType)> {
         let Self { slots, columns, tokens, seen } = self;
-        let cache = [config.num_hidden_layers, slots, config.num_key_value_heads, columns, config.head_dim()];
-        let cache = TensorType::new(compute.dtype(), cache);
+        let cache = |of: &CachedLayers| {
+            TensorType::new(compute.dtype(), [of.layers.len(), slots, of.key_value, columns, of.width])
+        };
+        let caches = CachedLayers::of(config);
         let row = |dtype| TensorType::new(dtype, [slots]);
         let mut parts = vec![
-            ("keys", cache.clone()),
-            ("values", cache),
             ("ids", TensorType::new(Dtype::I32, [slots, tokens])),
             ("logps", TensorType::new(Dtype::F32, [slots, tokens])),
             ("last", row(Dtype::I32)),
@@ -74,6 +112,7 @@ impl Shape {
         if seen {
             parts.push(("seen", TensorType::new(Dtype::Pred, [slots, config.vocab_size])));
         }
+        parts.extend(["keys", "values"].into_iter().flat_map(|name| caches.iter().map(move |of| (name, cache(of)))));
         parts
     }
 
@@ -88,7 +127,7 @@ impl Shape {
                 decoder.split().result(f, index, dimensions);
                 argument
             });
-        StateValues::new(parts.collect())
+        StateValues::new(parts.collect(), self.seen)
     }
 
     /// Builds the program without arguments that returns a state of empty slots.
@@ -99,7 +138,7 @@ impl Shape {
             "length" => f.splat(1, ty),
             _ => zeros(&f, ty.dtype, &ty.shape),
         });
-        let state = StateValues::new(parts.collect());
+        let state = StateValues::new(parts.collect(), self.seen);
         let split = decoder.split();
         state.parts().into_iter().enumerate().for_each(|(index, part)| split.result(&f, index, dimensions(part)));
         split.finish(f, "rollout_empty", state.results())
@@ -116,39 +155,34 @@ pub(super) fn dimensions(part: &Value) -> &'static [Option<Axis>] {
 }
 
 impl StateValues {
-    /// Creates the state from its tensors in order.
-    pub(crate) fn new(parts: Vec<Value>) -> Self {
+    /// Creates the state from its tensors in order; `seen` is `true` if there are sets of tokens.
+    pub(crate) fn new(parts: Vec<Value>, seen: bool) -> Self {
         let mut parts = parts.into_iter();
-        let mut next = || parts.next().unwrap_or_else(|| unreachable!("a state has nine parts or ten"));
-        Self {
-            keys: next(),
-            values: next(),
-            ids: next(),
-            logps: next(),
-            last: next(),
-            length: next(),
-            count: next(),
-            ended: next(),
-            random: next(),
-            seen: parts.next(),
-        }
+        let mut next = || parts.next().unwrap_or_else(|| unreachable!("a state has seven parts or eight, and caches"));
+        let [ids, logps, last, length, count, ended, random] = std::array::from_fn(|_| next());
+        let seen = seen.then(next);
+        let mut keys: Vec<Value> = parts.collect();
+        let values = keys.split_off(keys.len() / 2);
+        Self { keys, values, ids, logps, last, length, count, ended, random, seen }
     }
 
     /// Returns the tensors in order.
     pub(crate) fn parts(&self) -> Vec<&Value> {
         let Self { keys, values, ids, logps, last, length, count, ended, random, seen } = self;
-        let all = [keys, values, ids, logps, last, length, count, ended, random];
-        all.into_iter().chain(seen).collect()
+        let all = [ids, logps, last, length, count, ended, random];
+        all.into_iter().chain(seen).chain(keys).chain(values).collect()
     }
 
     /// Returns the tensors without keys and values.
     pub(crate) fn rows(&self) -> Vec<&Value> {
-        self.parts().split_off(2)
+        let mut parts = self.parts();
+        parts.truncate(parts.len() - self.keys.len() - self.values.len());
+        parts
     }
 
     /// Returns a state with the same keys and values and other tensors, in the order of [`StateValues::rows`].
     pub(crate) fn with_rows(&self, rows: &[Value]) -> Self {
-        Self::new([&self.keys, &self.values].into_iter().chain(rows).cloned().collect())
+        Self::new(rows.iter().chain(&self.keys).chain(&self.values).cloned().collect(), self.seen.is_some())
     }
 
     /// Returns the results of a program that returns this state.
@@ -173,21 +207,21 @@ impl State {
 
     /// Reads the ids `[B, M]`.
     pub(crate) fn ids(&self, runtime: &Runtime) -> Result<Vec<i32>> {
-        self.part(runtime, 2, "ids of completions")
+        self.part(runtime, 0, "ids of completions")
     }
 
     /// Reads the log-probabilities `[B, M]`.
     pub(crate) fn logps(&self, runtime: &Runtime) -> Result<Vec<f32>> {
-        self.part(runtime, 3, "log-probabilities of completions")
+        self.part(runtime, 1, "log-probabilities of completions")
     }
 
     /// Reads the numbers of tokens of the completions, `[B]`.
     pub(crate) fn counts(&self, runtime: &Runtime) -> Result<Vec<i32>> {
-        self.part(runtime, 6, "lengths of completions")
+        self.part(runtime, 4, "lengths of completions")
     }
 
     /// Reads which slots are finished or empty, `[B]`.
     pub(crate) fn ended(&self, runtime: &Runtime) -> Result<Vec<bool>> {
-        self.part(runtime, 7, "ends of completions")
+        self.part(runtime, 5, "ends of completions")
     }
 }

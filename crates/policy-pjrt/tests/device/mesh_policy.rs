@@ -6,7 +6,7 @@ use crate::support::{
     whole,
 };
 use grpo_core::LossConfig;
-use models::{ClampedSwiglu, Experts, LoraConfig, ModelConfig};
+use models::{ClampedSwiglu, Experts, LayerRope, LayerSpec, LoraConfig, ModelConfig};
 use pjrt::install::{Kind, install};
 use policy::contract::{Fixture, Setup, batches};
 use policy::{
@@ -218,6 +218,27 @@ fn mixtures_of_experts_on_meshes_match_one_device() {
             let clamped = config.experts.as_ref().and_then(|experts| experts.clamped);
             assert_same(&format!("{axes:?}, {clamped:?}"), &train(on(&on_mesh(axes))), &expected);
         }
+    }
+}
+
+#[test]
+fn layers_with_other_heads_on_meshes_match_one_device() {
+    let sliding = LayerSpec { sliding_window: Some(3), rope: LayerRope::Local, ..LayerSpec::default() };
+    let full = LayerSpec { head_dim: Some(8), keys_are_values: true, ..LayerSpec::default() };
+    let config = ModelConfig {
+        num_hidden_layers: 5,
+        layers: vec![sliding, full, full],
+        attention_bias: false,
+        qk_norm: true,
+        value_norm: true,
+        layer_scalars: true,
+        final_logit_softcapping: Some(2.0),
+        ..config()
+    };
+    let on = |runtime: &Runtime| PjrtPolicy::new(runtime, &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
+    let expected = train(on(runtime()));
+    for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
+        assert_same(&format!("{axes:?}"), &train(on(&on_mesh(axes))), &expected);
     }
 }
 

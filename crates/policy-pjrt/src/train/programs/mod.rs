@@ -115,7 +115,13 @@ impl TrainPrograms {
         self.decoder.config()
     }
 
-    /// Returns the specification of the loss head.
+    /// Returns the loss with the softcap of the model's logits.
+    fn capped(&self, loss: &LossConfig) -> LossConfig {
+        let cap = self.config().final_logit_softcapping.or(loss.final_logit_softcapping);
+        LossConfig { final_logit_softcapping: cap, ..loss.clone() }
+    }
+
+    /// Returns the specification of the loss head. A model with a softcap has its own in place of the loss's.
     ///
     /// # Errors
     /// [`crate::Error::Loss`] for an invalid loss or tiling.
@@ -130,7 +136,7 @@ impl TrainPrograms {
         let shards = self.decoder.split().parts(Axis::Vocab);
         let workspace_budget = self.tiling.workspace_budget.saturating_mul(shards);
         let request = PlanRequest {
-            loss: loss.clone().into(),
+            loss: self.capped(loss).into(),
             implementation: Implementation::Fused,
             tiling: Tiling { workspace_budget, ..self.tiling.clone() },
             max_tokens: tokens,
@@ -318,7 +324,7 @@ impl TrainPrograms {
         batch: &'a Batch,
         outputs: Outputs,
     ) -> Vec<&'a Value> {
-        let inside = table.iter().filter(|p| outputs.depend_on(p.role)).map(|p| &weights[p.role]);
+        let inside = table.iter().filter(|p| outputs.depend_on(p.role)).map(|p| weights.of(p.id()));
         inside.chain(&batch.rows).collect()
     }
 
@@ -331,7 +337,7 @@ impl TrainPrograms {
         try_trace(&types, |_, values| {
             let (parameters, rows) = values.split_at(inside.len());
             let [ids, predicting, predicts, positions @ ..] = rows else { unreachable!("as many as there are types") };
-            let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
+            let weights = ParameterValues::new(inside.iter().map(|p| p.id()).zip(parameters.iter().cloned()));
             let rows = match positions {
                 [positions] => Rows { ids: ids.clone(), positions: positions.clone(), shared: true },
                 _ => Rows::of_sequences(ids),
