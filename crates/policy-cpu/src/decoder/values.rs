@@ -41,7 +41,7 @@ impl ValueHeads {
         Ok((rows.flat_map(|(row, values)| row[..to_keys].iter().chain(values)).copied().collect(), scales))
     }
 
-    /// Returns the gradient of a projection from that of queries, keys and values.
+    /// Returns the gradient of a projection, given the gradient of queries, keys and values.
     fn gradient(self, projected: &[f32], scales: &[f32], dqkv: &[f32]) -> grpo_core::Result<Vec<f32>> {
         let (values, to_keys, own) = (self.heads.key_value * self.heads.width, self.to_keys(), self.projected());
         let mut dvalues: Vec<f32> =

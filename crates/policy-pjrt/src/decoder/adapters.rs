@@ -97,7 +97,7 @@ impl Adapters {
         all
     }
 
-    /// Returns A and B of the matrices of a stack, or of the head; nothing if none of them has an adapter.
+    /// Returns A and B of the matrices of a stack, or of the head; nothing if no matrix has an adapter.
     fn of_weight(&self, weight: &Parameter, matrix: Matrix, module: &str) -> Vec<Parameter> {
         let named = |name: &str| self.matrices.iter().find(|matrix| matrix.name == name);
         let adapted: Vec<(usize, &AdaptedMatrix)> = match weight.is_stacked() {
