@@ -19,7 +19,7 @@ use backend_tpu::program::Pass;
 use models::{Hub, ModelConfig, ModelFolder};
 use planner::MeshRules;
 use planner::{Devices, is_one_program, longest_prompt};
-use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, attention_layers, parameters};
+use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, parameters};
 use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
 use run_config::{ModelSource, PolicyDevice, TrainConfig};
@@ -335,11 +335,11 @@ impl RunPrograms {
             ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
             ProgramName::Decode(columns) => {
                 // Every decode step reads all weights and all keys and values of the cache, and reads and writes all states.
-                let with_attention = attention_layers(&self.shape);
-                let heads = self.shape.num_key_value_heads * self.shape.head_dim();
-                let cache = 2 * with_attention * sizes.slots * columns * heads * sizes.operand_bytes;
+                let keys = self.shape.heads_of_layers().map(|of| of.key_columns()).sum::<usize>();
+                let cache = 2 * sizes.slots * columns * keys * sizes.operand_bytes;
                 let state = self.shape.linear_attention.map_or(0, |linear| linear.state() * Dtype::F32.bytes());
-                let states = 2 * (sizes.layers - with_attention) * sizes.slots * state;
+                let with_states = sizes.layers - self.shape.heads_of_layers().count();
+                let states = 2 * with_states * sizes.slots * state;
                 let weights = sizes.matmul_parameters * sizes.operand_bytes;
                 let flops = 2.0 * (sizes.matmul_parameters * sizes.slots) as f64;
                 let turns = sizes.tokens_per_call as f64;
@@ -376,7 +376,7 @@ impl RunPrograms {
         let sizes = &self.sizes;
         let head = self.shape.vocab_size * self.shape.hidden_size;
         let (rows, length) = (sizes.rows as f64, sizes.length as f64);
-        let width = (self.shape.num_attention_heads * self.shape.head_dim() * attention_layers(&self.shape)) as f64;
+        let width = self.shape.heads_of_layers().map(|of| of.query_columns() as f64).sum::<f64>();
         let layers =
             2.0 * (sizes.matmul_parameters - head) as f64 * rows * length + 2.0 * rows * length * length * width;
         [layers, 2.0 * (head * sizes.tokens) as f64]

@@ -6,6 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use grpo_burn::GrpoLoss;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Backend, Dtype, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
+use models::ModelConfig;
 use policy::{Error, Result, RouterStatistics, StepLoss};
 use std::sync::Arc;
 
@@ -70,6 +71,24 @@ impl PolicyLoss {
         let (backend, implementation) = (Arc::new(CpuBackend::new().with_products(products)), Implementation::Fused);
         // The number of tokens is not known yet.
         Self { config, backend, implementation, max_tokens: 0 }
+    }
+
+    /// Returns the loss of a model: with the softcap of its logits.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the loss has another softcap.
+    pub(crate) fn of_model(mut self, model: &ModelConfig) -> Result<Self> {
+        let (cap, own) = (model.final_logit_softcapping, self.config.final_logit_softcapping);
+        match (cap, own) {
+            (Some(cap), Some(own)) if cap != own => {
+                Err(Error::argument("PolicyLoss", format!("the model's final_logit_softcapping, {cap}, or none"), own))
+            }
+            (Some(_), None) => {
+                Arc::make_mut(&mut self.config).final_logit_softcapping = cap;
+                Ok(self)
+            }
+            _ => Ok(self),
+        }
     }
 
     fn grpo(&self) -> Result<GrpoLoss> {

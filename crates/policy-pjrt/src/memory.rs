@@ -2,7 +2,7 @@
 //!
 //! Legend: B rows, T tokens of a row, N completion tokens, V vocabulary, H hidden size, K key/value heads, D head dimension.
 
-use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, DeltaStates, Split, attention_layers, parameters};
+use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, DeltaStates, Split, parameters};
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
@@ -89,8 +89,8 @@ impl TrainingSizes {
         table.push_in("micro-batches", "activations between layers", carried);
         let keeps_attention = matches!(&options.save, Save::Named(names) if names.iter().any(|name| name == ATTENTION));
         if keeps_attention && options.attention.block(length).is_some() {
-            let heads = config.num_attention_heads * config.head_dim() / split.parts(Axis::Heads);
-            let kept = product(&[attention_layers(config), rows, length, heads]).saturating_mul(operand);
+            let columns = config.heads_of_layers().map(|heads| heads.query_columns()).sum::<usize>();
+            let kept = product(&[rows, length, columns / split.parts(Axis::Heads)]).saturating_mul(operand);
             table.push_in("micro-batches", "saved attention outputs", kept);
         }
         // A chunk has as many tokens as fit with the whole vocabulary; each device makes the logits of its shard.
@@ -112,8 +112,9 @@ impl TrainingSizes {
         }
         let (slots, columns) = cache_shape(&self.rollout, options.rollout, &of_rollout);
         let slots = slots / of_rollout.parts(Axis::Batch);
-        let heads = config.num_key_value_heads * config.head_dim() / of_rollout.parts(Axis::Kv);
-        let cache = product(&[2, attention_layers(config), slots, columns, heads]).saturating_mul(operand);
+        let heads =
+            config.heads_of_layers().map(|heads| heads.key_columns()).sum::<usize>() / of_rollout.parts(Axis::Kv);
+        let cache = product(&[2, slots, columns, heads]).saturating_mul(operand);
         table.push_in("sampling", "keys and values", cache);
         if let Some(types) = DeltaStates::types(config, slots, options.compute) {
             let states: u64 = types.iter().map(|ty| product(&[ty.elements(), ty.dtype.bytes()])).sum();

@@ -12,7 +12,6 @@ use std::ops::Range;
 /// The keys and values of prompts, and of their completions during sampling.
 #[derive(Debug)]
 pub struct KvCache {
-    heads: Heads,
     layers: Vec<Layer>,
     /// The number of tokens of each prompt.
     prompts: Vec<usize>,
@@ -24,9 +23,10 @@ pub struct KvCache {
     filled: Vec<usize>,
 }
 
-/// Per key/value head, keys `[D, positions]` and values `[positions, D]`, so that products read contiguous rows.
+/// A layer's keys and values: per key/value head, keys `[D, positions]` and values `[positions, D]`, so that products read contiguous rows.
 #[derive(Debug)]
 struct Layer {
+    heads: Heads,
     /// One block per prompt, `[2, K, positions x D]`.
     prompts: Vec<Vec<f32>>,
     /// One block per sample, `[2, K, capacity x D]`.
@@ -34,16 +34,17 @@ struct Layer {
 }
 
 impl KvCache {
-    /// Creates an empty cache of `num_layers` layers for prompts of the given lengths, with `per_prompt` samples of
+    /// Creates an empty cache of layers with these heads for prompts of the given lengths, with `per_prompt` samples of
     /// each, and `capacity` positions for every sample.
-    pub fn new(num_layers: usize, heads: Heads, prompts: &[usize], per_prompt: usize, capacity: usize) -> Self {
+    pub fn new(layers: Vec<Heads>, prompts: &[usize], per_prompt: usize, capacity: usize) -> Self {
         let samples = prompts.len() * per_prompt;
-        let layer = || Layer {
+        let layer = |heads: Heads| Layer {
+            heads,
             prompts: Vec::new(),
             samples: vec![0.0; samples * 2 * heads.key_value * capacity * heads.width],
         };
-        let layers = (0..num_layers).map(|_| layer()).collect();
-        Self { heads, layers, prompts: prompts.to_vec(), per_prompt, capacity, filled: vec![0; samples] }
+        let layers = layers.into_iter().map(layer).collect();
+        Self { layers, prompts: prompts.to_vec(), per_prompt, capacity, filled: vec![0; samples] }
     }
 
     /// Creates a cache whose prompts are whole sequences of other caches of the same model, each given as its cache and the index of its
@@ -52,19 +53,19 @@ impl KvCache {
     /// # Errors
     /// [`Error::Shape`] for an index that is not below [`KvCache::samples`], or caches of other shapes.
     pub fn continued(sequences: &[(&KvCache, usize)], capacity: usize) -> Result<Self> {
-        let of_shape = sequences.first().map(|(cache, _)| (cache.heads, cache.layers.len()));
-        let Some((heads, num_layers)) = of_shape else {
+        let heads = |cache: &KvCache| cache.layers.iter().map(|layer| layer.heads).collect::<Vec<_>>();
+        let Some(layers) = sequences.first().map(|(cache, _)| heads(cache)) else {
             return Err(Error::shape("KvCache::continued", "sequences", "at least one", "none"));
         };
         for (cache, sample) in sequences {
-            let fits = *sample < cache.samples() && (cache.heads, cache.layers.len()) == (heads, num_layers);
+            let fits = *sample < cache.samples() && heads(cache) == layers;
             if !fits {
                 let expected = format!("samples below {} of caches of one shape", cache.samples());
                 return Err(Error::shape("KvCache::continued", "sequences", expected, sample));
             }
         }
         let lengths: Vec<usize> = sequences.iter().map(|(cache, sample)| cache.position(*sample)).collect();
-        let mut all = Self::new(num_layers, heads, &lengths, 1, capacity);
+        let mut all = Self::new(layers, &lengths, 1, capacity);
         for (index, layer) in all.layers.iter_mut().enumerate() {
             layer.prompts = sequences.iter().map(|(cache, sample)| cache.sequence(index, *sample)).collect();
         }
@@ -73,7 +74,8 @@ impl KvCache {
 
     /// Returns the block of a layer with all positions of a sample, including its prompt.
     fn sequence(&self, layer: usize, sample: usize) -> Vec<f32> {
-        let (heads, layer, prompt) = (self.heads, &self.layers[layer], sample / self.per_prompt);
+        let (layer, prompt) = (&self.layers[layer], sample / self.per_prompt);
+        let heads = layer.heads;
         let size = 2 * heads.key_value * self.capacity * heads.width;
         let own = &layer.samples[sample * size..(sample + 1) * size];
         let parts = [(&layer.prompts[prompt][..], self.prompts[prompt]), (own, self.capacity)];
@@ -125,7 +127,7 @@ impl KvCache {
         {
             return Err(Error::shape("fill_prompts", "spans", format!("{:?}", self.prompts), format!("{spans:?}")));
         }
-        let heads = self.heads;
+        let heads = self.layers[layer].heads;
         fits("fill_prompts", "qkv", qkv.len(), &[self.prompts.iter().sum(), heads.row()])?;
         self.layers[layer].prompts = spans
             .iter()
@@ -175,7 +177,7 @@ impl Layers {
         scores: Scores,
         samples: &[usize],
     ) -> Result<Mixed> {
-        let heads = cache.heads;
+        let heads = cache.layers[layer].heads;
         fits("attention_cached", "qkv", qkv.len(), &[samples.len(), heads.row()])?;
         if !samples.is_sorted_by(|a, b| a < b) || samples.last().is_some_and(|last| *last >= cache.filled.len()) {
             let expected = format!("ascending numbers below {}", cache.filled.len());

@@ -446,7 +446,7 @@ fn attention_with_a_cache_matches_attention_over_all_rows() {
     let prompts = spans(&[(0..3, 0..0), (3..23, 0..0)]);
     let prompt_rows = noise(23 * row, 1);
     for (layers, scores) in all_layers().flat_map(|layers| SCORES.map(|scores| (layers, scores))) {
-        let mut cache = KvCache::new(1, HEADS, &[3, 20], 2, 18);
+        let mut cache = KvCache::new(vec![HEADS], &[3, 20], 2, 18);
         cache.fill_prompts(0, &prompt_rows, &prompts).unwrap();
         let mut completions: Vec<Vec<f32>> = vec![Vec::new(); 4];
         for step in 0..18 {
@@ -535,7 +535,7 @@ fn a_continued_cache_attends_like_its_source() {
         cache.advance(samples);
         found.unwrap().values
     };
-    let mut source = KvCache::new(1, HEADS, &[3], 2, 6);
+    let mut source = KvCache::new(vec![HEADS], &[3], 2, 6);
     source.fill_prompts(0, &rows(3, 1), &spans(&[(0..3, 0..0)])).unwrap();
     step(&mut source, &[0, 1], 2);
     step(&mut source, &[1], 3);
@@ -558,7 +558,7 @@ fn a_continued_cache_attends_like_its_source() {
 
     let wrong = KvCache::continued(&[(&source, 2)], 1).unwrap_err().to_string();
     assert!(wrong.contains("samples below 2"), "{wrong}");
-    let other = KvCache::new(2, HEADS, &[3], 1, 1);
+    let other = KvCache::new(vec![HEADS; 2], &[3], 1, 1);
     assert!(KvCache::continued(&[(&source, 0), (&other, 0)], 1).is_err());
     assert!(KvCache::continued(&[], 1).is_err());
 }

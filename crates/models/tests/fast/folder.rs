@@ -97,7 +97,10 @@ fn parameters_are_counted() {
 fn unsupported_computations_are_refused_by_field() {
     for (fields, parts) in [
         (json!({"hidden_act": "gelu"}), &["`hidden_act` is \"gelu\"", "silu"][..]),
-        (json!({"model_type": "qwen3_next"}), &["`model_type` is \"qwen3_next\"", "qwen2, qwen3, qwen3_moe, gpt_oss"]),
+        (
+            json!({"model_type": "qwen3_next"}),
+            &["`model_type` is \"qwen3_next\"", "qwen2, qwen3, qwen3_moe, qwen3_5_text, gpt_oss"],
+        ),
         (json!({"architectures": ["Qwen2ForSequenceClassification"]}), &["`architectures`", "Qwen2ForCausalLM"]),
         (json!({"architectures": ["LlamaForCausalLM"]}), &["`architectures`", "for model_type qwen2"]),
         (

@@ -117,11 +117,13 @@ impl CpuPolicy {
     }
 
     fn of(model: Decoder, loss: PolicyLoss) -> Result<Self> {
+        let planned = |loss: PolicyLoss| PlannedLoss::new(loss.of_model(model.config())?);
+        let (loss, cross_entropy) = (planned(loss)?, planned(PolicyLoss::cross_entropy(Dtype::F32))?);
         Ok(Self {
             model,
             ref_policy: None,
-            loss: PlannedLoss::new(loss)?,
-            cross_entropy: PlannedLoss::new(PolicyLoss::cross_entropy(Dtype::F32))?,
+            loss,
+            cross_entropy,
             value_loss: None,
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
@@ -142,7 +144,7 @@ impl CpuPolicy {
     /// # Errors
     /// [`Error::Other`] of the loss.
     pub fn with_products(mut self, dtype: Dtype) -> Result<Self> {
-        self.cross_entropy = PlannedLoss::new(PolicyLoss::cross_entropy(dtype))?;
+        self.cross_entropy = PlannedLoss::new(PolicyLoss::cross_entropy(dtype).of_model(self.model.config())?)?;
         self.model = self.model.with_products(dtype);
         self.in_files = self.in_files.map(|model| model.with_products(dtype));
         self.ref_policy = self.ref_policy.map(|model| model.with_products(dtype));

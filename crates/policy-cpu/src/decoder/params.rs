@@ -5,6 +5,7 @@
 
 use super::experts::is_router;
 use super::hugging_face::{Tensors, export_parts};
+use super::layers::is_constant;
 use super::lora::{is_adapter, is_value_head};
 use super::model::Decoder;
 use super::weight::{CONTAINER, STORED};
@@ -25,7 +26,8 @@ pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 pub(crate) enum Which {
     /// All parameters.
     All,
-    /// Trained parameters: with adapters, the adapters and the value head; otherwise all, without frozen routers.
+    /// Trained parameters: with adapters, the adapters and the value head; otherwise all, without frozen routers and
+    /// the factors of layers.
     Trained,
 }
 
@@ -112,7 +114,7 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &[usize
         }
         fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let name = self.path.join(".");
-            let is_frozen = self.has_frozen_routers && is_router(&name);
+            let is_frozen = is_constant(&name) || self.has_frozen_routers && is_router(&name);
             if is_frozen || self.has_adapters && !is_trained_beside_a_base(&name) {
                 return parameter;
             }
@@ -155,6 +157,7 @@ pub(crate) fn visit_parameters(model: &Decoder, which: Which, see: impl FnMut(&s
     struct Walk<F> {
         path: Vec<String>,
         adapters_only: bool,
+        trained_only: bool,
         skips_routers: bool,
         see: F,
     }
@@ -173,13 +176,14 @@ pub(crate) fn visit_parameters(model: &Decoder, which: Which, see: impl FnMut(&s
         }
         fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
             let name = self.path.join(".");
-            let is_skipped = self.skips_routers && is_router(&name);
+            let is_skipped = self.trained_only && is_constant(&name) || self.skips_routers && is_router(&name);
             if !is_skipped && (!self.adapters_only || is_trained_beside_a_base(&name)) {
                 (self.see)(&name, Some(parameter));
             }
         }
     }
     let adapters_only = which == Which::Trained && model.has_adapters();
+    let trained_only = which == Which::Trained;
     let skips_routers = which == Which::Trained && model.has_frozen_routers();
-    model.visit(&mut Walk { path: Vec::new(), adapters_only, skips_routers, see });
+    model.visit(&mut Walk { path: Vec::new(), adapters_only, trained_only, skips_routers, see });
 }

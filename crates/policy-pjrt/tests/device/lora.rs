@@ -91,6 +91,8 @@ fn adapters_of_every_family_match_the_cpu_policy() {
         ("granite", lora(2, names(&["o_proj", "down_proj", "lm_head"]))),
         ("phi3", lora(2, names(&["gate_up_proj", "qkv_proj"]))),
         ("gemma3", lora(2, all_linear())),
+        ("gemma4", lora(2, all_linear())),
+        ("gemma4_vision", lora(2, names(&["v_proj", "down_proj"]))),
     ] {
         let checkpoint = Checkpoint::open(name);
         let what = format!("{name}, {:?}", lora.target_modules);
