@@ -5,7 +5,7 @@ mod hostile;
 
 use distributed::{Error, MAX_KEY, MAX_VALUE, Options, Result, Store};
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -36,9 +36,16 @@ fn run<T: Send + 'static>(
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
-/// Like [`run`], with equal facts and an open store.
+/// Like [`run`], with equal facts and an open store. Work begins when all processes have opened theirs: otherwise a failure of one may be the
+/// error of another one's [`Store::open`].
 fn run_open<T: Send + 'static>(num: usize, work: impl Fn(Store) -> T + Send + Sync + 'static) -> Vec<T> {
-    run(processes(num), |_| vec![("version", "1")], move |store| work(store.unwrap()))
+    let all_open = Barrier::new(num);
+    let when_open = move |store: Result<Store>| {
+        let store = store.unwrap();
+        all_open.wait();
+        work(store)
+    };
+    run(processes(num), |_| vec![("version", "1")], when_open)
 }
 
 #[test]

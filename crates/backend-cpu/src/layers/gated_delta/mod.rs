@@ -153,6 +153,9 @@ impl DeltaState {
     }
 }
 
+/// The states `[R, Dk, Dv]` of a key head after each span.
+type SpanStates = Vec<Vec<f32>>;
+
 /// Checks sizes and weights.
 fn check(heads: DeltaHeads, weights: DeltaWeights<'_>) -> Result<()> {
     let sizes = [heads.key, heads.value, heads.key_width, heads.value_width, heads.taps];
@@ -233,7 +236,7 @@ impl Layers {
         weights: DeltaWeights<'_>,
         spans: &[Span],
         keeps: bool,
-    ) -> Result<(Vec<f32>, Vec<Vec<Vec<f32>>>)> {
+    ) -> Result<(Vec<f32>, Vec<SpanStates>)> {
         check(heads, weights)?;
         let (parents, n) = (parents(spans)?, spans.last().map_or(0, |span| span.rows.end));
         fits("gated_delta_net", "x", x.len(), &[n, heads.row()])?;
@@ -243,7 +246,7 @@ impl Layers {
         let of_tasks = parts.par_chunks_mut((n * wide).max(1)).zip(tasks.par_chunks_mut(1)).enumerate();
         of_tasks.for_each(|(k, (part, states))| {
             let head = Head::new(self.gemm, heads, weights, x, k);
-            let states: &mut Vec<Vec<f32>> = &mut states[0];
+            let states: &mut SpanStates = &mut states[0];
             for (index, (span, parent)) in spans.iter().zip(&parents).enumerate() {
                 let zeros = || vec![0.0; heads.of_key()];
                 let mut state = parent.map_or_else(zeros, |parent: usize| states[parent].clone());
