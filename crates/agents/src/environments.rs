@@ -48,8 +48,8 @@ impl Environments {
         Self::from_config(config, EnvironmentConfig::environment)
     }
 
-    /// Returns the environments of a configuration by name and kind. None of them starts a conversation: programs, servers and environment
-    /// variables may be missing, as in a process that follows process 0 of a run.
+    /// Returns the environments of a configuration for a process in which none of them is started, such as those that follow process 0 of a
+    /// run. The programs, servers and environment variables that the configuration names need not exist.
     ///
     /// # Errors
     /// [`Error::Config`] with the key.

@@ -288,8 +288,7 @@ impl ModelConfig {
         }
         let is_recurrent = |layer: &&LayerSpec| layer.mixer == Mixer::GatedDeltaNet;
         for layer in self.layers.iter().filter(is_recurrent) {
-            let expected =
-                "neither sliding_window, heads of its own nor a rope other than none beside mixer: gated_delta_net";
+            let expected = "rope: none, and neither sliding_window nor heads, with mixer: gated_delta_net";
             check(*layer == LayerSpec::GATED_DELTA_NET, "model.layers", expected, format!("{layer:?}"))?;
         }
         check(
@@ -297,6 +296,12 @@ impl ModelConfig {
             "model.linear_attention",
             "sizes if, and only if, a layer of model.layers has mixer: gated_delta_net",
             format!("{:?} for layers {:?}", self.linear_attention, self.layers),
+        )?;
+        check(
+            !(self.fused_projections && self.linear_attention.is_some()),
+            "model.fused_projections",
+            "false with model.linear_attention",
+            "true",
         )?;
         self.linear_attention.iter().try_for_each(LinearAttention::validate)?;
         self.layers.iter().try_for_each(|layer| self.validate_heads(*layer))?;

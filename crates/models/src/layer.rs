@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LayerSpec {
-    /// The part of the layer that combines tokens.
+    /// The token mixer.
     pub mixer: Mixer,
     /// The number of tokens that a token attends to: itself and the tokens before it. `None` is all of them.
     pub sliding_window: Option<usize>,
@@ -69,7 +69,7 @@ impl LayerSpec {
     };
 }
 
-/// The part of a layer that combines tokens.
+/// The token mixer of a layer: softmax attention or a Gated DeltaNet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mixer {

@@ -13,7 +13,8 @@
 //!
 //! A forward pass runs once for the result and again for each recomputation; the backward pass costs two. Per layer and forward pass, a device
 //! gathers the weights of the layer over `fsdp`, and over `tensor` the tokens of the residual stream before attention and MLP, whose outputs it
-//! reduces and scatters. The backward pass gathers weights once more and reduces gradients in f32, over `fsdp` and over `data`.
+//! reduces and scatters. The backward pass gathers weights once more and reduces gradients in f32, over `fsdp` and over `data`. The chunks of
+//! Gated DeltaNets are not counted, only their projections: the predicted times of such models are too short.
 //!
 //! The constants of traffic and of temporaries are fitted to libtpu's allocations and estimates for updates of Qwen2.5 0.5B, 1.5B and 7B
 //! (BENCHMARKS.md). `tests/fast/plan.rs` checks memory and update time against the same programs within 10 %. Times of rollouts, scores and links are

@@ -1,5 +1,6 @@
 //! Memory estimate of a step, apart from weights and optimizer state, available before weights are loaded.
 
+use crate::decoder::gated_delta_net::delta_heads;
 use crate::loss::PolicyLoss;
 use crate::micro_batch::at_once_of;
 use backend_cpu::layers::Layers;
@@ -219,7 +220,7 @@ fn row_values(config: &ModelConfig) -> u64 {
 
 /// Returns the number of columns of the input projection of a Gated DeltaNet.
 fn projected(of: LinearAttention) -> u64 {
-    (of.conv_channels() + of.values() + 2 * of.linear_num_value_heads) as u64
+    delta_heads(of).row() as u64
 }
 
 /// Returns the number of values of a row that the backward pass of a Gated DeltaNet holds, for the key heads of all threads: inputs and
@@ -227,7 +228,7 @@ fn projected(of: LinearAttention) -> u64 {
 fn chunk_values(of: LinearAttention) -> u64 {
     let (keys, per_key) = (of.linear_num_key_heads, of.linear_num_value_heads / of.linear_num_key_heads.max(1));
     let (key, value) = (of.linear_key_head_dim, of.linear_value_head_dim);
-    let of_value = 8 * value + 3 * 64 + key * value / 64;
+    let of_value = 7 * value + 3 * 64 + key * value / 64;
     let of_key = 2 * (2 * key + per_key * value) + 2 * key + 2 * 64 + per_key * of_value;
     (of_key * keys.min(rayon::current_num_threads())) as u64
 }

@@ -42,8 +42,8 @@ pub struct InitialWeights {
 #[derive(Clone, Debug)]
 enum Distribution {
     Constant(f32),
-    /// Logarithms of values that are uniform between `low` and `high`.
-    LogUniform {
+    /// ln(x) with x uniform between `low` and `high`.
+    LogOfUniform {
         stream: String,
         low: f64,
         high: f64,
@@ -69,8 +69,8 @@ enum Distribution {
 
 impl InitialWeights {
     /// Returns the weights of a new model: normal matrices with the standard deviation `initializer_range`, divided by sqrt(2 L) for the
-    /// outputs of attention and MLP in a model of L layers; norms that multiply by 1; biases of 0. A Gated DeltaNet has decays between 0.01
-    /// and 16 (before the softplus of its input, whose bias is 1), as in `transformers`.
+    /// outputs of attention and MLP in a model of L layers; norms that multiply by 1; biases of 0. Of a Gated DeltaNet, `A_log` is
+    /// ln(x) with x uniform between 0.01 and 16, and `dt_bias` is 1.
     ///
     /// # Errors
     /// [`Error::Model`] for an invalid configuration.
@@ -129,7 +129,7 @@ impl TensorSource for InitialWeights {
         Ok(Cow::Owned(match distribution {
             Distribution::Constant(value) => vec![*value; count],
             Distribution::Uniform { stream, bound } => uniform_weights(count, *bound, seed, stream),
-            Distribution::LogUniform { stream, low, high } => {
+            Distribution::LogOfUniform { stream, low, high } => {
                 let (middle, bound) = ((low + high) / 2.0, (high - low) / 2.0);
                 let uniform = uniform_weights(count, bound, seed, stream);
                 uniform.into_iter().map(|value| ((middle + f64::from(value)).max(*low) as f32).ln()).collect()
@@ -156,7 +156,7 @@ fn of_model(config: &ModelConfig, parameters: &[Parameter], parameter: &Paramete
         match of_delta_net {
             "A_log" => {
                 let stream = name.trim_start_matches("model.").to_owned();
-                return Distribution::LogUniform { stream, low: 0.01, high: 16.0 };
+                return Distribution::LogOfUniform { stream, low: 0.01, high: 16.0 };
             }
             "dt_bias" | "norm.weight" => return Distribution::Constant(1.0),
             _ => {}

@@ -18,7 +18,8 @@ pub struct MeshConfig {
     /// The number of shards of rows and of the weights' hidden dimension; a layer's weights are gathered when it runs.
     #[default(1)]
     pub fsdp: i64,
-    /// The number of shards of heads, MLP and vocabulary; it divides the number of key/value heads.
+    /// The number of shards of heads, MLP and vocabulary; it divides the number of key/value heads, and of the key heads
+    /// of Gated DeltaNets.
     #[default(1)]
     pub tensor: i64,
 }
@@ -177,7 +178,7 @@ pub struct LogicalAxisRules {
     pub batch: Option<Vec<MeshAxis>>,
     /// The mesh axes that shard the hidden dimension of weights.
     pub embed: Option<Vec<MeshAxis>>,
-    /// The mesh axes that shard query heads.
+    /// The mesh axes that shard query heads, and the heads of Gated DeltaNets.
     pub heads: Option<Vec<MeshAxis>>,
     /// The mesh axes that shard key/value heads.
     pub kv: Option<Vec<MeshAxis>>,

@@ -72,7 +72,7 @@ impl Layers {
 
 /// Computes 1 / (1 + e^-z) with an exponential of a non-positive argument.
 #[inline(always)]
-fn sigmoid<M: MulAdd>(z: f32) -> f32 {
+pub(super) fn sigmoid<M: MulAdd>(z: f32) -> f32 {
     let e = exp::<M>(-z.abs()).1;
     let small = e / (1.0 + e);
     if z < 0.0 { small } else { 1.0 - small }

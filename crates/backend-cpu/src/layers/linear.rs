@@ -101,7 +101,7 @@ impl Layers {
         Ok(y)
     }
 
-    /// Like [`Layers::linear`], with a packed weight and bit-identical results. The dtype of the operands is that of the layers which packed
+    /// Like [`Layers::linear`], with a packed weight and bit-identical results. The dtype of the operands is that of the [`Layers`] that packed
     /// the weight.
     ///
     /// # Errors

@@ -95,11 +95,12 @@ impl Chip {
             [("TPU v4", "v4"), ("TPU v5 lite", "v5e"), ("TPU v5e", "v5e"), ("TPU v5", "v5p"), ("TPU v5p", "v5p")];
         let more = [("TPU v6 lite", "v6e"), ("TPU v6e", "v6e"), ("TPU7x", "tpu7x"), ("TPU v7x", "tpu7x")];
         let tpu = of_tpu.into_iter().chain(more).find(|(of, _)| *of == kind).map(|(_, name)| name);
-        // Cards for PCIe and NVL boards have lower peaks.
+        // H100 and H200 have lower peaks as PCIe and NVL cards, and the A100 does not.
         let words: Vec<String> = kind.split([' ', '-']).map(str::to_lowercase).collect();
         let is_other = words.iter().any(|word| ["pcie", "nvl"].contains(&word.as_str()));
         let named = |name: &&str| words.iter().any(|word| word == name);
-        let gpu = || ["a100", "h100", "h200", "b200"].into_iter().find(named).filter(|_| !is_other);
+        let gpu =
+            || ["a100", "h100", "h200", "b200"].into_iter().find(named).filter(|name| *name == "a100" || !is_other);
         Self::from_name(tpu.or_else(gpu)?)
     }
 
@@ -122,6 +123,7 @@ mod tests {
         assert_eq!(name("NVIDIA H100 80GB HBM3"), Some("h100"));
         assert_eq!(name("NVIDIA H200"), Some("h200"));
         assert_eq!(name("NVIDIA A100-SXM4-80GB"), Some("a100"));
+        assert_eq!(name("NVIDIA A100-PCIE-40GB"), Some("a100"));
         let others =
             ["cpu", "NVIDIA GeForce RTX 4090", "", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB"];
         assert_eq!(others.map(name), [None; 6]);

@@ -23,7 +23,7 @@ pub enum Wrapper {
     Qwen2_5Vl,
     /// Qwen3-VL.
     Qwen3Vl,
-    /// Qwen3.5, of every size.
+    /// Qwen3.5 without experts.
     Qwen3_5,
     /// Mistral Small 3.1 and Ministral 3.
     Mistral3,

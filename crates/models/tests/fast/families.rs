@@ -460,7 +460,10 @@ fn layers_and_sizes_of_a_gated_delta_net_belong_together() {
     says(&error(unused), &["`model.linear_attention`", "mixer: gated_delta_net"]);
     let turned = LayerSpec { rope: LayerRope::Global, ..LayerSpec::GATED_DELTA_NET };
     let turned = ModelConfig { layers: vec![turned], linear_attention: Some(sizes), ..ModelConfig::default() };
-    says(&error(turned), &["`model.layers`", "rope other than none"]);
+    says(&error(turned), &["`model.layers`", "rope: none and no sliding_window"]);
+    let fused =
+        ModelConfig { layers, linear_attention: Some(sizes), fused_projections: true, ..ModelConfig::default() };
+    says(&error(fused), &["`model.fused_projections`", "model.linear_attention"]);
 }
 
 #[test]

@@ -37,8 +37,6 @@ pub struct CpuPolicy {
     value_loss: Option<ValueLossConfig>,
     optimizer: AdamW,
     sums: GradientSum,
-    /// The dtype of the operands of matrix products.
-    products: Dtype,
     rollout_batch_size: usize,
     /// The KV caches of the last request with a turn, until a call other than [`Policy::generate`].
     turns: Option<Turns>,
@@ -127,7 +125,6 @@ impl CpuPolicy {
             value_loss: None,
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
-            products: Dtype::F32,
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
             turns: None,
             peak_flops: OnceLock::new(),
@@ -135,6 +132,11 @@ impl CpuPolicy {
             in_files: None,
             router_aux_loss_coef: 0.0,
         })
+    }
+
+    /// Returns the dtype of the operands of matrix products.
+    fn products(&self) -> Dtype {
+        if self.model.kernels().rounds_operands() { Dtype::Bf16 } else { Dtype::F32 }
     }
 
     /// Sets the dtype of the operands of matrix products in training, scoring and sampling ([`Decoder::with_products`]); f32 by default. Weights,
@@ -148,7 +150,7 @@ impl CpuPolicy {
         self.model = self.model.with_products(dtype);
         self.in_files = self.in_files.map(|model| model.with_products(dtype));
         self.ref_policy = self.ref_policy.map(|model| model.with_products(dtype));
-        (self.products, self.turns, self.remembered, self.peak_flops) = (dtype, None, None, OnceLock::new());
+        (self.turns, self.remembered, self.peak_flops) = (None, None, OnceLock::new());
         Ok(self)
     }
 
@@ -160,7 +162,7 @@ impl CpuPolicy {
     /// See [`Decoder::mapped`].
     pub fn with_reference_in_files(mut self, weights: &models::Weights) -> Result<Self> {
         let model = Decoder::mapped(self.model.config(), weights, &Device::flex())?;
-        self.in_files = Some(model.with_products(self.products));
+        self.in_files = Some(model.with_products(self.products()));
         Ok(self)
     }
 
@@ -252,7 +254,7 @@ impl Policy for CpuPolicy {
     }
 
     fn peak_flops(&self) -> Option<f64> {
-        Some(*self.peak_flops.get_or_init(|| backend_cpu::peak::flops(self.products, rayon::current_num_threads())))
+        Some(*self.peak_flops.get_or_init(|| backend_cpu::peak::flops(self.products(), rayon::current_num_threads())))
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {

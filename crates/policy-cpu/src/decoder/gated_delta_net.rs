@@ -33,7 +33,7 @@ pub struct GatedDeltaNet {
 }
 
 /// Returns the sizes as an argument of the kernels.
-pub(super) fn delta_heads(of: LinearAttention) -> DeltaHeads {
+pub(crate) fn delta_heads(of: LinearAttention) -> DeltaHeads {
     DeltaHeads {
         key: of.linear_num_key_heads,
         value: of.linear_num_value_heads,

@@ -273,7 +273,7 @@ impl Source for Read<'_> {
         let mut tensors = Vec::new();
         for part in parts(self.config, &Adapted::default(), name, &shape) {
             let tensor = self.weights.tensor(&part.name)?;
-            // The experts of gpt-oss are one tensor of all, and are copied.
+            // gpt-oss stores all experts in one tensor, which is copied.
             if tensor.shape().len() != 2 {
                 return Ok(None);
             }

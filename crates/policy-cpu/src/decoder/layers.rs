@@ -187,7 +187,7 @@ impl Attention {
     }
 }
 
-/// The part of a layer that combines tokens.
+/// The token mixer of a layer: softmax attention or a Gated DeltaNet.
 // One per layer, so the size of the smaller variant does not matter.
 #[allow(clippy::large_enum_variant)]
 #[derive(Module, Debug)]

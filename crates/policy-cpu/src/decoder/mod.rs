@@ -10,7 +10,7 @@ mod autodiff_ops;
 mod batch;
 mod build;
 mod experts;
-mod gated_delta_net;
+pub(crate) mod gated_delta_net;
 mod hugging_face;
 mod inference;
 mod layers;

@@ -8,7 +8,7 @@ use backend_cpu::layers::{Layers, Routing};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::custom_op::{Derivative, Graph, record, tensor};
-use policy::{Result, RouterStatistics};
+use policy::{Error, Result, RouterStatistics};
 use std::sync::Arc;
 
 /// Observes the routers of a forward pass. The default observes nothing.
@@ -34,8 +34,11 @@ impl Routers {
     /// Adds the router of the next layer, with its logits `[N, E]`.
     pub(super) fn observe(&mut self, logits: Tensor<2>, routing: &Routing) -> Result<()> {
         let [n, experts] = logits.dims();
-        if self.counts.len() != n {
+        if self.counts.is_empty() {
             return Ok(());
+        }
+        if self.counts.len() != n {
+            return Err(Error::argument("a router", format!("{} rows", self.counts.len()), n));
         }
         let first = self.tokens.len();
         self.tokens.resize(first + experts, 0.0);

@@ -28,8 +28,8 @@ pub struct AxisRules {
 
 impl AxisRules {
     /// Creates the default table, restricted to the axes of the mesh: batch over `data` and `fsdp`, the embed dimension of weights over
-    /// `fsdp`, heads (also those of linear attention) and MLP over `tensor`, the vocabulary over `tensor` and `fsdp`: no device makes logits of the whole vocabulary. The
-    /// residual stream is sharded along the tokens of a row over `tensor`, Megatron's sequence parallelism (arXiv 2205.05198).
+    /// `fsdp`, heads (those of Gated DeltaNets, too) and MLP over `tensor`, the vocabulary over `tensor` and `fsdp`, so that no device makes
+    /// logits of the whole vocabulary. The residual stream is sharded along the tokens of a row over `tensor`, Megatron's sequence parallelism (arXiv 2205.05198).
     pub fn new(mesh: &Mesh) -> Self {
         let usual: [(Axis, &[&str]); 8] = [
             (Axis::Batch, &["data", "fsdp"]),

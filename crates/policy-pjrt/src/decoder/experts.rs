@@ -206,12 +206,13 @@ mod tests {
         let stack = |sum: &stablehlo::Value| sum.broadcast_in_dim(&[2, 3], &[1]);
         let RouterSums { tokens, aux_loss } = RouterSums::new(&stack(&sums[0]), Some(&stack(&sums[1])), &counted);
         let module = f.finish("sums", &[("tokens", &tokens), ("aux_loss", &aux_loss.unwrap())]).unwrap();
-        let logits = [[0.0, 1.0, 2.0], [3.0, 1.0, 0.0], [0.0, 5.0, 0.5], [9.0, 9.0, 9.0]];
+        let two = 2_f64.ln();
+        let logits = [[0.0, 0.0, two], [two, 0.0, 0.0], [two, 0.0, 0.0], [9.0, 9.0, 9.0]];
         let counted = Array::floats(Dtype::F32, [2, 2], [1.0, 1.0, 1.0, 0.0]).unwrap();
         let all = Array::floats(Dtype::F32, [2, 2, 3], logits.concat()).unwrap();
         let found = module.interpret(&[all, counted]).unwrap();
-        assert_eq!(found[0].to_floats(), [1.0; 6]);
-        // Each expert has a third of the tokens, so the loss is E / 3 times the sum of the mean shares, which is 1.
-        assert!((found[1].to_floats()[0] - 1.0).abs() < 1e-9, "{:?}", found[1].to_floats());
+        assert_eq!(found[0].to_floats(), [2.0, 0.0, 1.0, 2.0, 0.0, 1.0]);
+        // f = [2/3, 0, 1/3] and P = [5/12, 1/4, 1/3], so the loss is 3 (10/36 + 1/9).
+        assert!((found[1].to_floats()[0] - 7.0 / 6.0).abs() < 1e-6, "{:?}", found[1].to_floats());
     }
 }

@@ -106,7 +106,7 @@ impl Decode {
             stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
             limits: f.argument("max_completion_length", TensorType::new(Dtype::I32, [self.shape.slots])),
         };
-        // The host also ends sequences, whose states should stay, too: empty slots have the limit 0.
+        // The host ends sequences that meet the stop condition. Their limit is 0, so that no later call changes their states.
         let ended = &state.ended | state.count.ge(&arguments.limits);
         let state = StateValues { ended, ..state };
         let (step, window) = self.begin(decoder, &weights, &state);

@@ -36,7 +36,7 @@ pub(crate) struct Slots<'a> {
     cached: Vec<Vec<u32>>,
     /// The sampling mask of each unfinished sample, if requested.
     masks: Vec<SamplingMask>,
-    /// `true` if the cache has a state of all tokens in it, as that of a Gated DeltaNet, which later turns cannot continue without the last ones.
+    /// `true` if the model has Gated DeltaNets: their states contain all processed tokens, and cannot drop the last ones.
     has_states: bool,
 }
 
@@ -187,7 +187,8 @@ impl<'a> Slots<'a> {
     }
 
     /// Empties the slots of samples that meet the request's stop condition, which the executable does not check. Returns slot, sample index
-    /// and completion length of each. Tokens that the executable adds to the slot before the next sample starts are ignored.
+    /// and completion length of each. Tokens that the executable has sampled after the stop in this call are ignored; later calls
+    /// skip the slot, because its limit is 0.
     fn empty_stopped(&mut self, counts: &[i32], ids: &[i32], width: usize) -> Result<Vec<(usize, usize, usize)>> {
         let mut done = vec![];
         for (slot, held) in self.slots.iter_mut().enumerate() {

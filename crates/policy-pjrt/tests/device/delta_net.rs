@@ -1,46 +1,16 @@
-//! Models with Gated DeltaNets: logits, gradients and steps match transformers and torch.
-//!
-//! The norms of queries, keys and outputs divide by small numbers, so these models amplify rounding errors more than others.
+//! Models with Gated DeltaNets: packed rows and recomputation give the gradients of torch, and samples do not depend on slots.
 
-use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
+use crate::checkpoint::{self, Checkpoint};
 use crate::support::{
-    assert_close, assert_same_tensors, blocks_of, cross_entropy, device_weights, expected_gradients, exported,
-    gradients, halves, narrow, on_device, random, request, rollout, whole,
+    assert_near, assert_same_completions, assert_same_tensors, blocks_of, cross_entropy, device_weights,
+    expected_gradients, gradients, halves, on_device, random, request, rollout, whole,
 };
-use policy::{Completion, LogitsProcessors, Policy, Sampling, Sequence, SequenceBatch, StepLoss};
-use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, TrainShape};
+use policy::{LogitsProcessors, Policy, Sampling, Sequence, SequenceBatch, StepLoss};
+use policy_pjrt::{PjrtPolicyOptions, TrainShape};
 use stablehlo::{Dtype, Save};
 
-/// The allowed error of logits and log-probabilities.
-const LOGITS: f32 = 1e-4;
 /// The allowed error of gradients.
-const GRADIENTS: f32 = 1e-3;
-
-#[test]
-fn logits_match_transformers_with_and_without_cache() {
-    // Several calls of the decode loop. Sequences are longer than a chunk, as long, and shorter.
-    let rollout = RolloutOptions { tokens_per_call: 5, ..RolloutOptions::default() };
-    let exact = checkpoint::GATED_DELTA_NETS.map(|name| (name, PjrtPolicyOptions::default(), LOGITS));
-    for (name, options, tolerance) in exact.into_iter().chain([("qwen3_5", narrow(), 1e-1)]) {
-        let checkpoint = Checkpoint::open(name);
-        let sequences = checkpoint.sequences();
-        let sequences: Vec<&[u32]> = sequences.iter().map(|ids| &ids[..]).collect();
-        let mut policy = on_device(&checkpoint, PjrtPolicyOptions { rollout, ..options });
-        let vocab = checkpoint.config().vocab_size;
-        let none = || -> Vec<Vec<f32>> { sequences.iter().map(|ids| vec![f32::NAN; ids.len() * vocab]).collect() };
-        let put = |all: &mut Vec<Vec<f32>>, sequence: usize, position: usize, logits: &[f32]| {
-            all[sequence][position * vocab..][..logits.len()].copy_from_slice(logits);
-        };
-        let (mut all, mut cached) = (none(), none());
-        policy.logits(&sequences, |sequence, position, logits| put(&mut all, sequence, position, logits)).unwrap();
-        policy.cached_logits(&sequences, |i, position, logits| put(&mut cached, i, position, logits)).unwrap();
-        for (i, ids) in sequences.iter().enumerate() {
-            let expected = checkpoint.logits(i, ids.len());
-            assert_close(&format!("{name}, sequence {i}"), &all[i], expected, tolerance);
-            assert_close(&format!("{name}, sequence {i}, cached"), &cached[i], expected, tolerance);
-        }
-    }
-}
+const GRADIENTS: f32 = 1e-4;
 
 #[test]
 fn gradients_with_every_save_policy_match_torch() {
@@ -54,8 +24,7 @@ fn gradients_with_every_save_policy_match_torch() {
             let what = format!("{name}, {:?}", options.save);
             let mut policy = on_device(&checkpoint, options);
             let found = policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap().loss;
-            let loss = f64::from(checkpoint.expected.0["expected.loss"].data[0]);
-            assert!((found - loss).abs() < 1e-4 * loss, "{what}: {found} {loss}");
+            assert_near(&what, found, checkpoint.expected.0["expected.loss"].data[0].into());
             assert_same_tensors(&what, &gradients(&mut policy), &expected, GRADIENTS);
         }
     }
@@ -80,40 +49,6 @@ fn gradients_of_packed_rows_match_torch() {
     }
 }
 
-#[test]
-fn an_optimizer_step_matches_torch() {
-    for name in checkpoint::GATED_DELTA_NETS {
-        let checkpoint = Checkpoint::open(name);
-        let path = checkpoint.folder.path().join("adamw.safetensors");
-        let settings = Settings::read(&path);
-        let sequences = checkpoint.completions();
-        let mut policy = on_device(&checkpoint, PjrtPolicyOptions::default());
-        policy.reset_optimizer(&settings.adamw()).unwrap();
-        policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap();
-        assert!(policy.apply(settings.number("lr")).unwrap().applied);
-        let expected = Tensors::read(&path).0;
-        for (parameter, found) in exported(&policy) {
-            let before = checkpoint.weights.tensor(&parameter).unwrap().to_vec();
-            // Compare updates, not weights.
-            let step = |after: &[f32]| after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>();
-            let expected = step(&expected[&parameter].data);
-            assert_close(&format!("{name}: {parameter}"), &step(&found.data), &expected, 1e-2);
-        }
-    }
-}
-
-/// Fails unless tokens are equal, and log-probabilities within the error of logits.
-#[track_caller]
-pub(crate) fn assert_same_samples(what: &str, found: &[Completion], expected: &[Completion]) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert_eq!((&found.ids, found.truncated), (&expected.ids, expected.truncated), "{what}, sample {i}");
-        for (found, expected) in found.logps.iter().zip(&expected.logps) {
-            assert!((found - expected).abs() < LOGITS, "{what}, sample {i}: {found} {expected}");
-        }
-    }
-}
-
 /// Slots are refilled while the states of others are in progress, and finished slots keep theirs.
 #[test]
 fn completions_do_not_depend_on_slots() {
@@ -125,8 +60,8 @@ fn completions_do_not_depend_on_slots() {
         let request = request(&prompts, 3, 19, &[5, 6, 7, 8], sampling);
         let of = |slots, per_call| rollout(&checkpoint, slots, per_call).generate(&weights, &request).unwrap();
         let all = of(64, 16);
-        assert!(all.iter().any(|completion| completion.truncated) || all.iter().any(|c| c.ids.len() < 19));
-        assert_same_samples("eight slots", &of(8, 16), &all);
-        assert_same_samples("four tokens per call", &of(8, 4), &all);
+        assert!(all.iter().any(|completion| !completion.truncated), "slots are refilled at different times");
+        assert_same_completions("eight slots", &of(8, 16), &all);
+        assert_same_completions("four tokens per call", &of(8, 4), &all);
     }
 }

@@ -40,8 +40,17 @@ fn gradients_with_every_save_policy_match_torch_and_the_cpu_policy() {
     assert_gradients(|_| PjrtPolicyOptions { save: saves.next().unwrap(), ..Default::default() });
 }
 
+fn all() -> impl Iterator<Item = &'static str> {
+    checkpoint::ALL.into_iter().chain(checkpoint::GATED_DELTA_NETS)
+}
+
+/// Returns the allowed difference between device and host. Gated DeltaNets have longer chains of f32 operations.
+fn to_host(name: &str) -> f32 {
+    if checkpoint::GATED_DELTA_NETS.contains(&name) { 1e-4 } else { 1e-5 }
+}
+
 fn assert_gradients(mut options: impl FnMut(&ModelConfig) -> PjrtPolicyOptions) {
-    for name in checkpoint::ALL {
+    for name in all() {
         let checkpoint = Checkpoint::open(name);
         let sequences = checkpoint.completions();
         let (parts, loss) = (halves(&sequences), cross_entropy(&sequences));
@@ -59,14 +68,14 @@ fn assert_gradients(mut options: impl FnMut(&ModelConfig) -> PjrtPolicyOptions) 
         let found = with_gradient(gradients(&mut device));
         let of_torch = with_gradient(expected_gradients(&checkpoint.expected));
         assert_same_tensors(&format!("{name}, torch"), &found, &of_torch, 1e-4);
-        assert_same_tensors(&format!("{name}, host"), &found, &with_gradient(host_gradients(&host)), 1e-5);
+        assert_same_tensors(&format!("{name}, host"), &found, &with_gradient(host_gradients(&host)), to_host(name));
     }
 }
 
 #[test]
 fn an_optimizer_step_matches_torch() {
     let mut steps = 0;
-    for name in checkpoint::ALL {
+    for name in all() {
         let checkpoint = Checkpoint::open(name);
         let path = checkpoint.folder.path().join("adamw.safetensors");
         if !path.exists() {

@@ -8,15 +8,18 @@ use tracing::{Event, Metadata, Subscriber};
 
 thread_local! {
     static ROWS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static PROMPTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Records the number of rows of every prefill of a thread.
+/// Records the number of rows and of prompts of every prefill of a thread.
 struct Recorder;
 
 impl Visit for Recorder {
     fn record_u64(&mut self, field: &Field, value: u64) {
-        if field.name() == "prefill_rows" {
-            ROWS.with_borrow_mut(|rows| rows.push(value));
+        match field.name() {
+            "prefill_rows" => ROWS.with_borrow_mut(|rows| rows.push(value)),
+            "prompts" => PROMPTS.with_borrow_mut(|prompts| prompts.push(value)),
+            _ => {}
         }
     }
 
@@ -54,4 +57,11 @@ pub(crate) fn rows_of_prefills<T>(of: impl FnOnce() -> T) -> (T, Vec<u64>) {
     ROWS.take();
     let result = of();
     (result, ROWS.take())
+}
+
+/// Returns the result of `of`, and the number of prompts of each prefill in it, without rows of padding.
+pub(crate) fn prompts_of_prefills<T>(of: impl FnOnce() -> T) -> (T, Vec<u64>) {
+    PROMPTS.take();
+    let (result, _) = rows_of_prefills(of);
+    (result, PROMPTS.take())
 }

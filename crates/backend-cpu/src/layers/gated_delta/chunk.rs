@@ -17,7 +17,7 @@ pub(super) struct Decays {
     pub(super) from_start: Vec<f32>,
     /// exp(G_c - G) `[c]`, the decay from a row to the end of the chunk.
     pub(super) to_end: Vec<f32>,
-    /// G `[c]`. Differences of f32 sums would lose the digits of small differences of large sums.
+    /// G `[c]`, in f64: G_i - G_j of two large sums in f32 would have a large relative error.
     sums: Vec<f64>,
 }
 

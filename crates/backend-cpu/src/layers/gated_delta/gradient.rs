@@ -10,7 +10,7 @@
 //! dS       = exp(G_c) E + K^T d(K S) + Q^T d(Q S)
 //! ```
 //!
-//! The gradient of G collects those of every exponential, and g gets its sums from a row on.
+//! Every exponential above adds its gradient to dG, and dL/dg of a row is the sum of dG over this row and all later ones of the chunk.
 
 use super::Span;
 use super::chunk::{ValueChunk, decayed_keys, solve_transposed};
@@ -26,13 +26,13 @@ pub(super) struct HeadGradient {
     pub(super) width: usize,
     /// dL/dx of these columns `[N, width]`: query, key, values, gates, strengths, decays.
     pub(super) dx: Vec<f32>,
-    /// `[L, channels of the head]`.
+    /// Gradient of the weights of the convolution `[L, channels of the head]`.
     pub(super) dconv: Vec<f32>,
-    /// `[R]`.
+    /// Gradient of the logarithms of the decays' factors `[R]`.
     pub(super) da_log: Vec<f32>,
-    /// `[R]`.
+    /// Gradient of the bias of the decays `[R]`.
     pub(super) ddt_bias: Vec<f32>,
-    /// `[Dv]`.
+    /// Gradient of the weight of the output's norm `[Dv]`.
     pub(super) dnorm: Vec<f32>,
 }
 
@@ -140,7 +140,7 @@ impl Head<'_> {
         let (width, wide) = (self.heads.key_width, self.heads.value_width);
         let (decays, keys_queries) = (&value.decays, &chunk.keys_queries[..]);
 
-        // do above dr, so that one product with u^T serves both.
+        // dr, then do `[2c, Dv]`, so that one product with u^T serves both. Later d(K S), then d(Q S).
         let mut dreads = vec![0.0; 2 * c * wide];
         let (dr, douts) = dreads.split_at_mut(c * wide);
         self.norm_gradient(chunk, r, value, dy, douts, to);

@@ -4,8 +4,8 @@ use super::chunk::{Decays, ValueChunk};
 use super::{CHUNK, DeltaHeads, DeltaWeights};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::gemm::{Gemm, KAxis, MatMut};
+use crate::layers::gated;
 use crate::layers::product::{Operand, multiply_here};
-use crate::softmax::exp;
 use std::ops::Range;
 
 /// The constant that the norms of queries and keys add to the sum of squares.
@@ -227,9 +227,7 @@ simd_dispatch! {
 #[inline(always)]
 fn silu_body<M: MulAdd>(x: &[f32], y: &mut [f32]) {
     for (y, x) in y.iter_mut().zip(x) {
-        let e = exp::<M>(-x.abs()).1;
-        let small = e / (1.0 + e);
-        *y = x * if *x < 0.0 { small } else { 1.0 - small };
+        *y = x * gated::sigmoid::<M>(*x);
     }
 }
 
@@ -241,9 +239,7 @@ simd_dispatch! {
 #[inline(always)]
 fn silu_gradient_body<M: MulAdd>(x: &[f32], dy: &mut [f32]) {
     for (dy, x) in dy.iter_mut().zip(x) {
-        let e = exp::<M>(-x.abs()).1;
-        let small = e / (1.0 + e);
-        let s = if *x < 0.0 { small } else { 1.0 - small };
+        let s = gated::sigmoid::<M>(*x);
         *dy *= s * M::mul_add(*x, 1.0 - s, 1.0);
     }
 }

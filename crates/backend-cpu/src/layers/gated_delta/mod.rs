@@ -1,7 +1,7 @@
 //! Gated DeltaNet (arXiv 2412.06464) over packed sequences, in chunks.
 //!
-//! A value head has a state S `[Dk, Dv]`, which is zero before a sequence. Token t with query q, key k, value v, strength b and logarithm
-//! of the decay g computes
+//! A value head has a state S `[Dk, Dv]`, which is zero before a sequence. Token t with query q, key k, value v, b = sigmoid of its
+//! input and logarithm of the decay g computes
 //!
 //! ```text
 //! S = exp(g_t) S
@@ -19,8 +19,9 @@
 //! ```
 //!
 //! * Keys are stacked on queries, so that one product with S, and one with K^T, serve both.
-//! * Key heads are independent: each is a task, which also computes the convolution of its channels and the norms of its value heads. The
-//!   backward pass keeps the chunks of a task, so it computes nothing twice within a head.
+//! * Key heads are independent: each is a task, which also computes the convolution of its channels and the norms of its value heads.
+//! * Nothing but the input is saved for the backward pass, which computes the chunks of a key head again and keeps them until it has their
+//!   gradients.
 //! * A prompt's state is the first state of each of its completions, and its last rows precede theirs in the convolution. The gradients of
 //!   both flow back into the prompt.
 //!
@@ -40,8 +41,21 @@ use std::ops::Range;
 /// The maximum rows of a chunk, as in `transformers`.
 const CHUNK: usize = 64;
 
-/// The sizes of a Gated DeltaNet. A row of its input has C channels (queries of all key heads, then keys, then values), then Hv Dv gates of
-/// the output, then Hv strengths, and then Hv decays.
+/// The sizes of a Gated DeltaNet. A row of its input x has, before any activation, C channels of the convolution (queries of all key heads,
+/// keys, values), then z `[Hv Dv]`, then b `[Hv]`, then a `[Hv]`:
+///
+/// ```text
+/// q, k, v = silu(causal depthwise convolution)
+/// q, k    = q / sqrt(|q|^2 + 1e-6) / sqrt(Dk), k / sqrt(|k|^2 + 1e-6)
+/// beta    = sigmoid(b)
+/// g       = -exp(a_log) softplus(a + dt_bias)
+/// S       = exp(g) S
+/// S       = S + k (beta (v - S^T k))^T
+/// o       = S^T q
+/// y       = norm * o / sqrt(mean(o^2) + eps) * silu(z)
+/// ```
+///
+/// Legend: Hk key heads, Hv value heads, Dk and Dv their widths, C = 2 Hk Dk + Hv Dv; S is the state `[Dk, Dv]` of a value head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaHeads {
     /// Hk, the number of key heads.
@@ -82,7 +96,7 @@ impl DeltaHeads {
         self.per_key() * self.key_width * self.value_width
     }
 
-    /// Returns the columns of a row that key head `k` reads: query, key, values, gates, strengths, decays.
+    /// Returns the columns of a row that key head `k` reads: query, key, values, z, b, a of [`DeltaHeads`].
     fn columns(self, k: usize) -> [Range<usize>; 6] {
         let (keys, values) = (self.key * self.key_width, self.values());
         let of = |first: usize, width: usize| first + k * width..first + (k + 1) * width;
@@ -98,10 +112,10 @@ impl DeltaHeads {
     }
 }
 
-/// The weights of a Gated DeltaNet, besides its projections.
+/// The weights of a Gated DeltaNet, without its input and output projection.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaWeights<'a> {
-    /// The convolution `[C, L]`; the last tap is that of the row itself.
+    /// Weights of the convolution `[C, L]`; the last column multiplies the current row.
     pub conv: &'a [f32],
     /// Logarithms of the decays' factors `[Hv]`.
     pub a_log: &'a [f32],
@@ -128,7 +142,7 @@ pub struct DeltaGrad {
     pub dnorm: Vec<f32>,
 }
 
-/// What a Gated DeltaNet remembers of a sequence.
+/// The recurrent state of a sequence, and the window of its convolution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeltaState {
     /// The inputs of the convolution of the last L - 1 rows `[L - 1, C]`; zeros before the sequence.
@@ -175,10 +189,13 @@ fn parents(spans: &[Span]) -> Result<Vec<Option<usize>>> {
     let parent = |(index, span): (usize, &Span)| {
         let ordered = span.rows.start == end && span.rows.end >= end;
         end = span.rows.end;
-        let parent = spans[..index].iter().position(|earlier| earlier.rows == span.prefix && !span.prefix.is_empty());
+        let is_parent = |earlier: &Span| earlier.rows == span.prefix && earlier.prefix.is_empty();
+        let parent = if span.prefix.is_empty() { None } else { spans[..index].iter().position(is_parent) };
         if !ordered || parent.is_none() && !span.prefix.is_empty() {
-            let expected =
-                format!("rows from {} on, with the rows of an earlier span as prefix, or none", span.rows.start);
+            let expected = format!(
+                "rows from {} on, with the rows of an earlier span without a prefix as prefix, or none",
+                span.rows.start
+            );
             return Err(Error::shape("gated_delta_net", "spans", expected, format!("{span:?}")));
         }
         Ok(parent)
@@ -188,7 +205,7 @@ fn parents(spans: &[Span]) -> Result<Vec<Option<usize>>> {
 
 impl Layers {
     /// Computes the gated and normalised output `[N, Hv Dv]` of a Gated DeltaNet from its projected input x `[N, C + Hv Dv + 2 Hv]`. The
-    /// spans must cover all rows, in order; a prefix is the whole of an earlier span. State and convolution start at zero in every span
+    /// spans must cover all rows, in order; a prefix is the whole of an earlier span, which has no prefix itself. State and convolution start at zero in every span
     /// without a prefix.
     ///
     /// # Errors
@@ -241,12 +258,11 @@ impl Layers {
         let (parents, n) = (parents(spans)?, spans.last().map_or(0, |span| span.rows.end));
         fits("gated_delta_net", "x", x.len(), &[n, heads.row()])?;
         let wide = heads.per_key() * heads.value_width;
-        let mut parts = vec![0.0; n * heads.values()];
-        let mut tasks: Vec<_> = (0..heads.key).map(|_| Vec::new()).collect();
-        let of_tasks = parts.par_chunks_mut((n * wide).max(1)).zip(tasks.par_chunks_mut(1)).enumerate();
-        of_tasks.for_each(|(k, (part, states))| {
+        let mut tasks: Vec<(Vec<f32>, SpanStates)> =
+            (0..heads.key).map(|_| (vec![0.0; n * wide], Vec::new())).collect();
+        tasks.par_chunks_mut(1).enumerate().for_each(|(k, task)| {
             let head = Head::new(self.gemm, heads, weights, x, k);
-            let states: &mut SpanStates = &mut states[0];
+            let (part, states) = &mut task[0];
             for (index, (span, parent)) in spans.iter().zip(&parents).enumerate() {
                 let zeros = || vec![0.0; heads.of_key()];
                 let mut state = parent.map_or_else(zeros, |parent: usize| states[parent].clone());
@@ -259,7 +275,8 @@ impl Layers {
                 states.push(if keeps || is_parent { state } else { Vec::new() });
             }
         });
-        Ok((side_by_side(&parts, n, heads.key, wide), tasks))
+        let (parts, states): (Vec<_>, Vec<_>) = tasks.into_iter().unzip();
+        Ok((side_by_side(&parts, n, wide), states))
     }
 
     /// Continues sequences by further rows: `lengths` counts the rows of each in x `[N, C + Hv Dv + 2 Hv]`, and `states` has its state, which
@@ -279,38 +296,43 @@ impl Layers {
         let n = lengths.iter().sum();
         fits("gated_delta_net_continued", "x", x.len(), &[n, heads.row()])?;
         fits("gated_delta_net_continued", "states", states.len(), &[lengths.len()])?;
-        let fresh = DeltaState::new(heads);
         for state in states.iter() {
-            fits("gated_delta_net_continued", "window", state.window.len(), &[fresh.window.len()])?;
-            fits("gated_delta_net_continued", "states", state.states.len(), &[fresh.states.len()])?;
-        }
-        let (mut y, wide) = (vec![0.0; n * heads.values()], heads.per_key() * heads.value_width);
-        let (mut rest, mut first, mut tasks) = (&mut y[..], 0, Vec::new());
-        for (length, state) in lengths.iter().zip(states) {
-            let of_sequence;
-            (of_sequence, rest) = rest.split_at_mut(length * heads.values());
-            tasks.push((first..first + length, state, of_sequence));
-            first += length;
+            fits("gated_delta_net_continued", "window", state.window.len(), &[heads.taps - 1, heads.channels()])?;
+            fits("gated_delta_net_continued", "states", state.states.len(), &[heads.key, heads.of_key()])?;
         }
         // Heads as prepared for all sequences.
         let all: Vec<Head<'_>> = (0..heads.key).map(|k| Head::new(self.gemm, heads, weights, x, k)).collect();
+        let (wide, mut first, mut tasks) = (heads.per_key() * heads.value_width, 0, Vec::new());
+        for (length, state) in lengths.iter().zip(states.iter_mut()) {
+            let (rows, DeltaState { window, states }) = (first..first + length, &mut **state);
+            let window = &window[..];
+            for (k, state) in states.chunks_exact_mut(heads.of_key()).enumerate() {
+                tasks.push((k, rows.clone(), window, state, vec![0.0; length * wide]));
+            }
+            first += length;
+        }
         tasks.par_chunks_mut(1).for_each(|tasks| {
-            for (rows, state, y) in tasks {
-                let DeltaState { window, states } = &mut ***state;
+            for (k, rows, window, state, out) in tasks {
                 let sequence = Sequence { rows: rows.clone(), before: Before::Window(window) };
-                let mut out = vec![0.0; CHUNK.min(rows.len()) * wide];
-                for ((k, head), state) in all.iter().enumerate().zip(states.chunks_exact_mut(heads.of_key())) {
-                    for part in sequence.chunks() {
-                        head.chunk(&sequence, part.clone(), state).write(&mut out[..part.len() * wide]);
-                        let to = y.chunks_exact_mut(heads.values()).skip(part.start - rows.start);
-                        for (to, out) in to.zip(out[..part.len() * wide].chunks_exact(wide)) {
-                            to[k * wide..(k + 1) * wide].copy_from_slice(out);
-                        }
-                    }
+                for part in sequence.chunks() {
+                    let of_part = (part.start - rows.start) * wide..(part.end - rows.start) * wide;
+                    all[*k].chunk(&sequence, part, state).write(&mut out[of_part]);
                 }
-                state.push(&x[rows.start * heads.row()..rows.end * heads.row()], heads);
             }
         });
+        let mut y = vec![0.0; n * heads.values()];
+        for (k, rows, .., out) in &tasks {
+            for (row, out) in rows.clone().zip(out.chunks_exact(wide)) {
+                y[row * heads.values() + k * wide..][..wide].copy_from_slice(out);
+            }
+        }
+        drop(tasks);
+        let mut rows = x;
+        for (length, state) in lengths.iter().zip(states) {
+            let of_sequence;
+            (of_sequence, rows) = rows.split_at(length * heads.row());
+            state.push(of_sequence, heads);
+        }
         Ok(y)
     }
 
@@ -370,10 +392,10 @@ impl Layers {
 }
 
 /// Returns rows `[n, parts width]` of parts `[n, width]`.
-fn side_by_side(parts: &[f32], n: usize, count: usize, width: usize) -> Vec<f32> {
-    let mut rows = vec![0.0; parts.len()];
-    rows.par_chunks_mut((count * width).max(1)).enumerate().for_each(|(i, row)| {
-        for (to, part) in row.chunks_exact_mut(width).zip(parts.chunks_exact(n * width)) {
+fn side_by_side(parts: &[Vec<f32>], n: usize, width: usize) -> Vec<f32> {
+    let mut rows = vec![0.0; n * parts.len() * width];
+    rows.par_chunks_mut((parts.len() * width).max(1)).enumerate().for_each(|(i, row)| {
+        for (to, part) in row.chunks_exact_mut(width).zip(parts) {
             to.copy_from_slice(&part[i * width..(i + 1) * width]);
         }
     });

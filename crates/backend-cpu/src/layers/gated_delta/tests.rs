@@ -190,6 +190,14 @@ fn continued_sequences_match_whole_ones() {
 }
 
 #[test]
+fn empty_spans_have_no_output_and_the_first_state() {
+    let (layers, values) = (Layers::new(), Values::new(HEADS));
+    let (y, states) =
+        layers.gated_delta_net_states(&[], HEADS, values.weights(), &spans(&[(0..0, 0..0), (0..0, 0..0)])).unwrap();
+    assert_eq!((y.len(), states), (0, vec![DeltaState::new(HEADS); 2]));
+}
+
+#[test]
 fn errors_name_the_argument() {
     let (layers, values) = (Layers::new(), Values::new(HEADS));
     let of = |x: &[f32], heads: DeltaHeads, spans: &[Span]| {
@@ -198,6 +206,8 @@ fn errors_name_the_argument() {
     let x = noise(3 * HEADS.row(), 1);
     let text = of(&x, HEADS, &spans(&[(0..2, 0..0), (2..3, 0..1)]));
     assert!(text.contains("spans") && text.contains("prefix"), "{text}");
+    let text = of(&x, HEADS, &spans(&[(0..1, 0..0), (1..2, 0..1), (2..3, 1..2)]));
+    assert!(text.contains("an earlier span without a prefix"), "{text}");
     let text = of(&x, HEADS, &spans(&[(0..2, 0..0)]));
     assert!(text.contains('x') && text.contains("[2, 36]"), "{text}");
     let text = of(&x, DeltaHeads { value: 3, ..HEADS }, &spans(&[(0..3, 0..0)]));

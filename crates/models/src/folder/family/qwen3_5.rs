@@ -57,7 +57,7 @@ fn read(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
     Ok(())
 }
 
-/// Returns the layers that `layer_types` or `full_attention_interval` say.
+/// Reads the layers from `layer_types`, or from `full_attention_interval` if it is missing.
 fn layers(fields: &Fields, count: usize) -> Result<Vec<LayerSpec>> {
     let Some(types) = fields.typed("layer_types", "a list of texts", Value::as_array)? else {
         let interval = fields.count("full_attention_interval")?.unwrap_or(4);

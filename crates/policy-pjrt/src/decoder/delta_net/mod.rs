@@ -253,13 +253,23 @@ impl Decoder {
         let before = self.linear_attention().linear_conv_kernel_dim - 1;
         let f = counts.builder();
         let [b, all] = [0, 1].map(|d| inputs[0].shape()[d]);
+        // One token, as in decoding, shifts the window or leaves it.
+        let shifted = |part: &Value| {
+            let [.., hk, width] = *part.shape() else { unreachable!("four dimensions") };
+            let [old, new] = [0, 1].map(|first| part.slice(&[0, first, 0, 0], &[b, first + before, hk, width]));
+            counts.gt(&counts.like(0)).along_first(&new).select(&new, &old)
+        };
         let of_rows = TensorType::new(Dtype::I32, [b, before, all]);
         // A product with rows of an identity matrix, which does not mix the rows of several devices as a gather would.
         let place = f.iota(1, of_rows.clone()) + counts.broadcast_in_dim(&of_rows.shape, &[0]);
         let chosen = place.eq(&f.iota(2, of_rows)).convert(Dtype::F32);
         let parts = inputs.each_ref().map(|part| {
             // [B, L - 1, Hk, ...]
-            dot(&chosen, part, (&[0], &[0]), (2, 1), self.compute()).convert(self.compute().dtype())
+            let last = match all - before {
+                1 => shifted(part),
+                _ => dot(&chosen, part, (&[0], &[0]), (2, 1), self.compute()),
+            };
+            last.convert(self.compute().dtype())
         });
         let inputs = f.concatenate(&parts.each_ref(), 3).transpose(&[0, 2, 1, 3]);
         self.split().constrain(&inputs, &[Some(Axis::Batch), Some(Axis::LinearHeads), None, None])

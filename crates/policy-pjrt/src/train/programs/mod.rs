@@ -226,7 +226,8 @@ impl TrainPrograms {
     }
 
     /// Builds the program of log-probabilities and entropies `[N]` of a micro-batch's completion tokens, computed in the same tiles as in
-    /// [`TrainPrograms::gradient`]. It has the same arguments, without the accumulators.
+    /// [`TrainPrograms::gradient`]. It has the same arguments, without the accumulators and what only the loss reads: value table and factor
+    /// of the load balancing loss.
     ///
     /// # Errors
     /// See [`TrainPrograms::gradient`].
@@ -236,7 +237,7 @@ impl TrainPrograms {
         self.check_split(shape)?;
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
-        let batch = self.batch(&f, &spec, None, shape);
+        let batch = self.batch_of_scores(&f, &spec, shape);
         let outputs = Outputs::default();
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
         let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
@@ -279,7 +280,14 @@ impl TrainPrograms {
         Batch { rows: self.declare_rows(f, shape), tables: vec![], of_values: None, aux_loss_factor: None }
     }
 
-    /// Declares the inputs of a micro-batch as the next arguments.
+    /// Declares the inputs of the scores of a micro-batch as the next arguments.
+    fn batch_of_scores(&self, f: &Builder, spec: &Spec, shape: TrainShape) -> Batch {
+        let batch = self.batch_of_rows(f, shape);
+        let roles = TABLES.into_iter().chain(spec.sampling_mask.then_some(Role::SamplingMask));
+        Batch { tables: roles.map(|role| (role, self.declare_table(f, spec, role))).collect(), ..batch }
+    }
+
+    /// Declares the inputs of the loss of a micro-batch as the next arguments.
     pub(super) fn batch(
         &self,
         f: &Builder,
@@ -287,14 +295,12 @@ impl TrainPrograms {
         of_values: Option<&ValueLossConfig>,
         shape: TrainShape,
     ) -> Batch {
-        let batch = self.batch_of_rows(f, shape);
-        let roles = TABLES.into_iter().chain(spec.sampling_mask.then_some(Role::SamplingMask));
-        let tables = roles.map(|role| (role, self.declare_table(f, spec, role))).collect();
+        let batch = self.batch_of_scores(f, spec, shape);
         let value_table = || f.argument("value_table", TensorType::new(Dtype::F32, [3, shape.tokens]));
         let of_values = of_values.map(|of| (of.clone(), value_table()));
         let with_aux_loss = self.decoder.has_router_aux_loss();
         let aux_loss_factor = with_aux_loss.then(|| f.argument("aux_loss_factor", TensorType::new(Dtype::F32, [0; 0])));
-        Batch { tables, of_values, aux_loss_factor, ..batch }
+        Batch { of_values, aux_loss_factor, ..batch }
     }
 
     /// Returns the storage of the trained weights.
