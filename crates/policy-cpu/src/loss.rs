@@ -73,22 +73,13 @@ impl PolicyLoss {
         Self { config, backend, implementation, max_tokens: 0 }
     }
 
-    /// Returns the loss of a model: with the softcap of its logits.
+    /// Returns the loss with the softcap of a model's logits.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the loss has another softcap.
-    pub(crate) fn of_model(mut self, model: &ModelConfig) -> Result<Self> {
-        let (cap, own) = (model.final_logit_softcapping, self.config.final_logit_softcapping);
-        match (cap, own) {
-            (Some(cap), Some(own)) if cap != own => {
-                Err(Error::argument("PolicyLoss", format!("the model's final_logit_softcapping, {cap}, or none"), own))
-            }
-            (Some(_), None) => {
-                Arc::make_mut(&mut self.config).final_logit_softcapping = cap;
-                Ok(self)
-            }
-            _ => Ok(self),
-        }
+    /// See [`policy::loss_of_model`].
+    pub(crate) fn of_model(self, model: &ModelConfig) -> Result<Self> {
+        let config = policy::loss_of_model(&self.config, model)?.into();
+        Ok(Self { config, ..self })
     }
 
     fn grpo(&self) -> Result<GrpoLoss> {

@@ -118,16 +118,10 @@ impl TrainPrograms {
         self.decoder.config()
     }
 
-    /// Returns the loss with the softcap of the model's logits.
-    fn capped(&self, loss: &LossConfig) -> LossConfig {
-        let cap = self.config().final_logit_softcapping.or(loss.final_logit_softcapping);
-        LossConfig { final_logit_softcapping: cap, ..loss.clone() }
-    }
-
-    /// Returns the specification of the loss head. A model with a softcap has its own in place of the loss's.
+    /// Returns the specification of the loss head, with the softcap of the model's logits.
     ///
     /// # Errors
-    /// [`crate::Error::Loss`] for an invalid loss or tiling.
+    /// [`crate::Error::Loss`] for an invalid loss or tiling, [`crate::Error::Policy`] for a loss with another softcap.
     pub fn head(&self, loss: &LossConfig, tokens: usize) -> Result<Spec> {
         let config = self.config();
         let dtype = match self.decoder.compute() {
@@ -139,7 +133,7 @@ impl TrainPrograms {
         let shards = self.decoder.split().parts(Axis::Vocab);
         let workspace_budget = self.tiling.workspace_budget.saturating_mul(shards);
         let request = PlanRequest {
-            loss: self.capped(loss).into(),
+            loss: policy::loss_of_model(loss, config)?.into(),
             implementation: Implementation::Fused,
             tiling: Tiling { workspace_budget, ..self.tiling.clone() },
             max_tokens: tokens,
