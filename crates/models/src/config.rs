@@ -343,9 +343,7 @@ impl ModelConfig {
             ),
         )
     }
-}
 
-impl ModelConfig {
     /// Checks the heads of a layer.
     fn validate_heads(&self, layer: LayerSpec) -> Result<()> {
         let heads = self.heads(layer);
@@ -369,9 +367,9 @@ impl ModelConfig {
             format!("{:?}", self.layers),
         )?;
         check(
-            !(layer.keys_are_values && (self.fused_projections || self.attention_bias)),
+            !(layer.keys_are_values && (self.fused_projections || self.attention_bias || self.attention_output_gate)),
             "model.layers",
-            "keys_are_values: false beside fused_projections or attention_bias",
+            "keys_are_values: false beside fused_projections, attention_bias or attention_output_gate",
             format!("{layer:?}"),
         )
     }

@@ -282,8 +282,11 @@ fn gemma_4_is_read_from_the_hub_and_from_transformers() {
     for (fields, parts) in [
         (json!({"hidden_size_per_layer_input": 8}), ["`hidden_size_per_layer_input` is 8", "0"]),
         (json!({"hidden_size_per_layer_input": null}), ["`hidden_size_per_layer_input` is missing", "256"]),
-        (json!({"num_kv_shared_layers": 2}), ["`num_kv_shared_layers` is 2", "its own keys and values"]),
-        (json!({"enable_moe_block": true}), ["`enable_moe_block` is true", "no mixture of experts"]),
+        (
+            json!({"num_kv_shared_layers": 2}),
+            ["`num_kv_shared_layers` is 2", "its own keys and values, as in Gemma 4 31B"],
+        ),
+        (json!({"enable_moe_block": true}), ["`enable_moe_block` is true", "no mixture of experts, as in Gemma 4 31B"]),
         (json!({"use_bidirectional_attention": "all"}), ["`use_bidirectional_attention` is \"all\"", "vision"]),
         (json!({"global_head_dim": 7}), ["`global_head_dim` is 7", "even number"]),
         (json!({"per_layer_config": {"0": own, "5": own, "6": own}}), ["`per_layer_config`", "full_attention"]),
@@ -292,6 +295,26 @@ fn gemma_4_is_read_from_the_hub_and_from_transformers() {
     ] {
         refused(Family::Gemma4, with(hub.clone(), fields), &parts);
     }
+}
+
+#[test]
+fn adapters_of_values_are_of_layers_with_a_value_projection() {
+    let shape = json!({
+        "head_dim": 8, "hidden_act": null, "rope_theta": null, "sliding_window": 8, "hidden_size_per_layer_input": 0,
+        "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "attention_k_eq_v": true,
+        "global_head_dim": 12, "num_global_key_value_heads": 1
+    });
+    let config = model(Family::Gemma4, shape);
+    let of = |target: &str| {
+        let lora = LoraConfig { target_modules: TargetModules::Names(vec![target.into()]), ..LoraConfig::default() };
+        lora.resolve(&config)
+    };
+    let names = |target: &str| of(target).unwrap().into_iter().map(|matrix| matrix.name).collect::<Vec<_>>();
+    assert_eq!(names("v_proj"), ["model.layers.0.self_attn.v_proj"]);
+    assert_eq!(names("k_proj").len(), 2);
+    let missing = of("layers.1.self_attn.v_proj").unwrap_err().to_string();
+    says(&missing, &["layers.1.self_attn.v_proj"]);
+    says(&of("v_norm").unwrap_err().to_string(), &["v_norm", "not a matrix that can have an adapter here"]);
 }
 
 #[test]
@@ -306,6 +329,14 @@ fn heads_of_layers_are_checked() {
     ] {
         says(&with(layers).validate().unwrap_err().to_string(), &["model.layers", part]);
     }
+    // The default model has biases.
+    let shared = vec![LayerSpec { keys_are_values: true, ..layer }];
+    let gated = ModelConfig { attention_bias: false, attention_output_gate: true, ..with(shared) };
+    says(
+        &gated.validate().unwrap_err().to_string(),
+        &["model.layers", "keys_are_values: false", "attention_output_gate"],
+    );
+    ModelConfig { attention_output_gate: false, ..gated }.validate().unwrap();
     let wide = LayerSpec { head_dim: Some(8), rope: LayerRope::Local, ..layer };
     with(vec![wide, layer]).validate().unwrap();
 }
@@ -460,7 +491,7 @@ fn layers_and_sizes_of_a_gated_delta_net_belong_together() {
     says(&error(unused), &["`model.linear_attention`", "mixer: gated_delta_net"]);
     let turned = LayerSpec { rope: LayerRope::Global, ..LayerSpec::GATED_DELTA_NET };
     let turned = ModelConfig { layers: vec![turned], linear_attention: Some(sizes), ..ModelConfig::default() };
-    says(&error(turned), &["`model.layers`", "rope: none and no sliding_window"]);
+    says(&error(turned), &["`model.layers`", "rope: none, and neither sliding_window nor heads"]);
     let fused =
         ModelConfig { layers, linear_attention: Some(sizes), fused_projections: true, ..ModelConfig::default() };
     says(&error(fused), &["`model.fused_projections`", "model.linear_attention"]);

@@ -88,8 +88,8 @@ impl RmsNorm {
 /// Causal grouped-query attention (arXiv 2305.13245); each of K key/value heads serves R = A / K query heads.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// Fused projection `[H, (A + 2K) D]` to query heads, then key heads, then value heads, or `[H, (A + K) D]` if values are keys; with output
-    /// gates, A D columns more, with a gate behind every query head.
+    /// Fused projection `[H, (A + 2K) D]` to query heads, then key heads, then value heads; `[H, (A + K) D]` if values are keys; with output gates
+    /// `[H, (2A + 2K) D]`, with a gate behind every query head.
     pub qkv_proj: Linear,
     /// Output projection `[A D, H]`.
     pub o_proj: Linear,

@@ -48,15 +48,15 @@ const FULL_SHARE: f64 = 0.25;
 
 /// Fields of Gemma 4's other models.
 const OTHER_MODELS: &[(&str, Neutral, &str)] = &[
-    ("num_kv_shared_layers", Neutral::Off, "0: every layer computes its own keys and values"),
-    ("enable_moe_block", Neutral::Off, "false: dense MLPs, no mixture of experts"),
+    ("num_kv_shared_layers", Neutral::Off, "0: every layer computes its own keys and values, as in Gemma 4 31B"),
+    ("enable_moe_block", Neutral::Off, "false: dense MLPs and no mixture of experts, as in Gemma 4 31B"),
 ];
 
 fn read(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
     without_attention_bias(fields, Family::Gemma4)?;
     fields.refuse(OTHER_MODELS)?;
     if fields.count("hidden_size_per_layer_input")? != Some(0) {
-        let supported = "0: layers without inputs from embeddings of their own (a missing field means 256)";
+        let supported = "0: no embeddings of layers, as in Gemma 4 31B (a missing field means 256)";
         return Err(fields.unsupported("hidden_size_per_layer_input", supported));
     }
     if fields.text("use_bidirectional_attention")?.is_some_and(|kind| kind != "vision") {
@@ -99,31 +99,27 @@ fn read(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
 /// Reads the heads of layers with full attention: `per_layer_config`, which `transformers` writes, or the fields of files on the Hub.
 fn full_layer(fields: &Fields, config: &ModelConfig, sliding: &[bool]) -> Result<LayerSpec> {
     let keys_are_values = fields.flag("attention_k_eq_v")?.unwrap_or(false);
-    let (mut width, mut keys) = (Some(fields.count("global_head_dim")?.unwrap_or(FULL_WIDTH)), None);
-    if keys_are_values {
-        keys = fields.count("num_global_key_value_heads")?;
-    }
+    let mut width = Some(fields.count("global_head_dim")?.unwrap_or(FULL_WIDTH));
+    let mut keys = if keys_are_values { fields.count("num_global_key_value_heads")? } else { None };
     if let Some(layers) = fields.object("per_layer_config")? {
-        let of_layer = |index: usize| layers.object(&index.to_string());
-        let full: Vec<usize> = (0..sliding.len()).filter(|index| !sliding[*index]).collect();
-        let first = full.first().map(|index| of_layer(*index)).transpose()?.flatten();
-        let known = |key: &str| ["head_dim", "num_key_value_heads"].contains(&key);
-        let is_known = first.as_ref().is_none_or(|layer| layer.keys().all(known));
-        let entry = |index: &usize| layers.get(&index.to_string());
-        let are_alike = full.iter().all(|index| entry(index) == full.first().and_then(entry));
+        let full = (0..sliding.len()).filter(|index| !sliding[*index]);
+        let full: Vec<String> = full.map(|index| index.to_string()).collect();
+        let first = full.first().map(|index| layers.object(index)).transpose()?.flatten();
+        let is_known = |key: &str| ["head_dim", "num_key_value_heads"].contains(&key);
+        let are_known = first.iter().all(|layer| layer.keys().all(is_known));
+        let are_alike = full.iter().all(|index| layers.get(index) == layers.get(&full[0]));
         let are_all = layers.keys().count() == if first.is_some() { full.len() } else { 0 };
-        if !(is_known && are_alike && are_all) {
+        if !(are_known && are_alike && are_all) {
             let supported =
                 "head_dim and num_key_value_heads, the same in all layers with full_attention, and nothing for others";
             return Err(fields.unsupported("per_layer_config", supported));
         }
-        width = first.as_ref().map(|layer| layer.count("head_dim")).transpose()?.flatten();
-        keys = first.as_ref().map(|layer| layer.count("num_key_value_heads")).transpose()?.flatten();
+        let of_first = |key| first.as_ref().map_or(Ok(None), |layer| layer.count(key));
+        (width, keys) = (of_first("head_dim")?, of_first("num_key_value_heads")?);
     }
     if width.is_some_and(|width| width == 0 || !width.is_multiple_of(2)) {
-        return Err(
-            fields.unsupported("global_head_dim", "an even number above 0, in global_head_dim or per_layer_config")
-        );
+        let supported = "an even number above 0, in global_head_dim or per_layer_config";
+        return Err(fields.unsupported("global_head_dim", supported));
     }
     if keys.is_some_and(|keys| keys == 0 || !config.num_attention_heads.is_multiple_of(keys)) {
         let supported = "a divisor of num_attention_heads, in num_global_key_value_heads or per_layer_config";
