@@ -173,10 +173,15 @@ impl ModelConfig {
         }
     }
 
+    /// Returns the specification of every layer with attention, from the first on.
+    pub fn attention_layers(&self) -> impl Iterator<Item = LayerSpec> {
+        let layers = (0..self.num_hidden_layers).map(|index| self.layer(index));
+        layers.filter(|layer| layer.mixer == Mixer::Attention)
+    }
+
     /// Returns the attention heads of every layer with attention, from the first on.
     pub fn heads_of_layers(&self) -> impl Iterator<Item = AttentionHeads> {
-        let layers = (0..self.num_hidden_layers).map(|index| self.layer(index));
-        layers.filter(|layer| layer.mixer == Mixer::Attention).map(|layer| self.heads(layer))
+        self.attention_layers().map(|layer| self.heads(layer))
     }
 
     /// Returns the same model with every value that has a default spelled out, for comparisons.

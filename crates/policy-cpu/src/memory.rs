@@ -5,7 +5,7 @@ use crate::loss::PolicyLoss;
 use crate::micro_batch::at_once_of;
 use backend_cpu::layers::Layers;
 use grpo_core::{Dtype as Products, GradientSpec, GrpoLoss, HeadLayout, PolicySpec};
-use models::{Dtype, LinearAttention, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
+use models::{Dtype, LayerSpec, LinearAttention, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
 use policy::{Error, Result};
 
 const SAMPLING: &str = "sampling";
@@ -91,10 +91,15 @@ impl StepMemory {
         // Every thread runs a batch of sequences.
         let together = self.samples.min(self.batch.max(self.per_prompt).saturating_mul(threads)) as u64;
         let prompts = together.div_ceil(self.per_prompt.max(1) as u64);
-        let of_prompts = product([prompts, self.prompt as u64]);
-        let positions = sum([of_prompts, product([together, self.completion as u64])]);
-        let row = product([2, config.heads_of_layers().map(|heads| heads.key_columns() as u64).sum()]);
-        table.push_in(SAMPLING, "keys and values", product([positions, row, SINGLE]));
+        let of_layer = |layer: LayerSpec| {
+            // A layer stores the positions inside its window.
+            let within = |tokens: usize, window: usize| tokens.min(window) as u64;
+            let window = layer.sliding_window.unwrap_or(usize::MAX);
+            let of_prompts = product([prompts, within(self.prompt, window - 1)]);
+            let positions = sum([of_prompts, product([together, within(self.completion, window)])]);
+            product([2, positions, config.heads(layer).key_columns() as u64, SINGLE])
+        };
+        table.push_in(SAMPLING, "keys and values", sum(config.attention_layers().map(of_layer)));
         let state = |of: LinearAttention| of.state() + (of.linear_conv_kernel_dim - 1) * of.conv_channels();
         let states = sum(recurrent(config).into_iter().map(|of| state(of) as u64));
         table.push_in(SAMPLING, "states of linear attention", product([together, states, SINGLE]));

@@ -354,10 +354,10 @@ impl Inference {
         let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
         let lengths: Vec<usize> = sequences.spans.iter().map(|span| span.rows.len()).collect();
         let attentions = self.layers.iter().filter_map(|layer| match &layer.mixer {
-            LayerMixer::Attention { attention, .. } => Some(attention.heads),
+            LayerMixer::Attention { attention, .. } => Some((attention.heads, attention.scores)),
             LayerMixer::GatedDeltaNet { .. } => None,
         });
-        let kv = KvCache::new(attentions.collect(), &lengths, per_prompt, capacity);
+        let kv = KvCache::new(&attentions.collect::<Vec<_>>(), &lengths, per_prompt, capacity);
         let mut cache = Cache { kv, states: Vec::new() };
         let x = self.run(prompts.ids(), &sequences.positions, |mixer, rows| match mixer {
             LayerMixer::Attention { index, attention } => {
@@ -399,7 +399,7 @@ impl Inference {
         let lengths = vec![1; samples.len()];
         let x = self.run(ids, &positions, |mixer, rows| match mixer {
             LayerMixer::Attention { index, attention } => {
-                attention.attended(self.kernels.attention_cached(&rows, kv, *index, attention.scores, samples)?)
+                attention.attended(self.kernels.attention_cached(&rows, kv, *index, samples, 0)?)
             }
             LayerMixer::GatedDeltaNet { index, net } => {
                 let of_samples = states[*index].iter_mut().enumerate();
@@ -463,15 +463,12 @@ impl Inference {
             for (j, open) in open.iter().enumerate() {
                 let of_tokens: Vec<f32> =
                     open.iter().flat_map(|s| &qkv[(firsts[*s] + j) * width..][..width]).copied().collect();
-                let mixed = self.kernels.attention_cached(&of_tokens, kv, layer, attention.scores, open)?;
+                let mixed = self.kernels.attention_cached(&of_tokens, kv, layer, open, j)?;
                 let attended = attention.attended(mixed)?;
                 for (sample, row) in open.iter().zip(attended.chunks_exact(out_width)) {
                     out[(firsts[*sample] + j) * out_width..][..out_width].copy_from_slice(row);
                 }
-                kv.advance(open);
             }
-            // The next layer writes the same positions.
-            open.iter().for_each(|open| kv.take_back(open, 1));
             Ok(out)
         })?;
         open.iter().for_each(|open| kv.advance(open));
@@ -505,7 +502,7 @@ impl Inference {
                 LayerMixer::Attention { attention, .. } => {
                     let heads = attention.heads;
                     let mut qkv = self.linear(&normed, &attention.qkv, None)?;
-                    let gates = attention.has_gates.then(|| take_gates(&mut qkv, heads, positions.len()));
+                    let gates = attention.has_gates.then(|| take_gates(&mut qkv, heads));
                     if let Some(values) = attention.values {
                         qkv = values.forward(&qkv)?.0;
                     }
@@ -604,11 +601,11 @@ impl Inference {
     }
 }
 
-/// Removes the gates behind the query heads from `n` rows `[N, 2 A D + ...]`, which become `[N, A D + ...]`, and returns them, `[N, A D]`.
-fn take_gates(rows: &mut Vec<f32>, heads: Heads, n: usize) -> Vec<f32> {
+/// Removes the gates behind the query heads from rows `[N, (2A + 2K) D]`, which become `[N, (A + 2K) D]`, and returns them, `[N, A D]`.
+fn take_gates(rows: &mut Vec<f32>, heads: Heads) -> Vec<f32> {
     let (d, queries) = (heads.width, heads.query * heads.width);
     let (mut gates, mut qkv) = (Vec::new(), Vec::new());
-    for row in rows.chunks_exact((rows.len() / n.max(1)).max(1)) {
+    for row in rows.chunks_exact((heads.row() + queries).max(1)) {
         let (of_queries, rest) = row.split_at(2 * queries);
         for head in of_queries.chunks_exact(2 * d) {
             qkv.extend_from_slice(&head[..d]);
