@@ -16,7 +16,7 @@ pub use times::Times;
 use backend_tpu::aot::{Chip, Floor, Target};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
-use models::{Hub, ModelConfig, ModelFolder};
+use models::{Hub, LayerSpec, ModelConfig, ModelFolder};
 use planner::MeshRules;
 use planner::{Devices, is_one_program, longest_prompt};
 use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, parameters};
@@ -334,9 +334,13 @@ impl RunPrograms {
             ProgramName::Score => Floor::of_module(module, layers + head, chip),
             ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
             ProgramName::Decode(columns) => {
-                // Every decode step reads all weights and all keys and values of the cache, and reads and writes all states.
-                let keys = self.shape.heads_of_layers().map(|of| of.key_columns()).sum::<usize>();
-                let cache = 2 * sizes.slots * columns * keys * sizes.operand_bytes;
+                // Every decode step reads all weights and all keys and values inside the windows, and reads and writes all states.
+                let of_layer = |layer: LayerSpec| {
+                    layer.sliding_window.map_or(columns, |window| window.min(columns))
+                        * self.shape.heads(layer).key_columns()
+                };
+                let keys = self.shape.attention_layers().map(of_layer).sum::<usize>();
+                let cache = 2 * sizes.slots * keys * sizes.operand_bytes;
                 let state = self.shape.linear_attention.map_or(0, |linear| linear.state() * Dtype::F32.bytes());
                 let with_states = sizes.layers - self.shape.heads_of_layers().count();
                 let states = 2 * with_states * sizes.slots * state;

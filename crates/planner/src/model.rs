@@ -23,7 +23,7 @@
 use crate::cost::Cost;
 use crate::devices::Devices;
 use crate::mesh::MeshRules;
-use models::ModelConfig;
+use models::{LayerSpec, ModelConfig};
 use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, parameters};
 use policy_pjrt::{PjrtPolicyOptions, TrainShape};
 use run_config::{MeshAxis, PolicyConfig, RecomputeGranularity, TrainConfig};
@@ -367,9 +367,11 @@ impl<'a> CostModel<'a> {
         let read = weights + vocab * model.width();
         meter.matmuls(2.0 * read * slots, model.operand * read);
         let columns = self.prompt as f64 + self.config.rollout.max_completion_length() as f64 / 2.0;
-        let keys = self.shape.heads_of_layers().map(|of| of.key_columns() as f64).sum::<f64>();
-        let keys = keys / rules.parts(Axis::Kv) as f64;
-        meter.moves(2.0 * slots * columns * keys * model.operand);
+        let of_layer = |layer: LayerSpec| {
+            let read = layer.sliding_window.map_or(columns, |window| columns.min(window as f64));
+            read * self.shape.heads(layer).key_columns() as f64 / rules.parts(Axis::Kv) as f64
+        };
+        meter.moves(2.0 * slots * self.shape.attention_layers().map(of_layer).sum::<f64>() * model.operand);
         // The states of Gated DeltaNets are read and written.
         let states = self.shape.linear_attention.map_or(0, |sizes| sizes.state()) as f64;
         let with_states = model.layers() - self.shape.heads_of_layers().count() as f64;

@@ -6,7 +6,7 @@ use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, DeltaStates, Split, pa
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
-use models::{MemoryTable, ModelConfig, Trained, TrainedMemory, TrainingMemory};
+use models::{LayerSpec, MemoryTable, ModelConfig, Trained, TrainedMemory, TrainingMemory};
 use stablehlo::Save;
 
 /// Sizes of a training run that determine its memory, apart from the weights.
@@ -112,10 +112,15 @@ impl TrainingSizes {
         }
         let (slots, columns) = cache_shape(&self.rollout, options.rollout, &of_rollout);
         let slots = slots / of_rollout.parts(Axis::Batch);
-        let heads =
-            config.heads_of_layers().map(|heads| heads.key_columns()).sum::<usize>() / of_rollout.parts(Axis::Kv);
-        let cache = product(&[2, slots, columns, heads]).saturating_mul(operand);
-        table.push_in("sampling", "keys and values", cache);
+        let of_layer = |layer: LayerSpec| {
+            let keys = config.heads(layer).key_columns() / of_rollout.parts(Axis::Kv);
+            product(&[2, slots, columns.of(layer.sliding_window), keys]).saturating_mul(operand)
+        };
+        table.push_in(
+            "sampling",
+            "keys and values",
+            config.attention_layers().map(of_layer).fold(0, u64::saturating_add),
+        );
         if let Some(types) = DeltaStates::types(config, slots, options.compute) {
             let states: u64 = types.iter().map(|ty| product(&[ty.elements(), ty.dtype.bytes()])).sum();
             table.push_in("sampling", "states of Gated DeltaNets", states / of_rollout.parts(Axis::LinearHeads) as u64);
@@ -137,7 +142,7 @@ mod tests {
     #[test]
     fn layers_have_keys_and_values_or_states() {
         let linear = models::LinearAttention::default();
-        let layers = [vec![models::LayerSpec::GATED_DELTA_NET; 3], vec![models::LayerSpec::default()]].concat();
+        let layers = [vec![LayerSpec::GATED_DELTA_NET; 3], vec![LayerSpec::default()]].concat();
         let config =
             ModelConfig { num_hidden_layers: 9, linear_attention: Some(linear), layers, ..ModelConfig::default() };
         let rollout = RolloutSizes {
@@ -170,6 +175,13 @@ mod tests {
         for part in ["keys and values", "states of Gated DeltaNets"] {
             assert_eq!(4 * bytes(&on_mesh, part), bytes(&table, part), "{part}");
         }
+        // A window of 30 tokens: 29 earlier tokens and 16 of a call, rounded up. The other layers have wider heads.
+        let sliding = LayerSpec { sliding_window: Some(30), ..LayerSpec::default() };
+        let wide = LayerSpec { head_dim: Some(24), rope: models::LayerRope::None, ..LayerSpec::default() };
+        let config =
+            ModelConfig { num_hidden_layers: 5, layers: vec![sliding, sliding, wide], ..ModelConfig::default() };
+        let table = sizes.memory(&config, &options, None);
+        assert_eq!(bytes(&table, "keys and values"), 2 * 16 * 2 * (4 * 48 * 16 + 128 * 24) * 4);
     }
 
     #[test]

@@ -163,8 +163,8 @@ impl Decoder {
         windows
     }
 
-    /// Computes attention `[B, T, H]`, f32, for the normalised input `x` `[B, T, H]` of a layer with this specification: `attend` computes the outputs of the heads
-    /// `[B, T, A D]`, f32, from the queries, keys and values of these tokens.
+    /// Computes attention `[B, T, H]`, f32, for the normalised input `x` `[B, T, H]` of a layer with this specification: `attend` computes the
+    /// outputs of the heads `[B, T, A D]`, f32, from the queries, keys and values of these tokens.
     pub fn attention(
         &self,
         spec: LayerSpec,

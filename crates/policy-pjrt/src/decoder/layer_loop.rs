@@ -32,7 +32,7 @@ pub enum Layers {
 pub struct LayerValues<'a> {
     /// The results of the layer before.
     pub carry: &'a [Value],
-    /// The number of the layer among the layers with the same mixer and the same heads, an i32 scalar.
+    /// The number of the layer among the layers with the same mixer, heads and sliding window, an i32 scalar.
     pub number: &'a Value,
     /// Inputs that are the same for all layers.
     pub constants: &'a [Value],
@@ -134,10 +134,13 @@ impl Decoder {
         }
     }
 
-    /// Returns the number of each layer among the layers with the same mixer and the same heads, `[L]`, i32.
+    /// Returns the number of each layer among the layers with the same mixer, heads and sliding window, `[L]`, i32.
     fn numbers(&self, builder: &Builder) -> Value {
         let (config, count) = (&self.config, self.config.num_hidden_layers);
-        let kind = |layer: usize| (config.layer(layer).mixer, config.heads(config.layer(layer)));
+        let kind = |layer: usize| {
+            let layer = config.layer(layer);
+            (layer.mixer, config.heads(layer), layer.sliding_window)
+        };
         let before = |layer: usize| (0..layer).filter(|other| kind(*other) == kind(layer)).count();
         builder.dense((0..count).map(|layer| before(layer) as i64), TensorType::new(Dtype::I32, [count]))
     }

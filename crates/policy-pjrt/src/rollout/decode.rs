@@ -1,7 +1,7 @@
 //! The decode program: a loop over tokens with a loop over layers inside.
 //!
-//! A sequence keeps keys and values of its token at position c in column c of its row of the cache, so its results do not depend on its
-//! slot or on when it began. Sequences are at different positions, and writing to a different column of each row for every token would make
+//! A sequence keeps keys and values of its token at position c in column c of its row of the cache, or c modulo the number of columns
+//! ([`cache`](super::cache)), so its results do not depend on its slot or on when it began. Sequences are at different positions, and writing to a different column of each row for every token would make
 //! compilers copy the whole cache. A call therefore collects its tokens in a window, whose column is the number of the decode step and
 //! equal for all rows:
 //!
@@ -12,17 +12,18 @@
 //!         window[layer, :, :, step] = keys, values of the last token of each sequence
 //!         attend to the filled columns of the cache and to columns 0..=step of the window
 //!     sample the next token of each unfinished sequence
-//! for each row: copy the window to the columns of the cache from `base` on
+//! for each row: copy the window to the columns of the positions from `base` on
 //! ```
 //!
 //! A layer with a Gated DeltaNet has a state instead of keys and values. Every decode step replaces the states of unfinished sequences; the
 //! states of finished ones stay, for the next turns of their conversations.
 //!
-//! Legend: L layers of a cache, B slots, S columns of the cache, C columns of it that are read, W most decode steps of a call, K key/value heads, R
+//! Legend: L layers of a cache, B slots, S columns of a cache, C columns of it that are read, W most decode steps of a call, K key/value heads, R
 //! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
 
+use super::cache::{CachedLayers, flush};
 use super::sampling::{Sampler, SamplerValues, mask_words};
-use super::state::{CACHE, CachedLayers, ROWS, Shape, StateValues};
+use super::state::{Shape, StateValues};
 use crate::decoder::{
     Broadcast, Decoder, DeltaStates, Heads, Layers, MASKED, NextTokens, ParameterValues, Role, dot, of_groups, zeros,
 };
@@ -35,7 +36,7 @@ use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Decode {
     pub(crate) shape: Shape,
-    /// C: the largest sequence length at the beginning of a call. Later columns are empty.
+    /// C of layers without a sliding window: the largest sequence length at the beginning of a call. Later columns are empty.
     pub(crate) columns_read: usize,
     /// W: the largest number of decode steps of a call.
     pub(crate) turns: usize,
@@ -67,9 +68,9 @@ pub(super) struct DecodeStep<'a> {
     values: &'a [Value],
     /// The keys that attention reads; `[L, B, K, D, C]` if `prepared`.
     read: Vec<Value>,
-    /// Mask of the filled columns, `[B, C]`.
-    filled: Value,
-    /// Column of the first token of this call, `[B]`, i32.
+    /// The positions in the columns, `[B, C]`, i32, for each of [`Decoder::windows`]; negative in empty columns.
+    held: Vec<Value>,
+    /// Position of the first token of this call, `[B]`, i32.
     base: Value,
 }
 
@@ -163,8 +164,8 @@ impl Decode {
         let f = state.length.builder();
         let weights = if self.prepared { weights.transposed() } else { weights.clone() };
         let base = &state.length - state.length.like(1);
-        let columns = f.iota(1, TensorType::new(Dtype::I32, [self.shape.slots, self.columns_read]));
-        let filled = columns.lt(&base.along_first(&columns));
+        let windows = decoder.windows().into_iter();
+        let held = windows.map(|window| self.shape.columns.positions(window, &base, self.columns_read)).collect();
         let of_columns = |keys: &Value, columns: usize| {
             let mut shape = keys.shape().to_vec();
             shape[3] = columns;
@@ -173,12 +174,15 @@ impl Decode {
         let window: Vec<Value> =
             state.keys.iter().map(|keys| zeros(&f, keys.dtype(), &of_columns(keys, self.turns))).collect();
         let read = |keys: &Value| match self.prepared {
-            true => keys.slice(&[0; 5], &of_columns(keys, self.columns_read)).transpose(&[0, 1, 2, 4, 3]),
+            true => {
+                let columns = keys.shape()[3].min(self.columns_read);
+                keys.slice(&[0; 5], &of_columns(keys, columns)).transpose(&[0, 1, 2, 4, 3])
+            }
             false => keys.clone(),
         };
         let read = state.keys.iter().map(read).collect();
         let (keys, values) = (&state.keys, &state.values);
-        let step = DecodeStep { decode: self, decoder, weights, keys, values, read, filled, base };
+        let step = DecodeStep { decode: self, decoder, weights, keys, values, read, held, base };
         (step, Window { keys: window.clone(), values: window })
     }
 }
@@ -236,7 +240,7 @@ impl DecodeStep<'_> {
         window: &Window,
         turn: &Value,
     ) -> stablehlo::Result<(Value, Window, Option<DeltaStates>)> {
-        let Self { decode, decoder, weights, read: keys, values, filled, .. } = self;
+        let Self { decode, decoder, weights, read: keys, values, held, .. } = self;
         let slots = decode.shape.slots;
         let position = &state.length - state.length.like(1);
         let positions = position.reshape(&[slots, 1]);
@@ -251,13 +255,13 @@ impl DecodeStep<'_> {
         let windows = decoder.windows();
         let seen: Vec<[Value; 2]> = windows
             .iter()
-            .map(|window| match window {
-                None => [filled.clone(), done.clone()],
+            .zip(held)
+            .map(|(window, held)| match window {
+                None => [held.ge(&held.like(0)), done.clone()],
                 Some(window) => {
                     let first = |last: &Value| last - last.like(*window as i64 - 1);
-                    let cached = f.iota(1, filled.ty().with_dtype(Dtype::I32));
                     [
-                        filled & cached.ge(&first(&position).along_first(&cached)),
+                        held.ge(&first(&position).max(&position.like(0)).along_first(held)),
                         &done & columns.ge(&first(turn).broadcast_in_dim(columns.shape(), &[])),
                     ]
                 }
@@ -287,7 +291,8 @@ impl DecodeStep<'_> {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
                 }
                 _ => Ok(decoder.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
-                    let cache = CachedLayers::position(&caches, decoder.config().heads(spec));
+                    let cache = CachedLayers::position(&caches, decoder.config(), spec);
+                    let columns_read = decode.shape.columns.of(spec.sliding_window).min(decode.columns_read);
                     let (keys, values) = (&cached[cache], &cached[caches.len() + cache]);
                     let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
                     let [filled, done] = &seen[at..at + 2] else { unreachable!("two for each window") };
@@ -301,7 +306,7 @@ impl DecodeStep<'_> {
                         values: columns_of(values, of.number, columns),
                         seen: seen.clone(),
                     };
-                    let cached = part(keys, values, decode.columns_read, decode.prepared, filled);
+                    let cached = part(keys, values, columns_read, decode.prepared, filled);
                     let parts = [cached, part(own_keys, own_values, decode.turns, false, done)];
                     attend_parts(decoder, heads, &parts, layer.get(Role::Sinks))
                 })),
@@ -318,44 +323,8 @@ impl DecodeStep<'_> {
 
     /// Writes the window into the columns of this call, and returns keys and values `[L, B, K, S, D]` of each cache.
     pub(super) fn flush(&self, window: &Window) -> stablehlo::Result<[Vec<Value>; 2]> {
-        flush(self.decoder, [self.keys, self.values], &self.base, window)
+        flush(self.decoder, self.decode.shape.columns, [self.keys, self.values], &self.base, window)
     }
-}
-
-/// Writes a window into the columns of `caches`, keys and values `[L, B, K, S, D]` of each cache, row by row from column `base` (`[B]`, i32) on, and returns
-/// both. Columns after the end of a finished sequence may be overwritten, because they are never read.
-///
-/// Every device writes the rows of its own slots: the partitioner would gather the window, because the loop slices the sharded dimension of
-/// rows.
-pub(super) fn flush(
-    decoder: &Decoder,
-    caches: [&[Value]; 2],
-    base: &Value,
-    window: &Window,
-) -> stablehlo::Result<[Vec<Value>; 2]> {
-    let f = base.builder();
-    let count = caches.concat().len();
-    let of_caches = caches.into_iter().flatten().chain(window.parts()).map(|cache| (cache, &CACHE[..]));
-    let operands: Vec<_> = std::iter::once((base, &ROWS[..])).chain(of_caches).collect();
-    let results = vec![&CACHE[..]; count];
-    let flushed = decoder.split().on_shards(&f, &operands, &results, |f, shards| {
-        let [base, caches @ ..] = shards else { unreachable!("as passed in") };
-        let (caches, windows) = caches.split_at(count);
-        let zero = f.scalar(0, Dtype::I32);
-        let slots = base.shape()[0];
-        f.for_loop(slots, &caches.iter().collect::<Vec<_>>(), |row, carried| {
-            let column = base.dynamic_slice(&[row], &[1]).reshape(&[]);
-            let place = |(cache, window): (&Value, &Value)| {
-                let mut sizes = window.shape().to_vec();
-                sizes[1] = 1;
-                let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
-                cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
-            };
-            carried.iter().zip(windows).map(place).collect()
-        })
-    })?;
-    let Window { keys, values } = Window::of(&flushed);
-    Ok([keys, values])
 }
 
 /// Returns the first `columns` columns of a layer, `[B, K, columns, D]`, of a cache `[L, B, K, S, D]`.

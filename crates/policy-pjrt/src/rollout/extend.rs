@@ -1,12 +1,13 @@
 //! Programs for prompts whose first tokens are in the KV cache of a slot: `resume` begins new samples there, and `extend` adds the keys and values
 //! of the next tokens of the prompts, and computes the states of Gated DeltaNets after them.
 //!
-//! Legend: L layers of a cache, B slots, T tokens of an extension, S columns of the cache, C columns of it that are read, K key/value heads, D head
+//! Legend: L layers of a cache, B slots, T tokens of an extension, S columns of a cache, C columns of it that are read, K key/value heads, D head
 //! dimension.
 
-use super::decode::{Part, Window, attend_parts, columns_of, flush};
+use super::cache::{CachedLayers, flush};
+use super::decode::{Part, Window, attend_parts, columns_of};
 use super::prefill::Begun;
-use super::state::{CACHE, CachedLayers, Shape, StateValues};
+use super::state::{CACHE, Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, DeltaStates, Layers, NextTokens, Role, put_layer, zeros};
 use crate::error::Result;
 use crate::program::program_error;
@@ -81,7 +82,8 @@ impl Extend {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
                 }
                 _ => Ok(decoder.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
-                    let cache = CachedLayers::position(&caches, decoder.config().heads(spec));
+                    let cache = CachedLayers::position(&caches, decoder.config(), spec);
+                    let columns = shape.columns.of(spec.sliding_window).min(columns_read);
                     let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
                     let [filled, own] = &masks[at..at + 2] else { unreachable!("two for each window") };
                     for (all, part) in
@@ -96,7 +98,7 @@ impl Extend {
                         seen: seen.clone(),
                     };
                     let [keys, values] =
-                        [cache, caches.len() + cache].map(|index| columns_of(&cached[index], of.number, columns_read));
+                        [cache, caches.len() + cache].map(|index| columns_of(&cached[index], of.number, columns));
                     let own = part(heads.keys.clone(), heads.values.clone(), own);
                     attend_parts(decoder, heads, &[part(keys, values, filled), own], layer.get(Role::Sinks))
                 })),
@@ -107,7 +109,7 @@ impl Extend {
         let carried = carried.map_err(program_error(name))?;
         let (window, delta) = carried[1..].split_at(cached.len());
         let (window, delta) = (Window::of(window), DeltaStates::of(delta));
-        let flushed = flush(decoder, [&state.keys, &state.values], &base, &window);
+        let flushed = flush(decoder, shape.columns, [&state.keys, &state.values], &base, &window);
         let [keys, values] = flushed.map_err(program_error(name))?;
         let last = counts.gt(&counts.like(0)).select(&behind, &state.last);
         let next = StateValues { keys, values, last, length: &state.length + &counts, delta, ..state };
@@ -118,15 +120,15 @@ impl Extend {
     /// sliding window.
     fn masks(self, f: &Builder, base: &Value, positions: &Value, window: Option<usize>) -> [Value; 2] {
         let Self { shape, columns_read, tokens } = self;
-        let columns = f.iota(2, TensorType::new(Dtype::I32, [shape.slots, tokens, columns_read]));
+        let held = shape.columns.positions(window, base, columns_read);
+        let held = held.broadcast_in_dim(&[shape.slots, tokens, held.shape()[1]], &[0, 2]);
         let own = f.iota(2, TensorType::new(Dtype::I32, [shape.slots, tokens, tokens]));
         let of_rows = |rows: &Value, all: &Value| rows.broadcast_in_dim(all.shape(), &[0]);
         let of_tokens = |of: &Value, all: &Value| of.broadcast_in_dim(all.shape(), &[0, 1]);
-        let filled = columns.lt(&of_rows(base, &columns));
         let own_positions = &own + of_rows(base, &own);
         let before = own_positions.le(&of_tokens(positions, &own));
-        let Some(window) = window else { return [filled, before] };
-        let first = positions - positions.like(window as i64 - 1);
-        [filled & columns.ge(&of_tokens(&first, &columns)), before & own_positions.ge(&of_tokens(&first, &own))]
+        let Some(window) = window else { return [held.ge(&held.like(0)), before] };
+        let first = (positions - positions.like(window as i64 - 1)).max(&positions.like(0));
+        [held.ge(&of_tokens(&first, &held)), before & own_positions.ge(&of_tokens(&first, &own))]
     }
 }

@@ -1,12 +1,15 @@
 //! Programs that prepare slots: the prefill, which computes keys and values of prompts, and the admission, which copies them to the KV
 //! cache. The states of Gated DeltaNets are handled in the same way.
 //!
-//! Legend: L layers of a cache, P prompts, T tokens of a prompt's row, B slots, S columns of the cache, K key/value heads, D head dimension, V
+//! Legend: L layers of a cache, P prompts, T tokens of a prompt's row, B slots, S columns of a cache, K key/value heads, D head dimension, V
 //! vocabulary.
 
+use super::cache::{CachedLayers, Columns, columns_of_prompts};
 use super::decode::Window;
-use super::state::{CACHE, CachedLayers, ROWS, Shape, StateValues, TABLE};
-use crate::decoder::{Axis, Broadcast, DELTA, Decoder, DeltaStates, Layers, NextTokens, Role, Rows, put_layer, zeros};
+use super::state::{CACHE, ROWS, Shape, StateValues, TABLE};
+use crate::decoder::{
+    Axis, Broadcast, Compute, DELTA, Decoder, DeltaStates, Layers, NextTokens, Role, Rows, put_layer, zeros,
+};
 use crate::error::Result;
 use crate::program::program_error;
 use models::Mixer;
@@ -19,12 +22,21 @@ pub(crate) struct Prompts {
     pub(crate) rows: usize,
     /// T, the length of rows, padded on the right.
     pub(crate) tokens: usize,
+    /// The columns of the caches to which prompts are copied.
+    pub(crate) columns: Columns,
     /// `true` if the program returns the set of tokens of each prompt.
     pub(crate) seen: bool,
 }
 
-/// Builds the prefill program: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, T, D]` of each cache; with
-/// `seen`, also to the set of tokens `[P, V]` of each prompt; with Gated DeltaNets, also to the tensors of [`DeltaStates`].
+impl Prompts {
+    /// Returns the type of keys, and of values, of prompts.
+    fn ty(self, of: &CachedLayers, compute: Compute) -> TensorType {
+        of.ty(compute, self.rows, self.columns.of(of.window).min(self.tokens))
+    }
+}
+
+/// Builds the prefill program: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, C, D]` of each cache, the first
+/// C = min(S, T) columns of a row; with `seen`, also to the set of tokens `[P, V]` of each prompt; with Gated DeltaNets, also to the tensors of [`DeltaStates`].
 ///
 /// The last token of a prompt has no keys and values, and does not change states: the decode loop processes this token first, so that one
 /// program computes all logits. Keys and values after a prompt are zero.
@@ -44,7 +56,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let constants = [rotaries.values(), vec![&kept, &counts], positions.into_iter().collect(), masks.values()].concat();
     let of_caches = CachedLayers::of(config);
     let empty = |ty: &TensorType, axes| decoder.split().constrain(&zeros(&f, ty.dtype, &ty.shape), axes);
-    let empty_cache = |of: &CachedLayers| empty(&of.ty(decoder.compute(), prompts.rows, prompts.tokens), &CACHE);
+    let empty_cache = |of: &CachedLayers| empty(&prompts.ty(of, decoder.compute()), &CACHE);
     let caches: Vec<Value> = of_caches.iter().map(empty_cache).collect();
     let states: Vec<Value> = delta.iter().flatten().map(|ty| empty(ty, &DELTA)).collect();
     let carry: Vec<&Value> = [&x].into_iter().chain(&caches).chain(&caches).chain(&states).collect();
@@ -63,11 +75,12 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, values.number)
                 }
                 _ => Ok(decoder.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
-                    let cache = CachedLayers::position(&of_caches, config.heads(spec));
+                    let cache = CachedLayers::position(&of_caches, config, spec);
+                    let columns = prompts.columns.of(spec.sliding_window);
                     for (all, part) in
                         [(&mut caches.keys[cache], &heads.keys), (&mut caches.values[cache], &heads.values)]
                     {
-                        *all = put_layer(all, values.number, &cached(part, kept));
+                        *all = put_layer(all, values.number, &columns_of_prompts(part, kept, columns));
                     }
                     decoder.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
                 })),
@@ -89,11 +102,6 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     decoder.split().finish(f.clone(), name, results.into_iter().map(|(name, value, _)| (name, value)))
 }
 
-/// Returns keys or values `[P, K, T, D]`, zero where `kept` `[P, T]` is false.
-fn cached(part: &Value, kept: &Value) -> Value {
-    kept.broadcast_in_dim(part.shape(), &[0, 2]).select(part, &part.like(0.0))
-}
-
 /// Returns the sets of tokens `[P, V]` among the ids `[P, T]` where `there` is true.
 fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
     let f = ids.builder();
@@ -112,7 +120,7 @@ fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
     none.scatter(&f.concatenate(&[&row, &column], 2), &updates, dimensions, Reducer::Or)
 }
 
-/// Logical axes of keys and values of prompts `[L, P, K, T, D]` where they are copied to slots: a prompt may start samples on any device.
+/// Logical axes of keys and values of prompts `[L, P, K, C, D]` where they are copied to slots: a prompt may start samples on any device.
 const PROMPTS: [Option<Axis>; 5] = [None, None, Some(Axis::Kv), None, None];
 /// The same of states of Gated DeltaNets.
 const PROMPT_STATES: [Option<Axis>; 5] = [None, None, Some(Axis::LinearHeads), None, None];
@@ -128,7 +136,7 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let state = shape.arguments(&f, decoder);
     let caches = CachedLayers::of(config);
     let of_cache = |name| {
-        let types = caches.iter().map(|of| of.ty(compute, prompts.rows, prompts.tokens));
+        let types = caches.iter().map(|of| prompts.ty(of, compute));
         types.map(|ty| f.argument(name, ty)).collect::<Vec<Value>>()
     };
     let [keys, values] = ["prompt_keys", "prompt_values"].map(of_cache);

@@ -2,12 +2,13 @@
 //!
 //! Legend: L layers of a cache, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
 
+use super::cache::{CachedLayers, Columns};
 use crate::DeviceTensor;
 use crate::decoder::{Axis, Compute, DELTA, Decoder, DeltaStates, zeros};
 use crate::error::{Error, Result};
 use crate::program::unnamed;
 use crate::runtime::Runtime;
-use models::{AttentionHeads, ModelConfig};
+use models::ModelConfig;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 /// Shape of a state.
@@ -15,8 +16,8 @@ use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 pub(crate) struct Shape {
     /// B, the number of sequences that decode concurrently.
     pub(crate) slots: usize,
-    /// S, the number of tokens of a sequence with keys and values.
-    pub(crate) columns: usize,
+    /// S of each cache.
+    pub(crate) columns: Columns,
     /// M, the largest number of tokens of a completion.
     pub(crate) tokens: usize,
     /// `true` if the state has the set of tokens of each sequence, for the repetition penalty.
@@ -28,40 +29,6 @@ pub(crate) const CACHE: [Option<Axis>; 5] = [None, Some(Axis::Batch), Some(Axis:
 
 /// Logical axes of a tensor with one element per slot, `[B]`.
 pub(crate) const ROWS: [Option<Axis>; 1] = [Some(Axis::Batch)];
-
-/// Layers with attention whose keys and values have the same shape, and therefore one cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CachedLayers {
-    heads: AttentionHeads,
-    /// L.
-    count: usize,
-}
-
-impl CachedLayers {
-    /// Returns the caches of a model, in the order of the first layer of each.
-    pub(super) fn of(config: &ModelConfig) -> Vec<Self> {
-        let mut caches: Vec<Self> = Vec::new();
-        for heads in config.heads_of_layers() {
-            match caches.iter_mut().find(|cache| cache.heads == heads) {
-                Some(cache) => cache.count += 1,
-                None => caches.push(Self { heads, count: 1 }),
-            }
-        }
-        caches
-    }
-
-    /// Returns the index of the cache of layers with these heads.
-    pub(super) fn position(caches: &[Self], heads: AttentionHeads) -> usize {
-        let is_own = |cache: &Self| cache.heads == heads;
-        caches.iter().position(is_own).unwrap_or_else(|| unreachable!("every layer with attention has a cache"))
-    }
-
-    /// Returns the type of keys, and of values, of `columns` tokens of `rows` sequences.
-    pub(super) fn ty(&self, compute: Compute, rows: usize, columns: usize) -> TensorType {
-        let AttentionHeads { key_value, width, .. } = self.heads;
-        TensorType::new(compute.dtype(), [self.count, rows, key_value, columns, width])
-    }
-}
 
 /// The tensors of a state, in the order of a program's arguments and results: keys and values are the last ones.
 #[derive(Clone, Debug)]
@@ -114,7 +81,8 @@ impl Shape {
         parts.extend(seen.then(|| table("seen", Dtype::Pred, config.vocab_size)));
         let delta = DeltaStates::types(config, slots, compute).into_iter().flatten();
         parts.extend(["delta_inputs", "delta_memory"].into_iter().zip(delta).map(|(name, ty)| (name, ty, &DELTA[..])));
-        let of_caches = |name| caches.iter().map(move |of| (name, of.ty(compute, slots, columns), &CACHE[..]));
+        let ty = |of: &CachedLayers| of.ty(compute, slots, columns.of(of.window));
+        let of_caches = |name| caches.iter().map(move |of| (name, ty(of), &CACHE[..]));
         parts.extend(["keys", "values"].into_iter().flat_map(of_caches));
         parts
     }

@@ -179,7 +179,7 @@ fn states_without_frozen_parameters_resume_on_the_other_policy() {
                 let [found, expected] = [&mut to, &mut from].map(|policy| policy.score(of, &parts).unwrap().logp);
                 assert_close(&format!("{name}: {of:?}"), &found, &expected, 1e-4);
             }
-            [&mut to, &mut from].map(|policy| step(&mut **policy));
+            [&mut to, &mut from].into_iter().for_each(|policy| step(&mut **policy));
             let (found, expected) = (exported(&*to), exported(&*from));
             assert_same_tensors(name, &found, &expected, 1e-4);
             for (parameter, after) in found {
