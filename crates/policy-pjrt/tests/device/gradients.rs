@@ -3,7 +3,7 @@
 use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
 use crate::support::{
     assert_close, assert_near, assert_same_tensors, blocks_of, both, by_name, cross_entropy, expected_gradients,
-    exported, gradients, halves, host_gradients, import, on_device, on_host, runtime, state, weights,
+    exported, gradients, halves, host_gradients, import, on_device, on_host, runtime, state, to_host, weights,
 };
 use grpo_core::LossConfig;
 use models::{ModelConfig, NamedTensor};
@@ -43,11 +43,6 @@ fn gradients_with_every_save_policy_match_torch_and_the_cpu_policy() {
 
 fn all() -> impl Iterator<Item = &'static str> {
     checkpoint::ALL.into_iter().chain(checkpoint::GATED_DELTA_NETS)
-}
-
-/// Returns the allowed difference between device and host. Gated DeltaNets have longer chains of f32 operations.
-fn to_host(name: &str) -> f32 {
-    if checkpoint::GATED_DELTA_NETS.contains(&name) { 1e-4 } else { 1e-5 }
 }
 
 fn assert_gradients(mut options: impl FnMut(&ModelConfig) -> PjrtPolicyOptions) {
