@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-pub(crate) const ALL: [&str; 30] = [
+pub(crate) const ALL: [&str; 32] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
@@ -37,6 +37,8 @@ pub(crate) const ALL: [&str; 30] = [
     "qwen3_moe_idle",
     "gpt_oss",
     "gpt_oss_mxfp4",
+    "gemma4",
+    "gemma4_vision",
 ];
 
 /// The checkpoints of models with Gated DeltaNets.
@@ -52,8 +54,14 @@ pub(crate) fn has_no_gradient(checkpoint: &str, parameter: &str) -> bool {
 /// The checkpoints with `router.safetensors`.
 pub(crate) const ROUTERS: [&str; 5] = ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss"];
 
+/// Returns `true` for the factors of layers, which are never trained.
+pub(crate) fn is_constant(parameter: &str) -> bool {
+    parameter.ends_with("layer_scalar")
+}
+
 /// The checkpoints with an adapter in PEFT's layout.
-pub(crate) const ADAPTED: [&str; 7] = ["llama3", "phi3", "gemma3", "gemma3_vision", "qwen3_vl", "qwen3_moe", "gpt_oss"];
+pub(crate) const ADAPTED: [&str; 8] =
+    ["llama3", "phi3", "gemma3", "gemma3_vision", "qwen3_vl", "qwen3_moe", "gpt_oss", "gemma4"];
 
 pub(crate) struct Checkpoint {
     pub(crate) folder: ModelFolder,

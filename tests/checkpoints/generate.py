@@ -105,6 +105,18 @@ CHECKPOINTS = {
     "gpt_oss_mxfp4": ("gpt_oss", SMALL | {"intermediate_size": 32, "head_dim": 8, "num_local_experts": 3, "num_experts_per_tok": 2,
                                           "sliding_window": 128, "rope_parameters": YARN | {"truncate": False}},
                       "bfloat16", 5, [12, 7], None),
+    # Three layers repeat, and the last two are an incomplete period. Layers with full attention have wider heads, one key head, values that
+    # are keys, and rotate half of the pairs of columns.
+    "gemma4": ("gemma4", SMALL | {"num_hidden_layers": 8, "head_dim": 8, "sliding_window": 5, "attention_k_eq_v": True,
+                                  "global_head_dim": 12, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+                                  "final_logit_softcapping": 3.0,
+                                  "layer_types": ["sliding_attention", "full_attention", "full_attention"] * 2
+                                  + ["sliding_attention", "full_attention"],
+                                  "rope_parameters": {
+                                      "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0,
+                                                         "partial_rotary_factor": 0.5},
+                                      "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+               "float32", 5, [26, 9], None),
     # Three layers with a Gated DeltaNet, then one with attention, and one more; sequences of more than one and of exactly one chunk of 64
     # tokens, and of one token.
     "qwen3_5": ("qwen3_5", DELTA_NET | {"num_hidden_layers": 5}, "float32", 5, [70, 64, 1, 9], None),
@@ -119,6 +131,8 @@ SIGLIP = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num
 PIXTRAL = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
            "head_dim": 4, "model_type": "pixtral"}
 QWEN_TOWER = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+GEMMA4_TOWER = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+                "head_dim": 4, "patch_size": 2, "position_embedding_size": 4}
 WRAPPERS = {
     # Sizes of the class's defaults are missing in the file, as in that of 4B.
     "gemma3_vision": ("gemma3", SMALL | {
@@ -142,6 +156,12 @@ WRAPPERS = {
     "ministral3_vision": ("mistral3", SMALL | {"model_type": "ministral3", "head_dim": 8, "rope_parameters": YARN | {
         "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}},
         {"vision_config": PIXTRAL, "tie_word_embeddings": True}, 5, "modules", [40, 12]),
+    # The fields of layers with full attention as files on the Hub have them.
+    "gemma4_vision": ("gemma4", SMALL | {
+        "num_hidden_layers": 3, "head_dim": 8, "global_head_dim": 12, "sliding_window": 5, "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        {"vision_config": GEMMA4_TOWER, "audio_config": None, "image_token_id": 60, "boi_token_id": 61, "eoi_token_id": 62,
+         "video_token_id": 63}, "hub", "files", [24, 4]),
     # The fraction of rotated columns is that of the class, 0.25.
     "qwen3_5_vision": ("qwen3_5", DELTA_NET | {"num_hidden_layers": 2, "pad_token_id": None, "layer_types": [
         "linear_attention", "full_attention"], "rope_parameters": {
@@ -150,6 +170,7 @@ WRAPPERS = {
 }
 WRAPPER_CLASSES = {
     "gemma3": (transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration),
+    "gemma4": (transformers.Gemma4Config, transformers.Gemma4ForConditionalGeneration),
     "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
     "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
     "qwen3_5": (transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration),
@@ -167,6 +188,7 @@ CLASSES = {
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
     "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
@@ -179,6 +201,7 @@ LORA = {
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "gemma3": ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"],
     "qwen3_moe": ["q_proj", "v_proj", "o_proj"],
+    "gemma4": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"],
     "qwen3_5": ["in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj", "q_proj", "o_proj", "down_proj"],
     "gpt_oss": ["k_proj", "o_proj", "lm_head"],
 }
@@ -227,11 +250,25 @@ def random_model(family, config, seed):
     return randomised(model_class(config_class(**(SHAPE | config), bos_token_id=1, eos_token_id=2, attn_implementation="eager")), family)
 
 
+def weights(model):
+    """Returns the parameters, and the factors of layers of Gemma 4, which are never trained, by name."""
+    return dict(model.named_parameters()) | factors(model)
+
+
+def factors(model):
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")}
+
+
 def randomised(model, family):
     with torch.no_grad():
+        for index, factor in enumerate(factors(model).values()):
+            factor.fill_([0.7, 1.2, 0.9][index % 3])
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
-            if name.endswith("norm.weight") and "vision" not in name:
+            if family == "gemma4" and name.endswith(("q_norm.weight", "k_norm.weight")):
+                # Scores are not scaled, so these norms keep attention from choosing one token.
+                parameter.copy_(0.5 + 0.1 * noise)
+            elif name.endswith("norm.weight") and "vision" not in name:
                 parameter.copy_((0.0 if family in CENTRED and "linear_attn" not in name else 1.0) + 0.2 * noise)
             elif name.endswith("A_log"):
                 # Slow decays: transformers takes differences of sums of their logarithms in f32, whose errors grow with the sums.
@@ -276,7 +313,7 @@ def save_model(model, folder, dtype, layout, per_shard):
     config["dtype"] = dtype
     config = layout_4(config, dtype) if layout == 4 else config
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    tensors = {name: parameter.detach().to(getattr(torch, dtype)).contiguous() for name, parameter in model.named_parameters()}
+    tensors = {name: parameter.detach().to(getattr(torch, dtype)).contiguous() for name, parameter in weights(model).items()}
     if folder.name.endswith("mxfp4"):
         config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
             "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
@@ -350,7 +387,7 @@ def make(out, name, seed):
     stored = save_model(model, folder, dtype, layout, per_shard)
     # The expected values belong to the model that transformers loads from that folder.
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    loaded = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    loaded = {name: parameter.detach() for name, parameter in weights(model).items()}
     loaded = loaded if name.endswith(("fused", "mxfp4")) else published(loaded)
     assert all(torch.equal(tensor, stored[of]) for of, tensor in loaded.items() if of in stored)
 
@@ -399,9 +436,11 @@ def wrapper_json(config, layout):
         for key in ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]:
             text.pop(key, None)
         del config["tie_word_embeddings"]
+    elif layout == "hub":
+        text |= {"global_head_dim": text.pop("per_layer_config")["2"]["head_dim"], "num_global_key_value_heads": None}
     elif layout == "untied":
         del config["tie_word_embeddings"], text["tie_word_embeddings"]
-    config["torch_dtype" if layout != 5 else "dtype"] = config.pop("dtype")
+    config["torch_dtype" if layout not in (5, "hub") else "dtype"] = config.pop("dtype")
     return config
 
 
@@ -417,7 +456,7 @@ def load_wrapper(folder):
 def of_text(tensors):
     """Returns the tensors of the text decoder by the names of a decoder without a wrapper."""
     named = {name.replace("model.language_model.", "model."): tensor for name, tensor in tensors.items()}
-    return {name: tensor for name, tensor in named.items() if name.startswith(("model.embed", "model.layers", "model.norm", "lm_head"))}
+    return {name: tensor for name, tensor in named.items() if name.startswith(("model.embed_tokens", "model.layers", "model.norm", "lm_head"))}
 
 
 def make_wrapper(out, name, seed):
@@ -484,7 +523,7 @@ def make_adapter(out, name):
     assert set(gradients) == set(saved), set(gradients) ^ set(saved)
     metadata = {"format": "grpo-model/1", "source": f"{source()}, peft {peft.__version__}"}
     save_file(document(ids, mask, logits, loss, gradients), folder / "expected.safetensors", metadata)
-    merged = published({n: p.detach().contiguous() for n, p in model.merge_and_unload().named_parameters()})
+    merged = published({n: p.detach().contiguous() for n, p in weights(model.merge_and_unload()).items()})
     merged = of_text(merged) if name in WRAPPERS else merged
     save_file(merged, folder / "merged.safetensors", {"format": "pt"})
     size = sum(path.stat().st_size for path in folder.iterdir())

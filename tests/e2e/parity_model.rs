@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
-const ALL: [&str; 27] = [
+const ALL: [&str; 29] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
@@ -34,6 +34,8 @@ const ALL: [&str; 27] = [
     "qwen3_moe",
     "gpt_oss",
     "gpt_oss_mxfp4",
+    "gemma4",
+    "gemma4_vision",
 ];
 const ROWS: [&str; 4] = ["logits ", "logits, cached", "loss ", "grad.model.layers.0.self_attn.o_proj.weight"];
 

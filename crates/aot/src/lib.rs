@@ -16,10 +16,10 @@ pub use times::Times;
 use backend_tpu::aot::{Chip, Floor, Target};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
-use models::{Hub, ModelConfig, ModelFolder};
+use models::{Hub, LayerSpec, ModelConfig, ModelFolder};
 use planner::MeshRules;
 use planner::{Devices, is_one_program, longest_prompt};
-use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, attention_layers, parameters};
+use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, parameters};
 use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
 use run_config::{ModelSource, PolicyDevice, TrainConfig};
@@ -334,12 +334,16 @@ impl RunPrograms {
             ProgramName::Score => Floor::of_module(module, layers + head, chip),
             ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
             ProgramName::Decode(columns) => {
-                // Every decode step reads all weights and all keys and values of the cache, and reads and writes all states.
-                let with_attention = attention_layers(&self.shape);
-                let heads = self.shape.num_key_value_heads * self.shape.head_dim();
-                let cache = 2 * with_attention * sizes.slots * columns * heads * sizes.operand_bytes;
+                // Every decode step reads all weights and all keys and values inside the windows, and reads and writes all states.
+                let of_layer = |layer: LayerSpec| {
+                    layer.sliding_window.map_or(columns, |window| window.min(columns))
+                        * self.shape.heads(layer).key_columns()
+                };
+                let keys = self.shape.attention_layers().map(of_layer).sum::<usize>();
+                let cache = 2 * sizes.slots * keys * sizes.operand_bytes;
                 let state = self.shape.linear_attention.map_or(0, |linear| linear.state() * Dtype::F32.bytes());
-                let states = 2 * (sizes.layers - with_attention) * sizes.slots * state;
+                let with_states = sizes.layers - self.shape.heads_of_layers().count();
+                let states = 2 * with_states * sizes.slots * state;
                 let weights = sizes.matmul_parameters * sizes.operand_bytes;
                 let flops = 2.0 * (sizes.matmul_parameters * sizes.slots) as f64;
                 let turns = sizes.tokens_per_call as f64;
@@ -376,7 +380,7 @@ impl RunPrograms {
         let sizes = &self.sizes;
         let head = self.shape.vocab_size * self.shape.hidden_size;
         let (rows, length) = (sizes.rows as f64, sizes.length as f64);
-        let width = (self.shape.num_attention_heads * self.shape.head_dim() * attention_layers(&self.shape)) as f64;
+        let width = self.shape.heads_of_layers().map(|of| of.query_columns() as f64).sum::<f64>();
         let layers =
             2.0 * (sizes.matmul_parameters - head) as f64 * rows * length + 2.0 * rows * length * length * width;
         [layers, 2.0 * (head * sizes.tokens) as f64]

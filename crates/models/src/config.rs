@@ -45,7 +45,7 @@ pub struct ModelConfig {
     /// The largest number of tokens of a sequence, prompt and completion together.
     #[default(64)]
     pub max_position_embeddings: usize,
-    /// The token mixers, attention windows and rotary embeddings of the layers, repeated from the first layer on; an empty list is full
+    /// The token mixers, attention windows, rotary embeddings and heads of the layers, repeated from the first layer on; an empty list is full
     /// attention with rotary embeddings in every layer.
     pub layers: Vec<LayerSpec>,
     /// The sizes of layers with `mixer: gated_delta_net`; `None` if there are none.
@@ -75,6 +75,8 @@ pub struct ModelConfig {
     /// `true` if one norm goes over the columns of all query heads, and another over the columns of all key heads, as in OLMo 2; needs
     /// `qk_norm`.
     pub qk_norm_over_heads: bool,
+    /// `true` if every value head is normalised (RMSNorm over D without weights), as in Gemma 4.
+    pub value_norm: bool,
     /// `true` if q_proj, k_proj and v_proj are one matrix in files, and gate_proj and up_proj are one matrix, as in Phi-3.
     pub fused_projections: bool,
     /// The scale of attention scores; `None` is 1 / sqrt(head_dim).
@@ -85,6 +87,8 @@ pub struct ModelConfig {
     pub norm_placement: NormPlacement,
     /// `true` if norms multiply by 1 + weight instead of the weight, as in Gemma 3; the norm inside a Gated DeltaNet never does.
     pub zero_centered_norms: bool,
+    /// `true` if the output of every layer is multiplied by the layer's `layer_scalar`, which is never trained, as in Gemma 4.
+    pub layer_scalars: bool,
     /// The factor of token embeddings.
     #[default(1.0)]
     pub embedding_multiplier: f64,
@@ -94,6 +98,8 @@ pub struct ModelConfig {
     /// The divisor of logits. Hidden states after the final norm are divided by it.
     #[default(1.0)]
     pub logits_scaling: f64,
+    /// The softcap of logits, `cap * tanh(logits / cap)`; `None` is none.
+    pub final_logit_softcapping: Option<f64>,
     /// The constant that RMSNorm adds to the mean square.
     #[default(1e-6)]
     pub rms_norm_eps: f64,
@@ -150,6 +156,9 @@ pub struct RopeScaling {
     pub attention_factor: f64,
     /// The divisor of each frequency (`longrope`).
     pub short_factor: Vec<f64>,
+    /// The share of a head's pairs of columns that are rotated (`proportional`).
+    #[default(1.0)]
+    pub partial_rotary_factor: f64,
     /// The strength of the growth of queries beyond the original context, as in Ministral 3 (`yarn`); `None` is no growth.
     pub llama_4_scaling_beta: Option<f64>,
 }
@@ -168,6 +177,9 @@ pub enum RopeType {
     Yarn,
     /// LongRoPE (arXiv 2402.13753) within the original context: frequencies are divided by `short_factor`.
     Longrope,
+    /// The pairs of columns behind `partial_rotary_factor` are not rotated, and the wavelengths of the others are stretched by `factor`, as in
+    /// Gemma 4.
+    Proportional,
 }
 
 impl RopeType {
@@ -178,6 +190,7 @@ impl RopeType {
             Self::Linear => "linear",
             Self::Yarn => "yarn",
             Self::Longrope => "longrope",
+            Self::Proportional => "proportional",
         }
     }
 }
@@ -253,6 +266,7 @@ impl ModelConfig {
             ("model.embedding_multiplier", self.embedding_multiplier),
             ("model.residual_multiplier", self.residual_multiplier),
             ("model.logits_scaling", self.logits_scaling),
+            ("model.final_logit_softcapping", self.final_logit_softcapping.unwrap_or(1.0)),
         ] {
             check(value.is_finite() && value > 0.0, key, "a number above 0", value)?;
         }
@@ -274,7 +288,7 @@ impl ModelConfig {
         }
         let is_recurrent = |layer: &&LayerSpec| layer.mixer == Mixer::GatedDeltaNet;
         for layer in self.layers.iter().filter(is_recurrent) {
-            let expected = "rope: none and no sliding_window with mixer: gated_delta_net";
+            let expected = "rope: none, and neither sliding_window nor heads, with mixer: gated_delta_net";
             check(*layer == LayerSpec::GATED_DELTA_NET, "model.layers", expected, format!("{layer:?}"))?;
         }
         check(
@@ -290,6 +304,7 @@ impl ModelConfig {
             "true",
         )?;
         self.linear_attention.iter().try_for_each(LinearAttention::validate)?;
+        self.layers.iter().try_for_each(|layer| self.validate_heads(*layer))?;
         let is_local = |layer: &LayerSpec| layer.rope == LayerRope::Local;
         check(
             self.rope_local_theta.is_none() || self.layers.iter().any(is_local),
@@ -298,6 +313,13 @@ impl ModelConfig {
             format!("{:?}", self.layers),
         )?;
         let width = self.rotary_dim();
+        let share = self.rope_scaling.as_ref().map_or(1.0, |scaling| scaling.partial_rotary_factor);
+        check(
+            share == 1.0 || self.partial_rotary_factor == 1.0,
+            "model.partial_rotary_factor",
+            "1 beside the partial_rotary_factor of rope_scaling",
+            self.partial_rotary_factor,
+        )?;
         check(
             (0.0..=1.0).contains(&self.partial_rotary_factor) && width >= 2 && width.is_multiple_of(2),
             "model.partial_rotary_factor",
@@ -321,6 +343,36 @@ impl ModelConfig {
             ),
         )
     }
+
+    /// Checks the heads of a layer.
+    fn validate_heads(&self, layer: LayerSpec) -> Result<()> {
+        let heads = self.heads(layer);
+        let alike = |other: &&LayerSpec| other.rope == layer.rope && self.heads(**other).width != heads.width;
+        check(
+            (2..=1 << 12).contains(&heads.width) && heads.width.is_multiple_of(2),
+            "model.layers",
+            "a head_dim that is an even number between 2 and 4096, or none",
+            format!("{layer:?}"),
+        )?;
+        check(
+            heads.key_value > 0 && heads.query.is_multiple_of(heads.key_value),
+            "model.layers",
+            &format!("a num_key_value_heads that divides num_attention_heads, {}, or none", heads.query),
+            format!("{layer:?}"),
+        )?;
+        check(
+            self.layers.iter().find(alike).is_none() || layer.rope == LayerRope::None,
+            "model.layers",
+            "one head_dim in all layers with the same rope",
+            format!("{:?}", self.layers),
+        )?;
+        check(
+            !(layer.keys_are_values && (self.fused_projections || self.attention_bias || self.attention_output_gate)),
+            "model.layers",
+            "keys_are_values: false beside fused_projections, attention_bias or attention_output_gate",
+            format!("{layer:?}"),
+        )
+    }
 }
 
 impl RopeScaling {
@@ -334,7 +386,7 @@ impl RopeScaling {
                 factor && ordered(self.low_freq_factor, self.high_freq_factor) && context,
                 "factor >= 1, 0 < low_freq_factor < high_freq_factor, and an original_max_position_embeddings above 0".to_owned(),
             ),
-            RopeType::Linear => (factor, "factor >= 1".to_owned()),
+            RopeType::Linear | RopeType::Proportional => (factor, "factor >= 1".to_owned()),
             RopeType::Yarn => (
                 factor && ordered(self.beta_slow, self.beta_fast) && context && model.rope_theta > 1.0,
                 "factor >= 1, 0 < beta_slow < beta_fast, rope_theta > 1, and an original_max_position_embeddings above 0".to_owned(),
@@ -345,6 +397,15 @@ impl RopeScaling {
                 (is_valid, format!("a short_factor of {pairs} numbers above 0, one for each rotated pair of columns"))
             }
         };
+        let is_proportional = self.rope_type == RopeType::Proportional;
+        let share = self.partial_rotary_factor;
+        let has_share = if is_proportional { share > 0.0 && share <= 1.0 } else { share == 1.0 };
+        check(
+            has_share,
+            "model.rope_scaling",
+            "a partial_rotary_factor above 0 and at most 1 with `proportional`, and 1 otherwise",
+            share,
+        )?;
         let is_yarn = self.rope_type == RopeType::Yarn;
         let grows = self.llama_4_scaling_beta.is_none_or(|beta| is_yarn && beta.is_finite() && beta >= 0.0);
         check(

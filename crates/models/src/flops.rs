@@ -20,7 +20,7 @@ use crate::parameters::{EMBEDDING, HEAD, Parameter};
 pub struct TokenCounts {
     /// Tokens that pass through the layers.
     tokens: f64,
-    /// Pairs of a token and a token that it attends to, summed over the layers.
+    /// Columns of queries, A D, of pairs of a token and a token that it attends to, summed over the layers.
     pairs: f64,
     /// Tokens with logits.
     logits: f64,
@@ -32,12 +32,13 @@ impl TokenCounts {
         self.tokens += count as f64;
         self.logits += logits as f64;
         for index in (0..config.num_hidden_layers).filter(|index| config.linear_attention_of(*index).is_none()) {
-            let window = config.layer(index).sliding_window.unwrap_or(usize::MAX);
+            let layer = config.layer(index);
+            let window = layer.sliding_window.unwrap_or(usize::MAX);
             // The first tokens attend to all before them and to themselves, the others to a whole window.
             let growing = window.saturating_sub(before).min(count);
             let all = (2 * before + growing + 1) as f64 * growing as f64 / 2.0;
             let rest = if growing < count { (count - growing) as f64 * window as f64 } else { 0.0 };
-            self.pairs += all + rest;
+            self.pairs += (all + rest) * config.heads(layer).query_columns() as f64;
         }
     }
 }
@@ -53,11 +54,10 @@ impl ModelConfig {
         let share = self.experts.as_ref().map_or(1.0, |of| of.num_experts_per_tok as f64 / of.num_experts as f64);
         let used = |p: Parameter| p.len() as f64 * if p.name.contains(EXPERTS) { share } else { 1.0 };
         let weights = matrices.map(used).sum::<f64>();
-        let attention = 4.0 * (self.num_attention_heads * self.head_dim()) as f64;
         let states = (0..self.num_hidden_layers).filter_map(|index| self.linear_attention_of(index));
         let recurrent = 6.0 * states.map(|of| of.state() as f64).sum::<f64>();
         let head = (self.vocab_size * self.hidden_size) as f64;
-        (2.0 * weights + recurrent) * counts.tokens + attention * counts.pairs + 2.0 * head * counts.logits
+        (2.0 * weights + recurrent) * counts.tokens + 4.0 * counts.pairs + 2.0 * head * counts.logits
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
         let pairs = |config: &ModelConfig, before, count| {
             let mut counts = TokenCounts::default();
             counts.add(config, before, count, 0);
-            counts.pairs
+            counts.pairs / (config.num_attention_heads * config.head_dim()) as f64
         };
         assert_eq!(pairs(&plain, 0, 4), 3.0 * 10.0);
         assert_eq!(pairs(&plain, 5, 2), 3.0 * (6.0 + 7.0));
@@ -101,6 +101,16 @@ mod tests {
         assert_eq!(of(0, 7), 7.0 * (2 * weights + 6 * l * 4 * 16 * 16) as f64);
         // The tokens before a token are in its state.
         assert_eq!(of(1000, 7), of(0, 7));
+    }
+
+    #[test]
+    fn pairs_count_with_the_heads_of_their_layer() {
+        let plain = ModelConfig { num_hidden_layers: 3, ..ModelConfig::default() };
+        let wide = crate::LayerSpec { head_dim: Some(32), rope: crate::LayerRope::None, ..Default::default() };
+        let mixed = ModelConfig { layers: vec![wide, crate::LayerSpec::default()], ..plain };
+        let mut counts = TokenCounts::default();
+        counts.add(&mixed, 0, 4, 0);
+        assert_eq!(counts.pairs, 10.0 * (4 * (32 + 16 + 32)) as f64);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::config::ModelConfig;
 use serde::{Deserialize, Serialize};
 
-/// The token mixer of a layer, its attention window and its rotary embedding: an entry of [`ModelConfig::layers`].
+/// The token mixer of a layer, its attention window, rotary embedding and heads: an entry of [`ModelConfig::layers`].
 ///
 /// ```
 /// use models::{LayerRope, LayerSpec, ModelConfig};
@@ -26,11 +26,47 @@ pub struct LayerSpec {
     pub sliding_window: Option<usize>,
     /// The rotary embedding.
     pub rope: LayerRope,
+    /// D, the width of a head of this layer; `None` is the model's.
+    pub head_dim: Option<usize>,
+    /// K, the number of key/value heads of this layer; `None` is the model's.
+    pub num_key_value_heads: Option<usize>,
+    /// `true` if the layer has no value projection: values are the keys before their norm and rotary embedding, as in Gemma 4.
+    pub keys_are_values: bool,
+}
+
+/// The attention heads of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionHeads {
+    /// A, the number of query heads.
+    pub query: usize,
+    /// K, the number of key/value heads.
+    pub key_value: usize,
+    /// D, the width of a head.
+    pub width: usize,
+}
+
+impl AttentionHeads {
+    /// Returns A D, the number of columns of all query heads.
+    pub fn query_columns(self) -> usize {
+        self.query * self.width
+    }
+
+    /// Returns K D, the number of columns of all key heads.
+    pub fn key_columns(self) -> usize {
+        self.key_value * self.width
+    }
 }
 
 impl LayerSpec {
     /// A layer with a Gated DeltaNet, which has neither a window nor a rotary embedding.
-    pub const GATED_DELTA_NET: Self = Self { mixer: Mixer::GatedDeltaNet, sliding_window: None, rope: LayerRope::None };
+    pub const GATED_DELTA_NET: Self = Self {
+        mixer: Mixer::GatedDeltaNet,
+        sliding_window: None,
+        rope: LayerRope::None,
+        head_dim: None,
+        num_key_value_heads: None,
+        keys_are_values: false,
+    };
 }
 
 /// The token mixer of a layer: softmax attention or a Gated DeltaNet.
@@ -121,9 +157,45 @@ impl ModelConfig {
         (0..self.layers.len().clamp(1, self.num_hidden_layers.max(1))).map(|index| self.layer(index)).collect()
     }
 
+    /// Returns the attention heads of a layer.
+    ///
+    /// ```
+    /// use models::{AttentionHeads, LayerSpec, ModelConfig};
+    ///
+    /// let wide = LayerSpec { head_dim: Some(32), ..LayerSpec::default() };
+    /// assert_eq!(ModelConfig::default().heads(wide), AttentionHeads { query: 4, key_value: 2, width: 32 });
+    /// ```
+    pub fn heads(&self, layer: LayerSpec) -> AttentionHeads {
+        AttentionHeads {
+            query: self.num_attention_heads,
+            key_value: layer.num_key_value_heads.unwrap_or(self.num_key_value_heads),
+            width: layer.head_dim.unwrap_or_else(|| self.head_dim()),
+        }
+    }
+
+    /// Returns the specification of every layer with attention, from the first on.
+    pub fn attention_layers(&self) -> impl Iterator<Item = LayerSpec> {
+        let layers = (0..self.num_hidden_layers).map(|index| self.layer(index));
+        layers.filter(|layer| layer.mixer == Mixer::Attention)
+    }
+
+    /// Returns the attention heads of every layer with attention, from the first on.
+    pub fn heads_of_layers(&self) -> impl Iterator<Item = AttentionHeads> {
+        self.attention_layers().map(|layer| self.heads(layer))
+    }
+
     /// Returns the same model with every value that has a default spelled out, for comparisons.
     pub(crate) fn explicit(&self) -> Self {
-        let layers = (0..self.num_hidden_layers).map(|index| self.layer(index)).collect();
+        let (width, keys) = (self.head_dim(), self.num_key_value_heads);
+        let layer = |index| {
+            let layer = self.layer(index);
+            LayerSpec {
+                head_dim: layer.head_dim.filter(|own| *own != width),
+                num_key_value_heads: layer.num_key_value_heads.filter(|own| *own != keys),
+                ..layer
+            }
+        };
+        let layers = (0..self.num_hidden_layers).map(layer).collect();
         Self { head_dim: Some(self.head_dim()), layers: Self::shortest(layers), ..self.clone() }
     }
 

@@ -42,7 +42,7 @@ pub use folder::{
     text_tensor,
 };
 pub use hub::{Hub, HubAccess, TokenSource, locate, locate_weights};
-pub use layer::{Activation, LayerRope, LayerSpec, Mixer, NormPlacement};
+pub use layer::{Activation, AttentionHeads, LayerRope, LayerSpec, Mixer, NormPlacement};
 pub use linear_attention::LinearAttention;
 pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
 pub use memory::{MemoryTable, Trained, TrainedMemory, TrainingMemory, UPDATES};

@@ -1,6 +1,7 @@
 //! The tensors of a configuration, by the names of `transformers`.
 
 use crate::config::ModelConfig;
+use crate::layer::LayerSpec;
 
 /// The name and shape of a model's tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ impl Parameter {
 
 /// The name of the embedding matrix, which is also the head of a tied model.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The name within a layer of the factor of its output.
+pub(crate) const LAYER_SCALAR: &str = "layer_scalar";
 /// The name of the head of an untied model.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
@@ -37,9 +40,10 @@ impl ModelConfig {
     /// `model.embed_tokens.weight` and `lm_head.weight` `[V, H]`, `q_proj` `[A D, H]`, `k_proj` and `v_proj` `[K D, H]`,
     /// `o_proj` `[H, A D]`, `gate_proj` and `up_proj` `[I, H]`, `down_proj` `[H, I]`, or, fused, `qkv_proj` `[(A + 2K) D, H]` and
     /// `gate_up_proj` `[2I, H]`; `q_norm` and `k_norm` `[D]`, or `[A D]` and `[K D]` over all heads, other norms `[H]`; biases are as
-    /// long as their matrix has rows; `self_attn.sinks` `[A]`. With `attention_output_gate`, `q_proj` is `[2 A D, H]`: for each head the
-    /// query, then its gate. [`Experts`](crate::Experts) have a router `[E, H]` and, for each expert, `gate_proj`, `up_proj` and
-    /// `down_proj`. A layer with a Gated DeltaNet ([`LinearAttention`](crate::LinearAttention)) has, instead of `self_attn`, `linear_attn`
+    /// long as their matrix has rows; `self_attn.sinks` `[A]`; `layer_scalar` `[1]`. A layer may have its own D and K. With
+    /// `attention_output_gate`, `q_proj` is `[2 A D, H]`: for each head the query, then its gate. [`Experts`](crate::Experts) have a router
+    /// `[E, H]` and, for each expert, `gate_proj`, `up_proj` and `down_proj`. A layer with a Gated DeltaNet
+    /// ([`LinearAttention`](crate::LinearAttention)) has, instead of `self_attn`, `linear_attn`
     /// with `in_proj_qkv` `[C, H]`, `in_proj_z` `[Hv Dv, H]`, `in_proj_b` and `in_proj_a` `[Hv, H]`, `out_proj` `[H, Hv Dv]`, `conv1d`
     /// `[C, 1, L]`, `A_log` and `dt_bias` `[Hv]`, and `norm` `[Dv]`.
     ///
@@ -66,7 +70,7 @@ impl ModelConfig {
                 );
             };
             norm(before, &mut list);
-            let recurrent = self.linear_attention_of(layer);
+            let (recurrent, spec) = (self.linear_attention_of(layer), self.layer(layer));
             for matrix in self.layer_matrices(layer) {
                 let path = format!("{prefix}.{}", matrix.name);
                 if matrix.biased {
@@ -80,11 +84,14 @@ impl ModelConfig {
                 add(&mut list, format!("{prefix}.self_attn.sinks"), &[self.num_attention_heads]);
             }
             if self.qk_norm && recurrent.is_none() {
-                let [queries, keys] = self.qk_norm_sizes();
+                let [queries, keys] = self.qk_norm_sizes(spec);
                 add(&mut list, format!("{prefix}.self_attn.q_norm.weight"), &[queries]);
                 add(&mut list, format!("{prefix}.self_attn.k_norm.weight"), &[keys]);
             }
             [after, before_mlp, after_mlp].into_iter().for_each(|name| norm(name, &mut list));
+            if self.layer_scalars {
+                add(&mut list, format!("{prefix}.{LAYER_SCALAR}"), &[1]);
+            }
         }
         add(&mut list, "model.norm.weight".into(), &[hidden]);
         if !self.tie_word_embeddings {
@@ -98,12 +105,12 @@ impl ModelConfig {
         self.parameters().iter().map(|parameter| parameter.shape.iter().map(|&n| n as u64).product::<u64>()).sum()
     }
 
-    /// Returns the matrices of layer `index`: four of attention, or five of a Gated DeltaNet, and three of the MLP; with
-    /// `fused_projections` two and two; with `experts` none of the MLP.
+    /// Returns the matrices of layer `index`: four of attention, or three if its values are its keys, or five of a Gated DeltaNet, and three
+    /// of the MLP; with `fused_projections` two and two; with `experts` none of the MLP.
     pub fn layer_matrices(&self, index: usize) -> Vec<LayerMatrix> {
         let (hidden, wide) = (self.hidden_size, self.intermediate_size);
-        let queries = self.num_attention_heads * self.head_dim();
-        let keys = self.num_key_value_heads * self.head_dim();
+        let layer = self.layer(index);
+        let (queries, keys) = (self.heads(layer).query_columns(), self.heads(layer).key_columns());
         let of = |name, output, input, biased| LayerMatrix { name, output, input, biased };
         let (bias, output_bias) = (self.attention_bias, self.attention_output_bias);
         if self.fused_projections {
@@ -124,6 +131,7 @@ impl ModelConfig {
                 of("self_attn.o_proj", hidden, queries, output_bias),
             ],
         };
+        matrices.retain(|matrix| !(layer.keys_are_values && matrix.name == "self_attn.v_proj"));
         if self.experts.is_none() {
             matrices.extend([
                 of("mlp.gate_proj", wide, hidden, false),
@@ -134,10 +142,10 @@ impl ModelConfig {
         matrices
     }
 
-    /// Returns the sizes of the norms of queries and of keys.
-    pub fn qk_norm_sizes(&self) -> [usize; 2] {
-        let heads = [self.num_attention_heads, self.num_key_value_heads];
-        heads.map(|heads| if self.qk_norm_over_heads { heads * self.head_dim() } else { self.head_dim() })
+    /// Returns the sizes of the norms of queries and of keys of a layer.
+    pub fn qk_norm_sizes(&self, layer: LayerSpec) -> [usize; 2] {
+        let heads = self.heads(layer);
+        if self.qk_norm_over_heads { [heads.query_columns(), heads.key_columns()] } else { [heads.width; 2] }
     }
 }
 

@@ -26,7 +26,7 @@ impl ModelConfig {
     /// assert_eq!((rotary.frequencies, rotary.attention_factor), (vec![1.0, 0.01], 1.0));
     /// ```
     pub fn rotary(&self, rope: LayerRope) -> Option<Rotary> {
-        let width = self.rotary_dim();
+        let width = self.rotated(self.width_with(rope));
         let plain = |theta: f64| (0..width / 2).map(move |i| theta.powf(-2.0 * i as f64 / width as f64));
         let scaling = match rope {
             LayerRope::None => return None,
@@ -44,9 +44,20 @@ impl ModelConfig {
         })
     }
 
-    /// Returns the number of rotated columns of a head.
+    /// Returns the number of rotated columns of a head of layers with `rope: global`.
     pub fn rotary_dim(&self) -> usize {
-        (self.head_dim() as f64 * self.partial_rotary_factor) as usize
+        self.rotated(self.width_with(LayerRope::Global))
+    }
+
+    /// Returns the number of rotated columns of a head of this width.
+    fn rotated(&self, width: usize) -> usize {
+        (width as f64 * self.partial_rotary_factor) as usize
+    }
+
+    /// Returns the width of the heads of layers with this rotary embedding.
+    fn width_with(&self, rope: LayerRope) -> usize {
+        let layer = self.layers.iter().find(|layer| layer.rope == rope);
+        self.heads(layer.copied().unwrap_or_default()).width
     }
 }
 
@@ -55,6 +66,11 @@ impl RopeScaling {
     fn scaled(&self, frequencies: Vec<f64>, theta: f64) -> Vec<f64> {
         match self.rope_type {
             RopeType::Linear => frequencies.into_iter().map(|frequency| frequency / self.factor).collect(),
+            RopeType::Proportional => {
+                let rotated = (self.partial_rotary_factor * frequencies.len() as f64) as usize;
+                let of_pair = |(i, frequency)| if i < rotated { frequency / self.factor } else { 0.0 };
+                frequencies.into_iter().enumerate().map(of_pair).collect()
+            }
             RopeType::Llama3 => frequencies.into_iter().map(|frequency| self.llama3(frequency)).collect(),
             RopeType::Yarn => self.yarn(frequencies, theta),
             RopeType::Longrope => {

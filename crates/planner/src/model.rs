@@ -23,8 +23,8 @@
 use crate::cost::Cost;
 use crate::devices::Devices;
 use crate::mesh::MeshRules;
-use models::ModelConfig;
-use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, attention_layers, parameters};
+use models::{LayerSpec, ModelConfig};
+use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, parameters};
 use policy_pjrt::{PjrtPolicyOptions, TrainShape};
 use run_config::{MeshAxis, PolicyConfig, RecomputeGranularity, TrainConfig};
 
@@ -276,11 +276,11 @@ impl<'a> CostModel<'a> {
         let all = passes.forward + passes.backward;
         meter.matmuls(2.0 * all * weights * tokens, all * model.operand * weights);
         // Causal attention computes half of all pairs.
-        let query = (self.shape.num_attention_heads * self.shape.head_dim()) as f64 / heads;
+        let query = self.shape.heads_of_layers().map(|of| of.query_columns() as f64).sum::<f64>() / heads;
         let is_backward = f64::from(u8::from(passes.backward > 0.0));
         let attention = passes.attention + 2.0 * is_backward;
-        let with_attention = attention_layers(self.shape) as f64;
-        meter.matmuls(2.0 * attention * with_attention * tokens * length * query, 0.0);
+        let with_attention = self.shape.heads_of_layers().count() as f64;
+        meter.matmuls(2.0 * attention * tokens * length * query, 0.0);
         let scores = tokens * length * self.shape.num_attention_heads as f64 / heads;
         meter.moves(with_attention * scores * (SCORES[0] * passes.attention + SCORES[1] * is_backward));
         let activations = MLP * self.mlp_columns() / mlp + RESIDUAL * model.width();
@@ -367,11 +367,14 @@ impl<'a> CostModel<'a> {
         let read = weights + vocab * model.width();
         meter.matmuls(2.0 * read * slots, model.operand * read);
         let columns = self.prompt as f64 + self.config.rollout.max_completion_length() as f64 / 2.0;
-        let keys = (self.shape.num_key_value_heads * self.shape.head_dim()) as f64 / rules.parts(Axis::Kv) as f64;
-        meter.moves(2.0 * attention_layers(self.shape) as f64 * slots * columns * keys * model.operand);
+        let of_layer = |layer: LayerSpec| {
+            let read = layer.sliding_window.map_or(columns, |window| columns.min(window as f64));
+            read * self.shape.heads(layer).key_columns() as f64 / rules.parts(Axis::Kv) as f64
+        };
+        meter.moves(2.0 * slots * self.shape.attention_layers().map(of_layer).sum::<f64>() * model.operand);
         // The states of Gated DeltaNets are read and written.
         let states = self.shape.linear_attention.map_or(0, |sizes| sizes.state()) as f64;
-        let with_states = model.layers() - attention_layers(self.shape) as f64;
+        let with_states = model.layers() - self.shape.heads_of_layers().count() as f64;
         let state_bytes = size_of::<f32>() as f64 * states / rules.parts(Axis::LinearHeads) as f64;
         meter.moves(2.0 * with_states * slots * state_bytes);
         meter.gathers(MeshAxis::Fsdp, model.operand * weights);

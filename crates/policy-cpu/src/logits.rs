@@ -1,7 +1,7 @@
 //! Logits at every position, to compare a model with its original implementation.
 
 use crate::cpu_policy::CpuPolicy;
-use crate::decoder::{Decoder, PackedBatch, to_host};
+use crate::decoder::{Decoder, PackedBatch, cap, to_host};
 use backend_cpu::layers::{Add, StoredWeight};
 use burn::module::Module;
 use grpo_burn::custom_op::{Operand, elements};
@@ -23,7 +23,9 @@ impl CpuPolicy {
         let head = Operand::new("lm_head", model.lm_head()?).map_err(Error::other)?.row_major().storage;
         let head = StoredWeight::new(&[elements("lm_head", &head).map_err(Error::other)?], width)?;
         for (i, rows) in hidden.chunks(ROWS * width).enumerate() {
-            see(i * ROWS, &kernels.linear_stored(rows, &head, Add::Nothing, rows.len() / width)?);
+            let mut logits = kernels.linear_stored(rows, &head, Add::Nothing, rows.len() / width)?;
+            cap(&mut logits, model.config().final_logit_softcapping);
+            see(i * ROWS, &logits);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use grpo_burn::GrpoLoss;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Backend, Dtype, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
+use models::ModelConfig;
 use policy::{Error, Result, RouterStatistics, StepLoss};
 use std::sync::Arc;
 
@@ -70,6 +71,15 @@ impl PolicyLoss {
         let (backend, implementation) = (Arc::new(CpuBackend::new().with_products(products)), Implementation::Fused);
         // The number of tokens is not known yet.
         Self { config, backend, implementation, max_tokens: 0 }
+    }
+
+    /// Returns the loss with the softcap of a model's logits.
+    ///
+    /// # Errors
+    /// See [`policy::loss_of_model`].
+    pub(crate) fn of_model(self, model: &ModelConfig) -> Result<Self> {
+        let config = policy::loss_of_model(&self.config, model)?.into();
+        Ok(Self { config, ..self })
     }
 
     fn grpo(&self) -> Result<GrpoLoss> {

@@ -5,7 +5,7 @@ use crate::loss::PolicyLoss;
 use crate::micro_batch::at_once_of;
 use backend_cpu::layers::Layers;
 use grpo_core::{Dtype as Products, GradientSpec, GrpoLoss, HeadLayout, PolicySpec};
-use models::{Dtype, LinearAttention, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
+use models::{Dtype, LayerSpec, LinearAttention, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
 use policy::{Error, Result};
 
 const SAMPLING: &str = "sampling";
@@ -70,8 +70,6 @@ impl StepMemory {
     fn sampling(&self, config: &ModelConfig, weights: &TrainingMemory, table: &mut MemoryTable) {
         let threads = rayon::current_num_threads();
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
-        let recurrent = recurrent(config);
-        let attentions = config.num_hidden_layers as u64 - recurrent.len() as u64;
         // Large weights that are bf16 in their file are packed in bf16, except a head with an adapter.
         let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
         // Columns are padded to whole panels.
@@ -93,13 +91,17 @@ impl StepMemory {
         // Every thread runs a batch of sequences.
         let together = self.samples.min(self.batch.max(self.per_prompt).saturating_mul(threads)) as u64;
         let prompts = together.div_ceil(self.per_prompt.max(1) as u64);
-        let of_prompts = product([prompts, self.prompt as u64]);
-        let positions = sum([of_prompts, product([together, self.completion as u64])]);
-        let heads = [config.num_key_value_heads as u64, config.head_dim() as u64];
-        let row = product([2, attentions, heads[0], heads[1]]);
-        table.push_in(SAMPLING, "keys and values", product([positions, row, SINGLE]));
+        let of_layer = |layer: LayerSpec| {
+            // A layer stores the positions inside its window.
+            let within = |tokens: usize, window: usize| tokens.min(window) as u64;
+            let window = layer.sliding_window.unwrap_or(usize::MAX);
+            let of_prompts = product([prompts, within(self.prompt, window - 1)]);
+            let positions = sum([of_prompts, product([together, within(self.completion, window)])]);
+            product([2, positions, config.heads(layer).key_columns() as u64, SINGLE])
+        };
+        table.push_in(SAMPLING, "keys and values", sum(config.attention_layers().map(of_layer)));
         let state = |of: LinearAttention| of.state() + (of.linear_conv_kernel_dim - 1) * of.conv_channels();
-        let states = sum(recurrent.into_iter().map(|of| state(of) as u64));
+        let states = sum(recurrent(config).into_iter().map(|of| state(of) as u64));
         table.push_in(SAMPLING, "states of linear attention", product([together, states, SINGLE]));
         // f32 logits of all sequences, and two f64 copies for one sequence per thread.
         let logits = sum([product([together, vocab, SINGLE]), product([threads as u64, vocab, 16])]);
@@ -164,14 +166,16 @@ fn all_matrices(config: &ModelConfig) -> Vec<([u64; 2], u64)> {
     (0..config.num_hidden_layers).flat_map(|layer| matrices(config, layer)).collect()
 }
 
-/// Returns `[in, out]` of the matrices of a layer, and how many the layer has.
-fn matrices(config: &ModelConfig, layer: usize) -> Vec<([u64; 2], u64)> {
-    let (h, d) = (config.hidden_size as u64, config.head_dim() as u64);
-    let (queries, keys) = (config.num_attention_heads as u64 * d, config.num_key_value_heads as u64 * d);
+/// Returns `[in, out]` of the matrices of layer `index`, and how many the layer has.
+fn matrices(config: &ModelConfig, index: usize) -> Vec<([u64; 2], u64)> {
+    let (h, layer) = (config.hidden_size as u64, config.layer(index));
+    let heads = config.heads(layer);
+    let (queries, keys) = (heads.query_columns() as u64, heads.key_columns() as u64);
     let gates = if config.attention_output_gate { queries } else { 0 };
-    let mut matrices = match config.linear_attention_of(layer) {
+    let values = if layer.keys_are_values { 0 } else { keys };
+    let mut matrices = match config.linear_attention_of(index) {
         Some(of) => vec![([h, projected(of)], 1), ([of.values() as u64, h], 1)],
-        None => vec![([h, queries + gates + 2 * keys], 1), ([queries, h], 1)],
+        None => vec![([h, queries + gates + keys + values], 1), ([queries, h], 1)],
     };
     let (i, count) = match &config.experts {
         Some(experts) => {
@@ -189,9 +193,9 @@ fn matrices(config: &ModelConfig, layer: usize) -> Vec<([u64; 2], u64)> {
 /// attention output, and its gates; gate, up and their product, or, for each of a token's experts, gate and up. A Gated DeltaNet saves its
 /// projected input and its output; its backward pass holds the chunks of one key head per thread.
 fn row_values(config: &ModelConfig) -> u64 {
-    let (h, d) = (config.hidden_size as u64, config.head_dim() as u64);
-    let mixed = config.num_attention_heads as u64 * d;
-    let qkv = mixed + 2 * config.num_key_value_heads as u64 * d;
+    let h = config.hidden_size as u64;
+    let columns = config.heads_of_layers().map(|heads| [heads.query_columns(), heads.key_columns()].map(|n| n as u64));
+    let columns: Vec<_> = columns.map(|[queries, keys]| (queries, queries + 2 * keys)).collect();
     let (gate_up, i) = match &config.experts {
         Some(experts) => {
             let [top, wide] = [experts.num_experts_per_tok, experts.moe_intermediate_size].map(|n| n as u64);
@@ -200,17 +204,22 @@ fn row_values(config: &ModelConfig) -> u64 {
         }
         None => (2 * config.intermediate_size as u64, config.intermediate_size as u64),
     };
-    let heads = if config.qk_norm { 2 * qkv } else { qkv };
+    // Values that are normalised or copied are made before queries and keys are normalised.
+    let copies = 1 + u64::from(config.qk_norm) + u64::from(config.value_norm);
     let norms = config.norm_placement.names();
     // The input of every norm, besides the two of the residual stream that layers share with the norms before attention and MLP.
     let streams = 2 + norms.iter().flatten().count() + [norms[1], norms[3]].iter().flatten().count();
-    let gates = if config.attention_output_gate { 2 * mixed } else { 0 };
-    let attention = heads + mixed + gates + config.num_attention_heads as u64;
+    let streams = streams as u64 + u64::from(config.layer_scalars);
+    let attention = |(mixed, qkv): &(u64, u64)| {
+        let gates = if config.attention_output_gate { 2 * mixed } else { 0 };
+        copies * qkv + mixed + gates + config.num_attention_heads as u64
+    };
     let recurrent = recurrent(config);
-    let attentions = config.num_hidden_layers as u64 - recurrent.len() as u64;
-    let mixers = attentions * attention + recurrent.iter().map(|of| projected(*of) + of.values() as u64).sum::<u64>();
-    let in_progress = recurrent.first().map_or(qkv, |of| qkv.max(projected(*of) + chunk_values(*of)));
-    let layer = streams as u64 * h + gate_up + i;
+    let of_recurrent = recurrent.iter().map(|of| projected(*of) + of.values() as u64);
+    let mixers = columns.iter().map(attention).chain(of_recurrent).sum::<u64>();
+    let widest = columns.iter().map(|(_, qkv)| *qkv).max().unwrap_or(0);
+    let in_progress = recurrent.first().map_or(widest, |of| widest.max(projected(*of) + chunk_values(*of)));
+    let layer = streams * h + gate_up + i;
     config.num_hidden_layers as u64 * layer + mixers + 2 * (h + gate_up + i) + 2 * in_progress
 }
 

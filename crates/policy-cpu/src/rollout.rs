@@ -203,13 +203,18 @@ mod tests {
 
     const EOS: u32 = 2;
 
+    /// Windows of one token, of less than a turn, and of more than a prompt.
     fn model() -> Decoder {
-        // The window is shorter than the sequences of a turn.
-        let sliding = LayerSpec { sliding_window: Some(4), rope: LayerRope::Local, ..LayerSpec::default() };
+        let layers = [1, 4, 9].map(|window| LayerSpec {
+            sliding_window: Some(window),
+            rope: LayerRope::Local,
+            ..LayerSpec::default()
+        });
         let config = ModelConfig {
             hidden_size: 32,
             initializer_range: 0.3,
-            layers: vec![sliding, LayerSpec::default()],
+            num_hidden_layers: 4,
+            layers: layers.into_iter().chain([LayerSpec::default()]).collect(),
             rope_local_theta: Some(100.0),
             ..ModelConfig::default()
         };
@@ -227,6 +232,12 @@ mod tests {
             attention_output_gate: true,
             ..ModelConfig::default()
         };
+        Decoder::new(&config, 4, &Device::flex()).unwrap()
+    }
+
+    /// No layer has keys and values.
+    fn model_without_attention() -> Decoder {
+        let config = ModelConfig { layers: vec![LayerSpec::GATED_DELTA_NET], ..recurrent_model().config().clone() };
         Decoder::new(&config, 4, &Device::flex()).unwrap()
     }
 
@@ -275,7 +286,7 @@ mod tests {
 
     #[test]
     fn logps_match_a_full_forward_pass() {
-        [model, recurrent_model].into_iter().for_each(assert_logps_match);
+        [model, recurrent_model, model_without_attention].into_iter().for_each(assert_logps_match);
     }
 
     fn assert_logps_match(of_model: fn() -> Decoder) {
@@ -368,9 +379,8 @@ mod tests {
 
     #[test]
     fn a_turn_that_continues_caches_samples_what_a_new_prefill_does() {
-        for (model, batch_size) in
-            [(model as fn() -> Decoder, 1000), (model, 3), (recurrent_model, 1000), (recurrent_model, 3)]
-        {
+        let models = [model, recurrent_model, model_without_attention].into_iter();
+        for (model, batch_size) in models.flat_map(|model: fn() -> Decoder| [(model, 1000), (model, 3)]) {
             let fresh = second_turn(model, 1000, false);
             assert_eq!(fresh.len(), 7);
             assert!(fresh[2].ids.len() <= 2 && fresh[6].ids.len() == 1 && fresh.iter().any(|c| c.ids.len() > 2));

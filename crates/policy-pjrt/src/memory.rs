@@ -2,11 +2,11 @@
 //!
 //! Legend: B rows, T tokens of a row, N completion tokens, V vocabulary, H hidden size, K key/value heads, D head dimension.
 
-use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, DeltaStates, Split, attention_layers, parameters};
+use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, DeltaStates, Split, parameters};
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
-use models::{MemoryTable, ModelConfig, Trained, TrainedMemory, TrainingMemory};
+use models::{LayerSpec, MemoryTable, ModelConfig, Trained, TrainedMemory, TrainingMemory};
 use stablehlo::Save;
 
 /// Sizes of a training run that determine its memory, apart from the weights.
@@ -89,8 +89,8 @@ impl TrainingSizes {
         table.push_in("micro-batches", "activations between layers", carried);
         let keeps_attention = matches!(&options.save, Save::Named(names) if names.iter().any(|name| name == ATTENTION));
         if keeps_attention && options.attention.block(length).is_some() {
-            let heads = config.num_attention_heads * config.head_dim() / split.parts(Axis::Heads);
-            let kept = product(&[attention_layers(config), rows, length, heads]).saturating_mul(operand);
+            let columns = config.heads_of_layers().map(|heads| heads.query_columns()).sum::<usize>();
+            let kept = product(&[rows, length, columns / split.parts(Axis::Heads)]).saturating_mul(operand);
             table.push_in("micro-batches", "saved attention outputs", kept);
         }
         // A chunk has as many tokens as fit with the whole vocabulary; each device makes the logits of its shard.
@@ -112,9 +112,15 @@ impl TrainingSizes {
         }
         let (slots, columns) = cache_shape(&self.rollout, options.rollout, &of_rollout);
         let slots = slots / of_rollout.parts(Axis::Batch);
-        let heads = config.num_key_value_heads * config.head_dim() / of_rollout.parts(Axis::Kv);
-        let cache = product(&[2, attention_layers(config), slots, columns, heads]).saturating_mul(operand);
-        table.push_in("sampling", "keys and values", cache);
+        let of_layer = |layer: LayerSpec| {
+            let keys = config.heads(layer).key_columns() / of_rollout.parts(Axis::Kv);
+            product(&[2, slots, columns.of(layer.sliding_window), keys]).saturating_mul(operand)
+        };
+        table.push_in(
+            "sampling",
+            "keys and values",
+            config.attention_layers().map(of_layer).fold(0, u64::saturating_add),
+        );
         if let Some(types) = DeltaStates::types(config, slots, options.compute) {
             let states: u64 = types.iter().map(|ty| product(&[ty.elements(), ty.dtype.bytes()])).sum();
             table.push_in("sampling", "states of Gated DeltaNets", states / of_rollout.parts(Axis::LinearHeads) as u64);
@@ -136,7 +142,7 @@ mod tests {
     #[test]
     fn layers_have_keys_and_values_or_states() {
         let linear = models::LinearAttention::default();
-        let layers = [vec![models::LayerSpec::GATED_DELTA_NET; 3], vec![models::LayerSpec::default()]].concat();
+        let layers = [vec![LayerSpec::GATED_DELTA_NET; 3], vec![LayerSpec::default()]].concat();
         let config =
             ModelConfig { num_hidden_layers: 9, linear_attention: Some(linear), layers, ..ModelConfig::default() };
         let rollout = RolloutSizes {
@@ -169,6 +175,13 @@ mod tests {
         for part in ["keys and values", "states of Gated DeltaNets"] {
             assert_eq!(4 * bytes(&on_mesh, part), bytes(&table, part), "{part}");
         }
+        // A window of 30 tokens: 29 earlier tokens and 16 of a call, rounded up. The other layers have wider heads.
+        let sliding = LayerSpec { sliding_window: Some(30), ..LayerSpec::default() };
+        let wide = LayerSpec { head_dim: Some(24), rope: models::LayerRope::None, ..LayerSpec::default() };
+        let config =
+            ModelConfig { num_hidden_layers: 5, layers: vec![sliding, sliding, wide], ..ModelConfig::default() };
+        let table = sizes.memory(&config, &options, None);
+        assert_eq!(bytes(&table, "keys and values"), 2 * 16 * 2 * (4 * 48 * 16 + 128 * 24) * 4);
     }
 
     #[test]

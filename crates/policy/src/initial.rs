@@ -167,7 +167,8 @@ fn of_model(config: &ModelConfig, parameters: &[Parameter], parameter: &Paramete
         return Distribution::Constant(0.0);
     }
     if parameter.shape.len() == 1 {
-        return Distribution::Constant(if config.zero_centered_norms { 0.0 } else { 1.0 });
+        let is_zero = config.zero_centered_norms && !name.ends_with("layer_scalar");
+        return Distribution::Constant(if is_zero { 0.0 } else { 1.0 });
     }
     let name = name.trim_end_matches(".weight");
     let of_residual = std / (2.0 * config.num_hidden_layers as f64).sqrt();

@@ -35,4 +35,4 @@ pub use state::{
     AdapterTensors, MOMENTS, PolicyState, StateGroup, TensorSink, TensorSource, check_moments, check_tensors,
     export_all,
 };
-pub use update::{StepLoss, UpdateReport, imitation};
+pub use update::{StepLoss, UpdateReport, imitation, loss_of_model};

@@ -1,8 +1,11 @@
 //! Export and import of tensors: for checkpoints, and for engines that sample elsewhere.
 //!
-//! All policies have the same tensors, so a run can resume on another one: a tensor for each parameter of `transformers`, with its name,
+//! All policies have the same tensors, so a run can resume on another one: a tensor for each trained parameter of `transformers`, with its name,
 //! shape and orientation; with adapters, PEFT's tensors instead; and of a value head `value_head.weight` `[H, 1]` and `value_head.bias`
 //! `[1]`. All of them are f32.
+//!
+//! Parameters that are not trained are in no state: the model below adapters, frozen routers, and factors of layers (`layer_scalar`). A policy
+//! that imports a state keeps its own, which it has from the model's folder.
 
 use crate::adamw::AdamWConfig;
 use crate::error::{Error, Result};

@@ -1,8 +1,9 @@
 //! Losses and report of an optimizer step.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use grpo_core::batch::TokenWeights;
 use grpo_core::{Advantages, LossConfig, LossType, Semantics, TokenBatch};
+use models::ModelConfig;
 
 /// The loss whose gradients [`crate::Policy::accumulate`] accumulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,21 @@ impl StepLoss {
     pub fn cross_entropy() -> LossConfig {
         LossConfig { semantics: Semantics::Verl, loss_type: LossType::Gpg, ..LossConfig::default() }
     }
+}
+
+/// Returns the loss with the softcap of a model's logits.
+///
+/// # Errors
+/// [`Error::Argument`] if the loss has another softcap.
+pub fn loss_of_model(loss: &LossConfig, model: &ModelConfig) -> Result<LossConfig> {
+    let cap = match (model.final_logit_softcapping, loss.final_logit_softcapping) {
+        (Some(cap), Some(own)) if cap != own => {
+            let expected = format!("{cap}, which config.json has for the model, or none");
+            return Err(Error::argument("loss.final_logit_softcapping", expected, own));
+        }
+        (cap, own) => cap.or(own),
+    };
+    Ok(LossConfig { final_logit_softcapping: cap, ..loss.clone() })
 }
 
 /// Returns `batch` with weight 1 / `tokens` and advantage 1 for each target, where `tokens` is the number of targets of the whole step.

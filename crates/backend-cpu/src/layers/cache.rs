@@ -1,6 +1,8 @@
 //! The KV cache of earlier positions, and the attention of one new position per sample.
 //!
-//! The samples of a prompt share its keys and values, and finished samples need no work.
+//! The samples of a prompt share its keys and values, and finished samples need no work. A layer with a sliding window stores the positions
+//! inside the window only: of a prompt its last ones, and of a sample a ring, in which a new position replaces the one that leaves the
+//! window.
 
 use super::attention::{Heads, Mixed, Scores, Span, softmax_row};
 use super::{Layers, fits};
@@ -10,9 +12,10 @@ use grpo_core::error::{Error, Result};
 use std::ops::Range;
 
 /// The keys and values of prompts, and of their completions during sampling.
+///
+/// A layer with a window of W positions stores at most W - 1 positions of a prompt and W positions of a sample.
 #[derive(Debug)]
 pub struct KvCache {
-    heads: Heads,
     layers: Vec<Layer>,
     /// The number of tokens of each prompt.
     prompts: Vec<usize>,
@@ -24,26 +27,57 @@ pub struct KvCache {
     filled: Vec<usize>,
 }
 
-/// Per key/value head, keys `[D, positions]` and values `[positions, D]`, so that products read contiguous rows.
+/// A layer's keys and values: per key/value head, keys `[D, positions]` and values `[positions, D]`, so that products read contiguous rows.
 #[derive(Debug)]
 struct Layer {
-    /// One block per prompt, `[2, K, positions x D]`.
+    heads: Heads,
+    scores: Scores,
+    /// One block per prompt, `[2, K, positions x D]`: its last positions.
     prompts: Vec<Vec<f32>>,
-    /// One block per sample, `[2, K, capacity x D]`.
+    /// One block per sample, `[2, K, slots x D]`. Position i of the sample is in slot i modulo the number of slots.
     samples: Vec<f32>,
+    /// The number of slots of a sample.
+    slots: usize,
+}
+
+impl Layer {
+    /// Returns the number of values of a position.
+    fn position(&self) -> usize {
+        2 * self.heads.key_value * self.heads.width
+    }
+
+    /// Returns how many of the `length` positions before a new one the new one attends to.
+    fn kept(&self, length: usize) -> usize {
+        self.scores.window.map_or(length, |window| length.min(window.saturating_sub(1)))
+    }
+
+    /// Returns the parts of consecutive `positions` of a sample, in their order: of its prompt, which has `length` tokens, and of its own
+    /// block before and after the end of the ring.
+    fn parts<'a>(&self, length: usize, prompt: &'a [f32], own: &'a [f32], positions: Range<usize>) -> [Part<'a>; 3] {
+        let kept = prompt.len() / self.position();
+        let in_prompt = |position: usize| (position.min(length) + kept).saturating_sub(length);
+        let of_prompt = in_prompt(positions.start)..in_prompt(positions.end);
+        let count = positions.end.saturating_sub(positions.start.max(length));
+        let start = positions.start.saturating_sub(length) % self.slots.max(1);
+        let (older, newer) = (start..(start + count).min(self.slots), 0..(start + count).saturating_sub(self.slots));
+        let own = |visible| Part { block: own, len: self.slots, visible };
+        [Part { block: prompt, len: kept, visible: of_prompt }, own(older), own(newer)]
+    }
 }
 
 impl KvCache {
-    /// Creates an empty cache of `num_layers` layers for prompts of the given lengths, with `per_prompt` samples of
+    /// Creates an empty cache of layers with these heads and scores for prompts of the given lengths, with `per_prompt` samples of
     /// each, and `capacity` positions for every sample.
-    pub fn new(num_layers: usize, heads: Heads, prompts: &[usize], per_prompt: usize, capacity: usize) -> Self {
+    pub fn new(layers: &[(Heads, Scores)], prompts: &[usize], per_prompt: usize, capacity: usize) -> Self {
         let samples = prompts.len() * per_prompt;
-        let layer = || Layer {
-            prompts: Vec::new(),
-            samples: vec![0.0; samples * 2 * heads.key_value * capacity * heads.width],
+        let layer = |&(heads, scores): &(Heads, Scores)| {
+            let slots = scores.window.map_or(capacity, |window| window.min(capacity));
+            let mut layer = Layer { heads, scores, prompts: Vec::new(), samples: Vec::new(), slots };
+            layer.samples = vec![0.0; samples * slots * layer.position()];
+            layer
         };
-        let layers = (0..num_layers).map(|_| layer()).collect();
-        Self { heads, layers, prompts: prompts.to_vec(), per_prompt, capacity, filled: vec![0; samples] }
+        let layers = layers.iter().map(layer).collect();
+        Self { layers, prompts: prompts.to_vec(), per_prompt, capacity, filled: vec![0; samples] }
     }
 
     /// Creates a cache whose prompts are whole sequences of other caches of the same model, each given as its cache and the index of its
@@ -52,52 +86,56 @@ impl KvCache {
     /// # Errors
     /// [`Error::Shape`] for an index that is not below [`KvCache::samples`], or caches of other shapes.
     pub fn continued(sequences: &[(&KvCache, usize)], capacity: usize) -> Result<Self> {
-        let of_shape = sequences.first().map(|(cache, _)| (cache.heads, cache.layers.len()));
-        let Some((heads, num_layers)) = of_shape else {
+        let of = |cache: &KvCache| cache.layers.iter().map(|layer| (layer.heads, layer.scores)).collect::<Vec<_>>();
+        let Some(layers) = sequences.first().map(|(cache, _)| of(cache)) else {
             return Err(Error::shape("KvCache::continued", "sequences", "at least one", "none"));
         };
         for (cache, sample) in sequences {
-            let fits = *sample < cache.samples() && (cache.heads, cache.layers.len()) == (heads, num_layers);
+            let fits = *sample < cache.samples() && of(cache) == layers;
             if !fits {
                 let expected = format!("samples below {} of caches of one shape", cache.samples());
                 return Err(Error::shape("KvCache::continued", "sequences", expected, sample));
             }
         }
         let lengths: Vec<usize> = sequences.iter().map(|(cache, sample)| cache.position(*sample)).collect();
-        let mut all = Self::new(num_layers, heads, &lengths, 1, capacity);
+        let mut all = Self::new(&layers, &lengths, 1, capacity);
         for (index, layer) in all.layers.iter_mut().enumerate() {
             layer.prompts = sequences.iter().map(|(cache, sample)| cache.sequence(index, *sample)).collect();
         }
         Ok(all)
     }
 
-    /// Returns the block of a layer with all positions of a sample, including its prompt.
+    /// Returns the block of a layer with the positions of a sample that its next one attends to, including those of its prompt.
     fn sequence(&self, layer: usize, sample: usize) -> Vec<f32> {
-        let (heads, layer, prompt) = (self.heads, &self.layers[layer], sample / self.per_prompt);
-        let size = 2 * heads.key_value * self.capacity * heads.width;
+        let (layer, prompt) = (&self.layers[layer], sample / self.per_prompt);
+        let heads = layer.heads;
+        let (length, size) = (self.position(sample), layer.slots * layer.position());
         let own = &layer.samples[sample * size..(sample + 1) * size];
-        let parts = [(&layer.prompts[prompt][..], self.prompts[prompt]), (own, self.capacity)];
-        let filled = [self.prompts[prompt], self.filled[sample]];
-        let (d, len) = (heads.width, filled[0] + filled[1]);
-        let mut block = Vec::with_capacity(2 * heads.key_value * len * d);
+        let kept = layer.kept(length);
+        let parts = layer.parts(self.prompts[prompt], &layer.prompts[prompt], own, length - kept..length);
+        let mut block = Vec::with_capacity(kept * layer.position());
         // Rows of keys are positions; rows of values are vectors of D.
-        for row in 0..heads.key_value * d {
-            for ((part, stride), filled) in parts.iter().zip(filled) {
-                block.extend_from_slice(&part[row * stride..row * stride + filled]);
+        for row in 0..heads.key_value * heads.width {
+            for Part { block: part, len, visible } in &parts {
+                block.extend_from_slice(&part[row * len + visible.start..row * len + visible.end]);
             }
         }
         for k in 0..heads.key_value {
-            for ((part, stride), filled) in parts.iter().zip(filled) {
-                let first = (heads.key_value + k) * stride * d;
-                block.extend_from_slice(&part[first..first + filled * d]);
+            for Part { block: part, len, visible } in &parts {
+                let first = (heads.key_value + k) * len;
+                block.extend_from_slice(
+                    &part[(first + visible.start) * heads.width..(first + visible.end) * heads.width],
+                );
             }
         }
         block
     }
 
-    /// Takes the last `count` positions of each of `samples` back, or all of its positions if it has fewer; positions of the prompt stay.
-    pub fn take_back(&mut self, samples: &[usize], count: usize) {
-        samples.iter().for_each(|sample| self.filled[*sample] = self.filled[*sample].saturating_sub(count));
+    /// Returns the bytes of keys and values.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        let of = |layer: &Layer| layer.prompts.iter().map(Vec::len).sum::<usize>() + layer.samples.len();
+        self.layers.iter().map(of).sum::<usize>() * size_of::<f32>()
     }
 
     /// Returns the number of samples.
@@ -125,17 +163,19 @@ impl KvCache {
         if !open.starts_with(&lengths) {
             return Err(Error::shape("fill_prompts", "spans", format!("the first of {open:?}"), format!("{spans:?}")));
         }
-        let heads = self.heads;
+        let layer = &mut self.layers[layer];
+        let heads = layer.heads;
         fits("fill_prompts", "qkv", qkv.len(), &[lengths.iter().sum(), heads.row()])?;
         let block = |span: &Span| {
-            let len = span.rows.len();
-            let mut block = vec![0.0; 2 * heads.key_value * len * heads.width];
-            for (i, row) in span.rows.clone().enumerate() {
+            let len = layer.kept(span.rows.len());
+            let mut block = vec![0.0; len * layer.position()];
+            for (i, row) in (span.rows.end - len..span.rows.end).enumerate() {
                 write(&mut block, heads, len, i, &qkv[row * heads.row()..(row + 1) * heads.row()]);
             }
             block
         };
-        self.layers[layer].prompts.extend(spans.iter().map(block));
+        let blocks: Vec<_> = spans.iter().map(block).collect();
+        layer.prompts.extend(blocks);
         Ok(())
     }
 
@@ -158,10 +198,10 @@ fn write(block: &mut [f32], heads: Heads, len: usize, i: usize, row: &[f32]) {
 }
 
 impl Layers {
-    /// Computes attention of one new position of each of `samples`; their queries, keys and values are the rows of
+    /// Computes attention of one new position of each of `samples`, which is `ahead` positions behind the next one
+    /// ([`KvCache::position`]); the layer has the positions between them from earlier calls. Queries, keys and values are the rows of
     /// `qkv: [samples, (A + 2K) D]`. Returns values `[samples, A D]`. Keys and values are written to the layer of the cache,
-    /// and count as filled after [`KvCache::advance`]. `samples` must be ascending. Positions before the window of
-    /// `scores` are not read.
+    /// and count as filled after [`KvCache::advance`]. `samples` must be ascending. Positions before the layer's window are not read.
     ///
     /// # Errors
     /// [`Error::Shape`] if rows and samples do not match, a sample is full, or the window is 0.
@@ -170,10 +210,10 @@ impl Layers {
         qkv: &[f32],
         cache: &mut KvCache,
         layer: usize,
-        scores: Scores,
         samples: &[usize],
+        ahead: usize,
     ) -> Result<Mixed> {
-        let heads = cache.heads;
+        let Layer { heads, scores, .. } = cache.layers[layer];
         fits("attention_cached", "qkv", qkv.len(), &[samples.len(), heads.row()])?;
         if !samples.is_sorted_by(|a, b| a < b) || samples.last().is_some_and(|last| *last >= cache.filled.len()) {
             let expected = format!("ascending numbers below {}", cache.filled.len());
@@ -182,15 +222,16 @@ impl Layers {
         if scores.window == Some(0) {
             return Err(Error::shape("attention_cached", "window", "at least 1", 0));
         }
-        if let Some(full) = samples.iter().find(|sample| cache.free(**sample) == 0) {
+        if let Some(full) = samples.iter().find(|sample| cache.free(**sample) <= ahead) {
             return Err(Error::shape("attention_cached", "positions", format!("room in sample {full}"), "none"));
         }
         let (width, scale) = (heads.query * heads.width, scores.scale(heads));
         let mut mixed = Mixed { values: vec![0.0; samples.len() * width], lse: vec![0.0; samples.len() * heads.query] };
         let outs = mixed.values.chunks_exact_mut(width).zip(mixed.lse.chunks_exact_mut(heads.query));
         let of_layer = &mut cache.layers[layer];
-        let size = 2 * heads.key_value * cache.capacity * heads.width;
-        let mut blocks = of_layer.samples.chunks_exact_mut(size);
+        let mut all = std::mem::take(&mut of_layer.samples);
+        let (of_layer, size) = (&*of_layer, of_layer.slots * of_layer.position());
+        let mut blocks = all.chunks_exact_mut(size.max(1));
         let (mut tasks, mut next) = (Vec::new(), 0);
         for ((sample, row), out) in samples.iter().zip(qkv.chunks_exact(heads.row())).zip(outs) {
             if let Some(block) = blocks.nth(sample - next) {
@@ -198,21 +239,17 @@ impl Layers {
             }
             next = sample + 1;
         }
-        let (prompts, filled) = (&of_layer.prompts, &cache.filled);
         tasks.par_chunks_mut(4).for_each(|tasks| {
             let mut buffer = Vec::new();
             for (sample, row, block, (out, lse)) in tasks {
-                write(block, heads, cache.capacity, filled[*sample], row);
-                let (prompt, own) = (*sample / cache.per_prompt, filled[*sample] + 1);
-                let of_prompt = cache.prompts[prompt];
-                let first = scores.first(of_prompt + own);
-                let parts = [
-                    Part { block: &prompts[prompt], len: of_prompt, visible: first.min(of_prompt)..of_prompt },
-                    Part { block, len: cache.capacity, visible: first.saturating_sub(of_prompt)..own },
-                ];
+                let (prompt, own) = (*sample / cache.per_prompt, cache.filled[*sample] + ahead);
+                write(block, heads, of_layer.slots, own % of_layer.slots, row);
+                let (length, end) = (cache.prompts[prompt], cache.prompts[prompt] + own + 1);
+                let parts = of_layer.parts(length, &of_layer.prompts[prompt], block, scores.first(end)..end);
                 mix(self.gemm.isa(), heads, row, scale, parts, &mut buffer, out, lse);
             }
         });
+        cache.layers[layer].samples = all;
         Ok(mixed)
     }
 }
@@ -230,7 +267,7 @@ simd_dispatch! {
     /// of their scores.
     #[allow(clippy::too_many_arguments)]
     fn mix(
-        heads: Heads, row: &[f32], scale: f32, parts: [Part<'_>; 2], scores: &mut Vec<f32>, out: &mut [f32], lse: &mut [f32],
+        heads: Heads, row: &[f32], scale: f32, parts: [Part<'_>; 3], scores: &mut Vec<f32>, out: &mut [f32], lse: &mut [f32],
     ) = mix_body
 }
 
@@ -240,30 +277,34 @@ fn mix_body<M: MulAdd>(
     heads: Heads,
     row: &[f32],
     scale: f32,
-    parts: [Part<'_>; 2],
+    parts: [Part<'_>; 3],
     scores: &mut Vec<f32>,
     out: &mut [f32],
     lse: &mut [f32],
 ) {
     let (d, r) = (heads.width, heads.query / heads.key_value);
-    scores.resize(parts[0].visible.len() + parts[1].visible.len(), 0.0);
+    scores.resize(parts.iter().map(|part| part.visible.len()).sum(), 0.0);
     for (a, out) in out.chunks_exact_mut(d).enumerate() {
         let (k, query) = (a / r, &row[heads.queries(a)]);
-        let (first, second) = scores.split_at_mut(parts[0].visible.len());
-        for (scores, part) in [first, second].into_iter().zip(&parts) {
-            scores.fill(0.0);
+        let mut rest = &mut scores[..];
+        for part in &parts {
+            let of_part;
+            (of_part, rest) = rest.split_at_mut(part.visible.len());
+            of_part.fill(0.0);
             for (q, keys) in query.iter().zip(part.block[k * d * part.len..].chunks_exact(part.len.max(1))) {
-                for (score, key) in scores.iter_mut().zip(&keys[part.visible.start..]) {
+                for (score, key) in of_part.iter_mut().zip(&keys[part.visible.start..]) {
                     *score = M::mul_add(*q, *key, *score);
                 }
             }
         }
         lse[a] = softmax_row::<M>(scores, scale);
         out.fill(0.0);
-        let (first, second) = scores.split_at(parts[0].visible.len());
-        for (scores, part) in [first, second].into_iter().zip(&parts) {
+        let mut rest = &scores[..];
+        for part in &parts {
+            let of_part;
+            (of_part, rest) = rest.split_at(part.visible.len());
             let values = &part.block[((heads.key_value + k) * part.len + part.visible.start) * d..];
-            for (p, values) in scores.iter().zip(values.chunks_exact(d)) {
+            for (p, values) in of_part.iter().zip(values.chunks_exact(d)) {
                 for (out, value) in out.iter_mut().zip(values) {
                     *out = M::mul_add(*p, *value, *out);
                 }

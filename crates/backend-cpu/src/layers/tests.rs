@@ -446,14 +446,14 @@ fn attention_with_a_cache_matches_attention_over_all_rows() {
     let prompts = spans(&[(0..3, 0..0), (3..23, 0..0)]);
     let prompt_rows = noise(23 * row, 1);
     for (layers, scores) in all_layers().flat_map(|layers| SCORES.map(|scores| (layers, scores))) {
-        let mut cache = KvCache::new(1, HEADS, &[3, 20], 2, 18);
+        let mut cache = KvCache::new(&[(HEADS, scores)], &[3, 20], 2, 18);
         cache.fill_prompts(0, &prompt_rows, &prompts).unwrap();
         let mut completions: Vec<Vec<f32>> = vec![Vec::new(); 4];
         for step in 0..18 {
             let samples: &[usize] = if step == 0 { &[0, 1, 2, 3] } else { &[0, 2, 3] };
             assert_eq!(cache.position(2), 20 + step);
             let rows = noise(samples.len() * row, 10 + step as u64);
-            let found = layers.attention_cached(&rows, &mut cache, 0, scores, samples).unwrap().values;
+            let found = layers.attention_cached(&rows, &mut cache, 0, samples, 0).unwrap().values;
             cache.advance(samples);
             for ((sample, new), found) in samples.iter().zip(rows.chunks_exact(row)).zip(found.chunks_exact(4 * d)) {
                 completions[*sample].extend_from_slice(new);
@@ -465,8 +465,12 @@ fn attention_with_a_cache_matches_attention_over_all_rows() {
                 assert_close(found, &expected[(n - 1) * 4 * d..], 1e-6);
             }
         }
-        let text = layers.attention_cached(&noise(row, 1), &mut cache, 0, scores, &[2]).unwrap_err().to_string();
+        let text = layers.attention_cached(&noise(row, 1), &mut cache, 0, &[2], 0).unwrap_err().to_string();
         assert!(text.contains("room in sample 2"), "{text}");
+        // Keys and values of a prompt, W - 1 positions at most, and of its two samples, W positions each.
+        let window = scores.window.unwrap_or(usize::MAX);
+        let kept = |prompt: usize| prompt.min(window - 1) + 2 * window.min(18);
+        assert_eq!(cache.bytes(), size_of::<f32>() * 2 * HEADS.key_value * d * (kept(3) + kept(20)));
     }
 }
 
@@ -519,46 +523,74 @@ fn layer_results_do_not_depend_on_threads() {
     assert!([2, 3, 5].into_iter().all(|threads| run(threads) == one));
 }
 
-/// Both samples of a prompt, with completions of other lengths, become prompts of another cache.
+/// Both samples of a prompt, with completions of other lengths, become prompts of another cache, and those of a third one.
 #[test]
 fn a_continued_cache_attends_like_its_source() {
     let row = HEADS.row();
     let rows = |count: usize, seed: u64| noise(count * row, seed);
     let step = |cache: &mut KvCache, samples: &[usize], seed: u64| -> Vec<f32> {
-        let found = all_layers().next().unwrap().attention_cached(
-            &rows(samples.len(), seed),
-            cache,
-            0,
-            Scores::default(),
-            samples,
-        );
+        let layers = all_layers().next().unwrap();
+        let found = layers.attention_cached(&rows(samples.len(), seed), cache, 0, samples, 0);
         cache.advance(samples);
         found.unwrap().values
     };
-    let mut source = KvCache::new(1, HEADS, &[3], 2, 6);
-    source.fill_prompts(0, &rows(3, 1), &spans(&[(0..3, 0..0)])).unwrap();
-    step(&mut source, &[0, 1], 2);
-    step(&mut source, &[1], 3);
-    let mut continued = KvCache::continued(&[(&source, 1), (&source, 0)], 2).unwrap();
-    assert_eq!([continued.position(0), continued.position(1), continued.samples()], [5, 4, 2]);
-    let of_source = [step(&mut source, &[1], 4), step(&mut source, &[0], 5)].concat();
-    let of_continued = [step(&mut continued, &[0], 4), step(&mut continued, &[1], 5)].concat();
-    assert_eq!(of_continued, of_source);
+    for window in [None, Some(1), Some(2), Some(4), Some(5), Some(6), Some(100)] {
+        let layer = (HEADS, Scores { window, ..Scores::default() });
+        let mut source = KvCache::new(&[layer], &[3], 2, 9);
+        source.fill_prompts(0, &rows(3, 1), &spans(&[(0..3, 0..0)])).unwrap();
+        step(&mut source, &[0, 1], 2);
+        (3..7).for_each(|seed| drop(step(&mut source, &[1], seed)));
+        let mut continued = KvCache::continued(&[(&source, 1), (&source, 0)], 2).unwrap();
+        assert_eq!([continued.position(0), continued.position(1), continued.samples()], [8, 4, 2]);
+        let of_source = [step(&mut source, &[1], 7), step(&mut source, &[0], 8)].concat();
+        let of_continued = [step(&mut continued, &[0], 7), step(&mut continued, &[1], 8)].concat();
+        assert_eq!(of_continued, of_source, "{window:?}");
+        let mut again = KvCache::continued(&[(&continued, 0)], 3).unwrap();
+        assert_eq!(again.position(0), 9);
+        for seed in 9..12 {
+            assert_eq!(step(&mut again, &[0], seed), step(&mut source, &[1], seed), "{window:?}");
+        }
+        // The prompt, and the slots of the sample.
+        let kept = window.map_or(9 + 3, |window| 9.min(window - 1) + 3.min(window));
+        assert_eq!(again.bytes(), size_of::<f32>() * 2 * HEADS.key_value * HEADS.width * kept, "{window:?}");
 
-    // A position that is taken back is written again, and others are not changed.
-    continued.take_back(&[0], 1);
-    assert_eq!([continued.position(0), continued.position(1), continued.free(0)], [5, 5, 2]);
-    let other = step(&mut continued, &[0], 6);
-    assert_ne!(other, of_source[..other.len()]);
-    continued.take_back(&[0], 1);
-    assert_eq!(step(&mut continued, &[0], 4), of_source[..other.len()]);
-    // The prompt stays.
-    continued.take_back(&[1], 9);
-    assert_eq!(continued.position(1), 4);
+        let wrong = KvCache::continued(&[(&source, 2)], 1).unwrap_err().to_string();
+        assert!(wrong.contains("samples below 2"), "{wrong}");
+        for layers in [vec![layer; 2], vec![(HEADS, Scores { window: Some(7), ..Scores::default() })]] {
+            let other = KvCache::new(&layers, &[3], 1, 1);
+            assert!(KvCache::continued(&[(&source, 0), (&other, 0)], 1).is_err());
+        }
+        assert!(KvCache::continued(&[], 1).is_err());
+    }
+}
 
-    let wrong = KvCache::continued(&[(&source, 2)], 1).unwrap_err().to_string();
-    assert!(wrong.contains("samples below 2"), "{wrong}");
-    let other = KvCache::new(2, HEADS, &[3], 1, 1);
-    assert!(KvCache::continued(&[(&source, 0), (&other, 0)], 1).is_err());
-    assert!(KvCache::continued(&[], 1).is_err());
+#[test]
+fn positions_ahead_attend_like_advanced_ones() {
+    let row = HEADS.row();
+    for window in [None, Some(1), Some(3), Some(50)] {
+        let layers = [(HEADS, Scores { window, ..Scores::default() }); 2];
+        let new = || {
+            let mut cache = KvCache::new(&layers, &[3, 5], 1, 6);
+            (0..2).for_each(|i| {
+                cache.fill_prompts(i, &noise(8 * row, i as u64), &spans(&[(0..3, 0..0), (3..8, 0..0)])).unwrap();
+            });
+            cache
+        };
+        let mixed = |cache: &mut KvCache, layer: usize, step: usize, ahead: usize| {
+            let rows = noise(2 * row, (10 * layer + step + 2) as u64);
+            Layers::new().attention_cached(&rows, cache, layer, &[0, 1], ahead).unwrap().values
+        };
+        let (mut by_step, mut by_layer) = (new(), new());
+        let mut expected = [Vec::new(), Vec::new()];
+        for step in 0..5 {
+            (0..2).for_each(|layer| expected[layer].push(mixed(&mut by_step, layer, step, 0)));
+            by_step.advance(&[0, 1]);
+        }
+        for (layer, expected) in expected.iter().enumerate() {
+            let found: Vec<_> = (0..5).map(|step| mixed(&mut by_layer, layer, step, step)).collect();
+            assert_eq!(&found, expected, "{window:?}");
+        }
+        let full = Layers::new().attention_cached(&noise(2 * row, 1), &mut by_layer, 0, &[0, 1], 6).unwrap_err();
+        assert!(full.to_string().contains("room in sample 0"), "{full}");
+    }
 }

@@ -82,7 +82,8 @@ pub(super) fn read_by_layer_type(fields: &Fields, config: &mut ModelConfig) -> R
         return Err(fields.unsupported("rope_parameters", supported));
     }
     for part in [&full, &sliding].into_iter().flatten() {
-        if part.number("partial_rotary_factor")?.is_some_and(|share| share != 1.0) {
+        let is_proportional = part.text("rope_type")? == Some(RopeType::Proportional.name());
+        if !is_proportional && part.number("partial_rotary_factor")?.is_some_and(|share| share != 1.0) {
             return Err(
                 part.unsupported("partial_rotary_factor", "1: every column of a head is turned by its position")
             );
@@ -92,7 +93,12 @@ pub(super) fn read_by_layer_type(fields: &Fields, config: &mut ModelConfig) -> R
         }
     }
     if let Some(full) = full {
-        read_scaling(fields, &full, config)?;
+        if full.text("rope_type")? == Some(RopeType::Proportional.name()) {
+            config.rope_theta = full.number("rope_theta")?.unwrap_or(config.rope_theta);
+            config.rope_scaling = Some(proportional(&full)?);
+        } else {
+            read_scaling(fields, &full, config)?;
+        }
     }
     let Some(sliding) = sliding else { return Ok(None) };
     let key = if sliding.get("rope_type").is_some() { "rope_type" } else { "type" };
@@ -100,6 +106,16 @@ pub(super) fn read_by_layer_type(fields: &Fields, config: &mut ModelConfig) -> R
         None | Some("default") => sliding.number("rope_theta"),
         Some(_) => Err(sliding.unsupported(key, "default: unscaled frequencies in layers with a window")),
     }
+}
+
+/// Reads the scaling of partly rotated heads.
+fn proportional(rope: &Fields) -> Result<RopeScaling> {
+    Ok(RopeScaling {
+        rope_type: RopeType::Proportional,
+        factor: rope.number("factor")?.unwrap_or(1.0),
+        partial_rotary_factor: rope.number("partial_rotary_factor")?.unwrap_or(1.0),
+        ..RopeScaling::default()
+    })
 }
 
 fn read_scaling(fields: &Fields, rope: &Fields, config: &mut ModelConfig) -> Result<()> {
@@ -190,6 +206,10 @@ pub(super) fn written(config: &ModelConfig) -> Value {
     let mut put = |key: &str, value: Value| json[key] = value;
     match scaling.rope_type {
         RopeType::Linear => put("factor", scaling.factor.into()),
+        RopeType::Proportional => {
+            put("factor", scaling.factor.into());
+            put("partial_rotary_factor", scaling.partial_rotary_factor.into());
+        }
         RopeType::Llama3 => {
             put("factor", scaling.factor.into());
             put("low_freq_factor", scaling.low_freq_factor.into());

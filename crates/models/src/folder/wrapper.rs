@@ -2,7 +2,7 @@
 //!
 //! `config.json` has the decoder's fields in `text_config`, and the files have other tensors, such as a vision tower's, beside the decoder's.
 
-use super::family::{Family, FamilyTable, gemma3, mistral, qwen, qwen3_5};
+use super::family::{Family, FamilyTable, gemma3, gemma4, mistral, qwen, qwen3_5};
 use super::fields::Fields;
 use crate::error::Result;
 use crate::lora::PREFIX as PEFT;
@@ -17,6 +17,8 @@ use std::fmt;
 pub enum Wrapper {
     /// Gemma 3 from 4B on.
     Gemma3,
+    /// Gemma 4.
+    Gemma4,
     /// Qwen2.5-VL.
     Qwen2_5Vl,
     /// Qwen3-VL.
@@ -41,7 +43,8 @@ pub(super) struct WrapperTable {
 
 impl Wrapper {
     /// Every wrapper.
-    pub const ALL: [Self; 5] = [Self::Gemma3, Self::Qwen2_5Vl, Self::Qwen3Vl, Self::Qwen3_5, Self::Mistral3];
+    pub const ALL: [Self; 6] =
+        [Self::Gemma3, Self::Gemma4, Self::Qwen2_5Vl, Self::Qwen3Vl, Self::Qwen3_5, Self::Mistral3];
 
     /// Returns `model_type` of `config.json`.
     pub fn model_type(self) -> &'static str {
@@ -63,6 +66,8 @@ impl Wrapper {
         }
         const GEMMA3: WrapperTable =
             table("gemma3", "Gemma3ForConditionalGeneration", &[(Family::Gemma3, &gemma3::TABLE)]);
+        const GEMMA4: WrapperTable =
+            table("gemma4", "Gemma4ForConditionalGeneration", &[(Family::Gemma4, &gemma4::TABLE)]);
         const QWEN2_5_VL: WrapperTable = WrapperTable {
             may_be_flat: true,
             inner_tie_holds: true,
@@ -79,6 +84,7 @@ impl Wrapper {
         );
         match self {
             Self::Gemma3 => &GEMMA3,
+            Self::Gemma4 => &GEMMA4,
             Self::Qwen2_5Vl => &QWEN2_5_VL,
             Self::Qwen3Vl => &QWEN3_VL,
             Self::Qwen3_5 => &QWEN3_5,

@@ -274,6 +274,9 @@ fn other_modules(model: &ModelConfig) -> Vec<String> {
                 }
             }
         }
+        if model.value_norm && !recurrent {
+            names.push(format!("{prefix}.self_attn.v_norm"));
+        }
         if model.qk_norm && !recurrent {
             names.extend(["q_norm", "k_norm"].map(|norm| format!("{prefix}.self_attn.{norm}")));
         }

@@ -132,7 +132,7 @@ fn olmo_normalises_outputs_and_all_heads_together() {
     let names: Vec<String> = config.parameters().into_iter().map(|p| p.name).collect();
     assert!(names.contains(&"model.layers.0.post_feedforward_layernorm.weight".to_owned()));
     assert!(names.iter().all(|name| !name.contains("input_layernorm")), "{names:?}");
-    assert_eq!(config.qk_norm_sizes(), [16, 8]);
+    assert_eq!(config.qk_norm_sizes(config.layer(0)), [16, 8]);
 
     let flat = json!({"num_hidden_layers": 4, "sliding_window": 8, "rope_theta": 500000.0});
     let config = model(Family::Olmo3, flat);
@@ -234,6 +234,114 @@ fn gemma_3_is_read_from_transformers_4_and_5() {
 }
 
 #[test]
+fn gemma_4_is_read_from_the_hub_and_from_transformers() {
+    let shape = json!({
+        "head_dim": 8, "hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "num_hidden_layers": 7,
+        "rope_theta": null, "sliding_window": 8, "hidden_size_per_layer_input": 0, "attention_k_eq_v": true,
+        "final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision"
+    });
+    let hub = with(shape.clone(), json!({"global_head_dim": 12, "num_global_key_value_heads": 1}));
+    let config = model(Family::Gemma4, hub.clone());
+    let full =
+        LayerSpec { head_dim: Some(12), num_key_value_heads: Some(1), keys_are_values: true, ..LayerSpec::default() };
+    // Five of six layers have a window; the last layer of the class has none.
+    assert_eq!(config.layers, [[sliding(8, LayerRope::Local); 5].as_slice(), &[full; 2]].concat());
+    assert_eq!((config.rope_theta, config.rope_local_theta), (1e6, Some(1e4)));
+    assert_eq!((config.hidden_act, config.norm_placement), (Activation::GeluTanh, NormPlacement::Both));
+    assert!(config.qk_norm && config.value_norm && config.layer_scalars && !config.zero_centered_norms);
+    assert_eq!((config.embedding_multiplier, config.attention_multiplier), (4.0, Some(1.0)));
+    assert_eq!(config.final_logit_softcapping, Some(30.0));
+    // A quarter of the six pairs of a wide head are rotated, with the frequencies of a whole head.
+    let frequencies = config.rotary(LayerRope::Global).unwrap().frequencies;
+    assert_eq!(frequencies, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    let half = json!({"rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5, "factor": 2.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}
+    }});
+    let halves = model(Family::Gemma4, with(hub.clone(), half)).rotary(LayerRope::Global).unwrap().frequencies;
+    assert_eq!(halves, [0.5, 0.5 * 1e6_f64.powf(-2.0 / 12.0), 0.5 * 1e6_f64.powf(-4.0 / 12.0), 0.0, 0.0, 0.0]);
+    assert_eq!(config.rotary(LayerRope::Local).unwrap().frequencies.len(), 4);
+
+    let own = json!({"head_dim": 12, "num_key_value_heads": 1});
+    let saved = with(shape.clone(), json!({"per_layer_config": {"5": own, "6": own}}));
+    assert_eq!(model(Family::Gemma4, saved), config);
+    // Without shared keys, the class ignores the number of key heads of wide layers.
+    let apart = model(Family::Gemma4, with(hub.clone(), json!({"attention_k_eq_v": false})));
+    assert_eq!(apart.layer(5), LayerSpec { head_dim: Some(12), ..LayerSpec::default() });
+    let shapes: Vec<_> = config.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+    for (name, shape) in [
+        ("0.self_attn.v_proj.weight", &[16, 16][..]),
+        ("5.self_attn.q_proj.weight", &[48, 16]),
+        ("5.self_attn.k_proj.weight", &[12, 16]),
+        ("5.self_attn.k_norm.weight", &[12]),
+        ("5.layer_scalar", &[1]),
+    ] {
+        assert!(shapes.contains(&(format!("model.layers.{name}"), shape.to_vec())), "{name}: {shapes:?}");
+    }
+    assert!(!shapes.iter().any(|(name, _)| name == "model.layers.5.self_attn.v_proj.weight"));
+    for (fields, parts) in [
+        (json!({"hidden_size_per_layer_input": 8}), ["`hidden_size_per_layer_input` is 8", "0"]),
+        (json!({"hidden_size_per_layer_input": null}), ["`hidden_size_per_layer_input` is missing", "256"]),
+        (
+            json!({"num_kv_shared_layers": 2}),
+            ["`num_kv_shared_layers` is 2", "its own keys and values, as in Gemma 4 31B"],
+        ),
+        (json!({"enable_moe_block": true}), ["`enable_moe_block` is true", "no mixture of experts, as in Gemma 4 31B"]),
+        (json!({"use_bidirectional_attention": "all"}), ["`use_bidirectional_attention` is \"all\"", "vision"]),
+        (json!({"global_head_dim": 7}), ["`global_head_dim` is 7", "even number"]),
+        (json!({"per_layer_config": {"0": own, "5": own, "6": own}}), ["`per_layer_config`", "full_attention"]),
+        (json!({"per_layer_config": {"5": own}}), ["`per_layer_config`", "the same"]),
+        (json!({"attention_bias": true}), ["`attention_bias` is true", "o_proj"]),
+    ] {
+        refused(Family::Gemma4, with(hub.clone(), fields), &parts);
+    }
+}
+
+#[test]
+fn adapters_of_values_are_of_layers_with_a_value_projection() {
+    let shape = json!({
+        "head_dim": 8, "hidden_act": null, "rope_theta": null, "sliding_window": 8, "hidden_size_per_layer_input": 0,
+        "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "attention_k_eq_v": true,
+        "global_head_dim": 12, "num_global_key_value_heads": 1
+    });
+    let config = model(Family::Gemma4, shape);
+    let of = |target: &str| {
+        let lora = LoraConfig { target_modules: TargetModules::Names(vec![target.into()]), ..LoraConfig::default() };
+        lora.resolve(&config)
+    };
+    let names = |target: &str| of(target).unwrap().into_iter().map(|matrix| matrix.name).collect::<Vec<_>>();
+    assert_eq!(names("v_proj"), ["model.layers.0.self_attn.v_proj"]);
+    assert_eq!(names("k_proj").len(), 2);
+    let missing = of("layers.1.self_attn.v_proj").unwrap_err().to_string();
+    says(&missing, &["layers.1.self_attn.v_proj"]);
+    says(&of("v_norm").unwrap_err().to_string(), &["v_norm", "not a matrix that can have an adapter here"]);
+}
+
+#[test]
+fn heads_of_layers_are_checked() {
+    let layer = LayerSpec::default();
+    let with = |layers: Vec<LayerSpec>| ModelConfig { layers, ..ModelConfig::default() };
+    for (layers, part) in [
+        (vec![LayerSpec { head_dim: Some(3), ..layer }], "even number"),
+        (vec![LayerSpec { num_key_value_heads: Some(3), ..layer }], "divides num_attention_heads, 4"),
+        (vec![LayerSpec { head_dim: Some(8), ..layer }, layer], "one head_dim in all layers with the same rope"),
+        (vec![LayerSpec { keys_are_values: true, ..layer }], "keys_are_values: false"),
+    ] {
+        says(&with(layers).validate().unwrap_err().to_string(), &["model.layers", part]);
+    }
+    // The default model has biases.
+    let shared = vec![LayerSpec { keys_are_values: true, ..layer }];
+    let gated = ModelConfig { attention_bias: false, attention_output_gate: true, ..with(shared) };
+    says(
+        &gated.validate().unwrap_err().to_string(),
+        &["model.layers", "keys_are_values: false", "attention_output_gate"],
+    );
+    ModelConfig { attention_output_gate: false, ..gated }.validate().unwrap();
+    let wide = LayerSpec { head_dim: Some(8), rope: LayerRope::Local, ..layer };
+    with(vec![wide, layer]).validate().unwrap();
+}
+
+#[test]
 fn a_new_model_of_every_family_reads_back() {
     for family in Family::ALL {
         let fields = match family {
@@ -250,6 +358,11 @@ fn a_new_model_of_every_family_reads_back() {
             }),
             Family::Gemma3 => json!({
                 "head_dim": 8, "hidden_act": null, "num_hidden_layers": 7, "query_pre_attn_scalar": 24, "sliding_window": 8
+            }),
+            Family::Gemma4 => json!({
+                "head_dim": 8, "global_head_dim": 12, "hidden_act": null, "hidden_size_per_layer_input": 0, "sliding_window": 8,
+                "num_hidden_layers": 7, "attention_k_eq_v": true, "num_global_key_value_heads": 1,
+                "final_logit_softcapping": 30.0
             }),
             Family::Granite => json!({"residual_multiplier": 0.22, "attention_multiplier": 0.0156}),
             Family::Qwen3Moe => moe(),
@@ -362,7 +475,7 @@ fn adapters_of_a_gated_delta_net_are_of_its_projections() {
     // Five matrices of each of four layers, four of the layer with attention, three of every MLP.
     assert_eq!(LoraConfig::default().resolve(&config).unwrap().len(), 5 * 4 + 4 + 3 * 5);
     assert_eq!(of("in_proj_z").unwrap().len(), 4);
-    assert_eq!(of("q_proj").unwrap()[0].output, 64);
+    assert_eq!(of("q_proj").unwrap()[0].output, 2 * 4 * 8);
     for target in ["conv1d", "linear_attn", "norm"] {
         says(&of(target).unwrap_err().to_string(), &[target, "not a matrix that can have an adapter here"]);
     }
@@ -378,7 +491,7 @@ fn layers_and_sizes_of_a_gated_delta_net_belong_together() {
     says(&error(unused), &["`model.linear_attention`", "mixer: gated_delta_net"]);
     let turned = LayerSpec { rope: LayerRope::Global, ..LayerSpec::GATED_DELTA_NET };
     let turned = ModelConfig { layers: vec![turned], linear_attention: Some(sizes), ..ModelConfig::default() };
-    says(&error(turned), &["`model.layers`", "rope: none and no sliding_window"]);
+    says(&error(turned), &["`model.layers`", "rope: none, and neither sliding_window nor heads"]);
     let fused =
         ModelConfig { layers, linear_attention: Some(sizes), fused_projections: true, ..ModelConfig::default() };
     says(&error(fused), &["`model.fused_projections`", "model.linear_attention"]);

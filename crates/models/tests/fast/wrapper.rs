@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The checkpoints that transformers made, with their decoders and the number of tensors that are not the decoder's.
-const CHECKPOINTS: [(&str, Wrapper, Family, bool); 6] = [
+const CHECKPOINTS: [(&str, Wrapper, Family, bool); 7] = [
     ("gemma3_vision", Wrapper::Gemma3, Family::Gemma3, true),
+    ("gemma4_vision", Wrapper::Gemma4, Family::Gemma4, true),
     ("qwen2_5_vl", Wrapper::Qwen2_5Vl, Family::Qwen2, false),
     ("qwen3_vl", Wrapper::Qwen3Vl, Family::Qwen3, true),
     ("qwen3_5_vision", Wrapper::Qwen3_5, Family::Qwen3_5, true),
@@ -178,6 +179,8 @@ fn unsupported_wrappers_are_refused_by_field() {
     refused("gemma3_vision", &text("model_type", json!("llama")), &["`text_config.model_type`", "gemma3_text"]);
     let softcap = text("final_logit_softcapping", json!(30.0));
     refused("gemma3_vision", &softcap, &["`text_config.final_logit_softcapping` is 30.0"]);
+    let per_layer = text("hidden_size_per_layer_input", json!(256));
+    refused("gemma4_vision", &per_layer, &["`text_config.hidden_size_per_layer_input` is 256"]);
     refused("qwen3_vl", &text("attention_bias", json!(true)), &["`text_config.attention_bias` is true"]);
     refused("qwen3_vl", &text("vocab_size", json!(63)), &["embed_tokens", "[63, 32]"]);
     refused("mistral3", &text("hidden_size", Value::Null), &["`text_config.hidden_size` is null"]);
@@ -192,7 +195,11 @@ fn unsupported_wrappers_are_refused_by_field() {
         config["model_type"] = json!("llava");
         config["architectures"] = json!(["LlavaForConditionalGeneration"]);
     };
-    refused("mistral3", &unknown, &["`model_type` is \"llava\"", "gemma3, qwen2_5_vl, qwen3_vl, qwen3_5, mistral3"]);
+    refused(
+        "mistral3",
+        &unknown,
+        &["`model_type` is \"llava\"", "gemma3, gemma4, qwen2_5_vl, qwen3_vl, qwen3_5, mistral3"],
+    );
     let folder = changed("qwen3_vl", |_| {});
     std::fs::copy(checkpoint("qwen3_vl_lora").join("merged.safetensors"), folder.file("model.safetensors")).unwrap();
     // The names of a decoder alone are the third layout.

@@ -8,7 +8,7 @@ use models::{
 use std::path::Path;
 
 /// The checkpoints that libraries.py makes.
-const CHECKPOINTS: [&str; 21] = [
+const CHECKPOINTS: [&str; 23] = [
     "qwen2",
     "qwen2-untied",
     "qwen3",
@@ -21,10 +21,12 @@ const CHECKPOINTS: [&str; 21] = [
     "granite",
     "phi3",
     "gemma3",
+    "gemma4",
     "qwen3_moe",
     "qwen3_5",
     "gpt_oss",
     "gemma3-vision",
+    "gemma4-vision",
     "qwen2-vl",
     "qwen3-vl",
     "qwen3_5-vision",
@@ -32,7 +34,7 @@ const CHECKPOINTS: [&str; 21] = [
     "ministral3-vision",
 ];
 /// The checkpoints of the adapters that libraries.py makes.
-const ADAPTED: [&str; 13] = [
+const ADAPTED: [&str; 14] = [
     "qwen2",
     "qwen2",
     "qwen2-untied",
@@ -44,6 +46,7 @@ const ADAPTED: [&str; 13] = [
     "qwen2-vl",
     "qwen3_moe",
     "gpt_oss",
+    "gemma4",
     "qwen3_5",
     "qwen3_5-vision",
 ];
@@ -156,6 +159,19 @@ fn new_models() -> Vec<ModelConfig> {
         attention_multiplier: Some(0.25),
         ..plain.clone()
     };
+    let wide =
+        LayerSpec { head_dim: Some(24), num_key_value_heads: Some(1), keys_are_values: true, ..LayerSpec::default() };
+    let half = RopeScaling { rope_type: RopeType::Proportional, partial_rotary_factor: 0.5, ..RopeScaling::default() };
+    let gemma4 = ModelConfig {
+        layers: vec![layer(Some(8), LayerRope::Local), wide],
+        rope_scaling: Some(half),
+        zero_centered_norms: false,
+        value_norm: true,
+        layer_scalars: true,
+        attention_multiplier: Some(1.0),
+        final_logit_softcapping: Some(30.0),
+        ..gemma3.clone()
+    };
     let qwen3_moe = ModelConfig { experts: Some(Experts::default()), ..qwen3.clone() };
     let qwen3_5 = ModelConfig {
         layers: vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()],
@@ -177,8 +193,8 @@ fn new_models() -> Vec<ModelConfig> {
         ..plain
     };
     vec![
-        qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, qwen3_moe, qwen3_5,
-        gpt_oss,
+        qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, gemma4, qwen3_moe,
+        qwen3_5, gpt_oss,
     ]
 }
 

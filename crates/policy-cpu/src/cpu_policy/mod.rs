@@ -115,11 +115,13 @@ impl CpuPolicy {
     }
 
     fn of(model: Decoder, loss: PolicyLoss) -> Result<Self> {
+        let planned = |loss: PolicyLoss| PlannedLoss::new(loss.of_model(model.config())?);
+        let (loss, cross_entropy) = (planned(loss)?, planned(PolicyLoss::cross_entropy(Dtype::F32))?);
         Ok(Self {
             model,
             ref_policy: None,
-            loss: PlannedLoss::new(loss)?,
-            cross_entropy: PlannedLoss::new(PolicyLoss::cross_entropy(Dtype::F32))?,
+            loss,
+            cross_entropy,
             value_loss: None,
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
@@ -144,7 +146,7 @@ impl CpuPolicy {
     /// # Errors
     /// [`Error::Other`] of the loss.
     pub fn with_products(mut self, dtype: Dtype) -> Result<Self> {
-        self.cross_entropy = PlannedLoss::new(PolicyLoss::cross_entropy(dtype))?;
+        self.cross_entropy = PlannedLoss::new(PolicyLoss::cross_entropy(dtype).of_model(self.model.config())?)?;
         self.model = self.model.with_products(dtype);
         self.in_files = self.in_files.map(|model| model.with_products(dtype));
         self.ref_policy = self.ref_policy.map(|model| model.with_products(dtype));
@@ -191,6 +193,8 @@ impl CpuPolicy {
             return Err(Error::argument("with_frozen_routers", "a model with experts", "a model without"));
         }
         self.model = self.model.with_frozen_routers();
+        self.in_files = self.in_files.map(Decoder::with_frozen_routers);
+        self.ref_policy = self.ref_policy.map(Decoder::with_frozen_routers);
         Ok(self)
     }
 
@@ -392,7 +396,7 @@ impl Policy for CpuPolicy {
             StateGroup::Weights(Weights::Policy) => export_parameters(&self.model, Which::Trained, sink),
             StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
                 // With adapters, the reference policy is the frozen model, which checkpoints do not store.
-                Some(model) if !self.model.has_adapters() => export_parameters(model, Which::All, sink),
+                Some(model) if !self.model.has_adapters() => export_parameters(model, Which::Trained, sink),
                 _ => Ok(()),
             },
             StateGroup::Optimizer => self.optimizer.export(&self.model, sink),
@@ -417,11 +421,15 @@ impl Policy for CpuPolicy {
         optimizer.restore(state.optimizer_steps, state.optimizer, &self.model)?;
         let ref_policy = match state.ref_policy {
             Some(weights) if self.model.has_adapters() && weights.shapes().is_empty() => Some(freeze(&self.model)),
-            // Keep a memory-mapped reference policy if its values are equal.
-            Some(weights) if self.ref_policy.as_ref().is_some_and(|model| has_values(model, weights)) => {
-                self.ref_policy.take()
+            Some(weights) => {
+                let new = freeze(&self.model);
+                let trained = trained_tensors(&new);
+                // Keep a memory-mapped reference policy if its values are equal.
+                match self.ref_policy.take_if(|old| has_values(old, &trained, weights)) {
+                    Some(old) => Some(old),
+                    None => Some(new.with_parameters(weights)?),
+                }
             }
-            Some(weights) => Some(freeze(&self.model).with_parameters(weights)?),
             None => None,
         };
         (self.ref_policy, self.optimizer) = (ref_policy, optimizer);

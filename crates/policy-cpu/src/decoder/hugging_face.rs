@@ -4,7 +4,7 @@
 //! stores `[out, in]`, one matrix each. A parameter therefore consists of one or more transposed tensors, side by side.
 
 use super::build::Source;
-use super::layers::NORMS;
+use super::layers::{NORMS, is_constant};
 use super::lora::Adapted;
 use super::model::Decoder;
 use super::params::{Which, visit_parameters};
@@ -32,11 +32,11 @@ struct Part {
     transposed: bool,
 }
 
-/// Returns the matrices of transformers that a linear layer of a block, for example `attn.qkv_proj`, consists of, with their numbers of
+/// Returns the matrices of transformers that a linear layer of block `layer`, for example `attn.qkv_proj`, consists of, with their numbers of
 /// columns.
-pub(super) fn matrices_of(config: &ModelConfig, module: &str) -> Vec<(&'static str, usize)> {
+pub(super) fn matrices_of(config: &ModelConfig, layer: &str, module: &str) -> Vec<(&'static str, usize)> {
     let parts = FUSED_MATRICES.into_iter().filter(|(name, _)| *name == module).flat_map(|(_, parts)| parts);
-    let matrices: Vec<_> = (0..config.period().len()).flat_map(|layer| config.layer_matrices(layer)).collect();
+    let matrices = layer.parse().map(|layer| config.layer_matrices(layer)).unwrap_or_default();
     parts.filter_map(|part| Some((*part, matrices.iter().find(|matrix| matrix.name == *part)?.output))).collect()
 }
 
@@ -70,6 +70,7 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
     let matrices = match module {
         "attn.q_norm" => return whole(of("self_attn.q_norm.weight")),
         "attn.k_norm" => return whole(of("self_attn.k_norm.weight")),
+        _ if is_constant(of_layer) => return whole(of(of_layer)),
         _ if of_layer == "attn.sinks" => return whole(of("self_attn.sinks")),
         _ if of_layer == "attn.a_log" => return whole(of("linear_attn.A_log")),
         _ if of_layer == "attn.dt_bias" => return whole(of("linear_attn.dt_bias")),
@@ -80,7 +81,7 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
             parts.iter_mut().for_each(|part| part.shape.insert(1, 1));
             return parts;
         }
-        _ => matrices_of(config, module),
+        _ => matrices_of(config, layer, module),
     };
     let mut end = 0;
     let part = |(module, width): &(&str, usize)| {

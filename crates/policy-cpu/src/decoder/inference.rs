@@ -8,6 +8,7 @@ use super::lora::LowRank;
 use super::model::{Decoder, check};
 use super::params::{read, storage};
 use super::rope::Ropes;
+use super::values::{ValueHeads, heads};
 use super::weight::{self, Stored};
 use backend_cpu::layers::{
     Activation, Add, DeltaHeads, DeltaState, DeltaWeights, HeadNorms, Heads, KvCache, Layers, Mixed, PackedWeight,
@@ -31,7 +32,6 @@ pub struct Inference {
     kernels: Layers,
     config: ModelConfig,
     ropes: Ropes,
-    heads: Heads,
     activation: Activation,
     /// `[V, H]`.
     embed_tokens: Embedding,
@@ -87,6 +87,8 @@ struct Layer {
     post_norm: Option<Norm>,
     mlp: LayerMlp,
     mlp_output_norm: Option<Norm>,
+    /// Factor of the layer's output.
+    factor: f64,
 }
 
 /// Attention or a Gated DeltaNet; `index` counts the layers of its kind.
@@ -98,6 +100,8 @@ enum LayerMixer {
 
 #[derive(Debug)]
 struct LayerAttention {
+    heads: Heads,
+    values: Option<ValueHeads>,
     scores: Scores,
     rope: LayerRope,
     qkv: Weight,
@@ -224,6 +228,8 @@ impl LayerAttention {
     fn new(config: &ModelConfig, layer: usize, attention: &Attention) -> Result<Self> {
         let spec = config.layer(layer);
         Ok(Self {
+            heads: heads(config, spec),
+            values: ValueHeads::of(config, spec),
             scores: scores(config, spec),
             rope: spec.rope,
             qkv: Weight::new(&attention.qkv_proj)?,
@@ -238,9 +244,9 @@ impl LayerAttention {
     }
 
     /// Returns the values of attention, after the sinks.
-    fn attended(&self, heads: Heads, mut mixed: Mixed) -> Result<Vec<f32>> {
+    fn attended(&self, mut mixed: Mixed) -> Result<Vec<f32>> {
         if let Some(sinks) = &self.sinks {
-            mixed.add_sinks(heads, sinks)?;
+            mixed.add_sinks(self.heads, sinks)?;
         }
         Ok(mixed.values)
     }
@@ -281,6 +287,7 @@ impl Inference {
         let config = model.config().clone();
         let (mut attentions, mut nets) = (0.., 0..);
         let layers = model.layers.iter().enumerate().map(|(number, layer)| {
+            let factor = layer.layer_scalar.as_ref().map(Param::val).map(to_vec).transpose()?;
             Ok(Layer {
                 input_norm: Norm::optional(&layer.input_norm)?,
                 mixer: match &layer.attn {
@@ -301,16 +308,12 @@ impl Inference {
                     Mlp::Experts(mlp) => LayerMlp::of_experts(mlp, weight(&mlp.router)?, config.hidden_size)?,
                 },
                 mlp_output_norm: Norm::optional(&layer.mlp_output_norm)?,
+                factor: factor.as_deref().and_then(<[f32]>::first).map_or(1.0, |factor| f64::from(*factor)),
             })
         });
         let layers = layers.collect::<Result<_>>()?;
         let head = storage(model.lm_head()?)?;
         Ok(Self {
-            heads: Heads {
-                query: config.num_attention_heads,
-                key_value: config.num_key_value_heads,
-                width: config.head_dim(),
-            },
             ropes: model.ropes.clone(),
             activation: activation(&config),
             embed_tokens: match &model.embed_tokens {
@@ -358,10 +361,13 @@ impl Inference {
         capacity: usize,
     ) -> Result<(Vec<f32>, Cache)> {
         let lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.as_ref().len()).collect();
-        let is_attention = |layer: &&Layer| matches!(layer.mixer, LayerMixer::Attention { .. });
-        let attentions = self.layers.iter().filter(is_attention).count();
-        let kv = KvCache::new(attentions, self.heads, &lengths, per_prompt, capacity);
-        let mut cache = Cache { kv, states: vec![Vec::new(); self.layers.len() - attentions] };
+        let attentions = self.layers.iter().filter_map(|layer| match &layer.mixer {
+            LayerMixer::Attention { attention, .. } => Some((attention.heads, attention.scores)),
+            LayerMixer::GatedDeltaNet { .. } => None,
+        });
+        let attentions: Vec<_> = attentions.collect();
+        let kv = KvCache::new(&attentions, &lengths, per_prompt, capacity);
+        let mut cache = Cache { kv, states: vec![Vec::new(); self.layers.len() - attentions.len()] };
         let mut last = Vec::with_capacity(prompts.len() * self.config.hidden_size);
         let (mut rest, mut lengths) = (prompts, &lengths[..]);
         while !rest.is_empty() {
@@ -385,8 +391,12 @@ impl Inference {
         let x = self.run(prompts.ids(), &sequences.positions, |mixer, rows| match mixer {
             LayerMixer::Attention { index, attention } => {
                 cache.kv.fill_prompts(*index, &rows, &sequences.spans)?;
-                let mixed = self.kernels.attention(&rows, self.heads, attention.scores, &sequences.spans)?;
-                attention.attended(self.heads, mixed)
+                attention.attended(self.kernels.attention(
+                    &rows,
+                    attention.heads,
+                    attention.scores,
+                    &sequences.spans,
+                )?)
             }
             LayerMixer::GatedDeltaNet { index, net } => {
                 let (y, states) =
@@ -416,8 +426,7 @@ impl Inference {
         let lengths = vec![1; samples.len()];
         let x = self.run(ids, &positions, |mixer, rows| match mixer {
             LayerMixer::Attention { index, attention } => {
-                let mixed = self.kernels.attention_cached(&rows, kv, *index, attention.scores, samples)?;
-                attention.attended(self.heads, mixed)
+                attention.attended(self.kernels.attention_cached(&rows, kv, *index, samples, 0)?)
             }
             LayerMixer::GatedDeltaNet { index, net } => {
                 let of_samples = states[*index].iter_mut().enumerate();
@@ -460,7 +469,6 @@ impl Inference {
         // The samples that have a token number j, for each j.
         let open: Vec<Vec<usize>> =
             (0..longest).map(|j| (0..ids.len()).filter(|sample| j < ids[*sample].len()).collect()).collect();
-        let (width, out_width) = (self.heads.row(), self.heads.query * self.heads.width);
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
         let x = self.run(&rows, &positions, |mixer, qkv| {
             let (layer, attention) = match mixer {
@@ -476,19 +484,18 @@ impl Inference {
                     )?);
                 }
             };
+            let heads = attention.heads;
+            let (width, out_width) = (heads.row(), heads.query * heads.width);
             let mut out = vec![0.0; rows.len() * out_width];
             for (j, open) in open.iter().enumerate() {
                 let of_tokens: Vec<f32> =
                     open.iter().flat_map(|s| &qkv[(firsts[*s] + j) * width..][..width]).copied().collect();
-                let mixed = self.kernels.attention_cached(&of_tokens, kv, layer, attention.scores, open)?;
-                let attended = attention.attended(self.heads, mixed)?;
+                let mixed = self.kernels.attention_cached(&of_tokens, kv, layer, open, j)?;
+                let attended = attention.attended(mixed)?;
                 for (sample, row) in open.iter().zip(attended.chunks_exact(out_width)) {
                     out[(firsts[*sample] + j) * out_width..][..out_width].copy_from_slice(row);
                 }
-                kv.advance(open);
             }
-            // The next layer writes the same positions.
-            open.iter().for_each(|open| kv.take_back(open, 1));
             Ok(out)
         })?;
         open.iter().for_each(|open| kv.advance(open));
@@ -520,14 +527,18 @@ impl Inference {
             let normed = self.optionally_normalised(&x, &layer.input_norm)?;
             let (mixed, project) = match &layer.mixer {
                 LayerMixer::Attention { attention, .. } => {
+                    let heads = attention.heads;
                     let mut qkv = self.linear(&normed, &attention.qkv, None)?;
-                    let gates = attention.has_gates.then(|| take_gates(&mut qkv, self.heads));
+                    let gates = attention.has_gates.then(|| take_gates(&mut qkv, heads));
+                    if let Some(values) = attention.values {
+                        qkv = values.forward(&qkv)?.0;
+                    }
                     if let Some([query, key]) = &attention.head_norms {
                         let norms = HeadNorms { query: &query.weight, key: &key.weight, eps: query.eps };
-                        qkv = kernels.norm_heads(&qkv, self.heads, norms)?.0;
+                        qkv = kernels.norm_heads(&qkv, heads, norms)?.0;
                     }
                     if let Some(rope) = ropes.get(attention.rope) {
-                        kernels.rotate(&mut qkv, self.heads, rope, positions)?;
+                        kernels.rotate(&mut qkv, heads, rope, positions)?;
                     }
                     let mut values = mix(&layer.mixer, qkv)?;
                     if let Some(gates) = gates {
@@ -559,6 +570,7 @@ impl Inference {
                     x = self.plus(x, update, &layer.mlp_output_norm)?;
                 }
             }
+            scale(&mut x, layer.factor);
         }
         Ok(x)
     }
@@ -587,7 +599,9 @@ impl Inference {
         let n = x.len() / self.config.hidden_size;
         let mut hidden = self.normalised(x, &self.norm)?;
         scale(&mut hidden, 1.0 / self.config.logits_scaling);
-        Ok(self.kernels.linear_packed(&hidden, &self.head, Add::Nothing, n)?)
+        let mut logits = self.kernels.linear_packed(&hidden, &self.head, Add::Nothing, n)?;
+        cap(&mut logits, self.config.final_logit_softcapping);
+        Ok(logits)
     }
 
     fn optionally_normalised<'a>(&self, x: &'a [f32], norm: &Option<Norm>) -> Result<Cow<'a, [f32]>> {
@@ -628,6 +642,13 @@ fn take_gates(rows: &mut Vec<f32>, heads: Heads) -> Vec<f32> {
     }
     *rows = qkv;
     gates
+}
+
+/// Applies the softcap to logits, if there is one.
+pub(crate) fn cap(logits: &mut [f32], cap: Option<f64>) {
+    if let Some(cap) = cap.map(|cap| cap as f32) {
+        logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+    }
 }
 
 /// Multiplies `x` by `factor`, unless it is 1.

@@ -7,6 +7,7 @@ use super::gated_delta_net::{GatedDeltaNet, gated_values, split_gates};
 use super::lora::LowRank;
 use super::rope::RopeTables;
 use super::routers::Routers;
+use super::values::{ValueHeads, heads, with_values};
 use super::weight::Weight;
 use backend_cpu::layers::{Activation, Heads, Layers, Scores};
 use burn::module::{Module, Param};
@@ -87,8 +88,8 @@ impl RmsNorm {
 /// Causal grouped-query attention (arXiv 2305.13245); each of K key/value heads serves R = A / K query heads.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// Fused projection `[H, (A + 2K) D]` to query heads, then key heads, then value heads; with output gates `[H, (2A + 2K) D]`, with a
-    /// gate behind every query head.
+    /// Fused projection `[H, (A + 2K) D]` to query heads, then key heads, then value heads; `[H, (A + K) D]` if values are keys; with output gates
+    /// `[H, (2A + 2K) D]`, with a gate behind every query head.
     pub qkv_proj: Linear,
     /// Output projection `[A D, H]`.
     pub o_proj: Linear,
@@ -98,11 +99,14 @@ pub struct Attention {
     pub k_norm: Option<RmsNorm>,
     /// Logits `[A]` of the sinks of query heads, in gpt-oss.
     pub sinks: Option<Param<Tensor<1>>>,
-    /// A, K and D.
+    /// A, K and D of the layer.
     #[module(skip)]
     heads: Heads,
     /// `true` if the values of query heads have gates.
     has_gates: bool,
+    /// The values, if they are not columns of the projection as they are.
+    #[module(skip)]
+    values: Option<ValueHeads>,
     /// Window and rotary embedding of the layer.
     #[module(skip)]
     spec: LayerSpec,
@@ -138,22 +142,24 @@ fn normalised(norm: &Option<RmsNorm>, x: Tensor<2>) -> Result<Tensor<2>> {
 impl Attention {
     pub(crate) fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
         let config = of.config;
-        let (h, d) = (config.hidden_size, config.head_dim());
-        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        let (h, heads) = (config.hidden_size, heads(config, spec));
         let has_gates = config.attention_output_gate;
-        let gates = if has_gates { heads } else { 0 };
-        let qkv = [h, (heads + gates + 2 * kv_heads) * d];
+        let gates = if has_gates { heads.query } else { 0 };
+        let values = if spec.keys_are_values { 0 } else { heads.key_value };
+        let qkv = [h, (heads.query + gates + heads.key_value + values) * heads.width];
         let qkv_proj = Linear::new(of, &format!("{name}.qkv_proj"), qkv, config.attention_bias)?;
-        let o_proj = Linear::new(of, &format!("{name}.o_proj"), [heads * d, h], config.attention_output_bias)?;
+        let o_proj =
+            Linear::new(of, &format!("{name}.o_proj"), [heads.query * heads.width, h], config.attention_output_bias)?;
         let (mut q_norm, mut k_norm) = (None, None);
         if config.qk_norm {
-            let [queries, keys] = config.qk_norm_sizes();
+            let [queries, keys] = config.qk_norm_sizes(spec);
             q_norm = Some(RmsNorm::new(of, &format!("{name}.q_norm"), queries)?);
             k_norm = Some(RmsNorm::new(of, &format!("{name}.k_norm"), keys)?);
         }
-        let sinks = config.attention_sinks.then(|| of.parameter(&format!("{name}.sinks"), [heads])).transpose()?;
-        let heads = Heads { query: heads, key_value: kv_heads, width: d };
-        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, sinks, heads, has_gates, spec, scores: scores(config, spec) })
+        let sinks =
+            config.attention_sinks.then(|| of.parameter(&format!("{name}.sinks"), [heads.query])).transpose()?;
+        let (values, scores) = (ValueHeads::of(config, spec), scores(config, spec));
+        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, sinks, heads, has_gates, values, spec, scores })
     }
 
     /// Returns the attention `[N, A D]` of `x` `[N, H]` before the output projection.
@@ -163,6 +169,9 @@ impl Attention {
         if self.has_gates {
             let (rows, of_queries) = split_gates(qkv, self.heads);
             (qkv, gates) = (rows, Some(of_queries));
+        }
+        if let Some(values) = self.values {
+            qkv = with_values(qkv, values)?;
         }
         if let (Some(query), Some(key)) = (&self.q_norm, &self.k_norm) {
             let weights = [query.weight.val(), key.weight.val()];
@@ -285,6 +294,8 @@ pub struct Block {
     pub mlp: Mlp,
     /// Norm after the MLP.
     pub mlp_output_norm: Option<RmsNorm>,
+    /// Factor `[1]` of the layer's output, which is never trained, in Gemma 4.
+    pub layer_scalar: Option<Param<Tensor<1>>>,
     /// Factor of the outputs of attention and MLP.
     residual_multiplier: f64,
 }
@@ -294,6 +305,14 @@ const ROUTER: &str = "mlp.router";
 
 /// The norms of a [`Block`], in the order of [`models::NormPlacement::names`].
 pub(super) const NORMS: [&str; 4] = ["input_norm", "attn_output_norm", "post_norm", "mlp_output_norm"];
+
+/// The name of the factor of a layer's output.
+const LAYER_SCALAR: &str = "layer_scalar";
+
+/// Returns `true` if a parameter with this name is never trained.
+pub(super) fn is_constant(name: &str) -> bool {
+    name.ends_with(LAYER_SCALAR)
+}
 
 impl Block {
     /// Sets the kernels of the products with weights. The router of experts stays in f32: rounding would change its choices.
@@ -320,7 +339,7 @@ impl Block {
     }
 
     pub(crate) fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
-        let ModelConfig { hidden_size, residual_multiplier, norm_placement, .. } = *of.config;
+        let ModelConfig { hidden_size, residual_multiplier, norm_placement, layer_scalars, .. } = *of.config;
         let places = norm_placement.names();
         let norm = |of: &mut Builder<'_>, place: usize| {
             let is_there = places[place].is_some();
@@ -333,6 +352,7 @@ impl Block {
             post_norm: norm(of, 2)?,
             mlp: Mlp::new(of, &format!("{name}.mlp"))?,
             mlp_output_norm: norm(of, 3)?,
+            layer_scalar: layer_scalars.then(|| of.parameter(&format!("{name}.{LAYER_SCALAR}"), [1])).transpose()?,
             residual_multiplier,
         })
     }
@@ -350,13 +370,17 @@ impl Block {
         let [_, (_, project)] = self.attn.linears();
         let x = self.add(x, mixed, project, &self.attn_output_norm)?;
         let normed = normalised(&self.post_norm, x.clone())?;
-        match &self.mlp {
-            Mlp::Dense(mlp) => self.add(x, mlp.forward(normed)?, &mlp.down_proj, &self.mlp_output_norm),
+        let x = match &self.mlp {
+            Mlp::Dense(mlp) => self.add(x, mlp.forward(normed)?, &mlp.down_proj, &self.mlp_output_norm)?,
             Mlp::Experts(mlp) => {
                 let update = normalised(&self.mlp_output_norm, mlp.forward(normed, routers)?)?;
-                Ok(x + times(update, self.residual_multiplier))
+                x + times(update, self.residual_multiplier)
             }
-        }
+        };
+        Ok(match &self.layer_scalar {
+            Some(factor) => x * factor.val().detach().unsqueeze(),
+            None => x,
+        })
     }
 
     /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.

@@ -86,7 +86,7 @@ impl Adapted {
     /// Returns the adapted matrices of a module of a layer, for example `attn.qkv_proj`, each with its first column.
     pub(crate) fn of_layer(&self, config: &ModelConfig, layer: &str, module: &str) -> Vec<(&AdaptedMatrix, usize)> {
         let mut end = 0;
-        let matrices = matrices_of(config, module).into_iter().filter_map(|(part, width)| {
+        let matrices = matrices_of(config, layer, module).into_iter().filter_map(|(part, width)| {
             end += width;
             let name = format!("model.layers.{layer}.{part}");
             Some((self.matrices.iter().find(|matrix| matrix.name == name)?, end - width))

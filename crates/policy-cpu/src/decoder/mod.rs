@@ -19,11 +19,13 @@ mod model;
 mod params;
 mod rope;
 mod routers;
+mod values;
 mod weight;
 
 pub use batch::PackedBatch;
 pub use experts::ExpertsMlp;
 pub use gated_delta_net::GatedDeltaNet;
+pub(crate) use inference::cap;
 pub use inference::{Cache, Inference};
 pub use layers::{Attention, Block, DenseMlp, Linear, Mixer, Mlp, RmsNorm};
 pub use lora::LowRank;

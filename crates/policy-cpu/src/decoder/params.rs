@@ -5,6 +5,7 @@
 
 use super::experts::is_router;
 use super::hugging_face::{Tensors, export_parts};
+use super::layers::is_constant;
 use super::lora::{is_adapter, is_value_head};
 use super::model::Decoder;
 use super::weight::{CONTAINER, STORED};
@@ -25,13 +26,27 @@ pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 pub(crate) enum Which {
     /// All parameters.
     All,
-    /// Trained parameters: with adapters, the adapters and the value head; otherwise all, without frozen routers.
+    /// Trained parameters: with adapters, the adapters and the value head; otherwise all but frozen routers and factors of layers.
     Trained,
 }
 
-/// Returns `true` if a parameter is trained although the model has adapters.
-fn is_trained_beside_a_base(name: &str) -> bool {
-    is_adapter(name) || is_value_head(name)
+/// The kinds of trained parameters of a model.
+#[derive(Clone, Copy)]
+struct Trained {
+    has_adapters: bool,
+    has_frozen_routers: bool,
+}
+
+impl Trained {
+    fn of(model: &Decoder) -> Self {
+        Self { has_adapters: model.has_adapters(), has_frozen_routers: model.has_frozen_routers() }
+    }
+
+    /// Returns `true` if the parameter `name` is trained.
+    fn has(self, name: &str) -> bool {
+        let is_frozen = is_constant(name) || self.has_frozen_routers && is_router(name);
+        !is_frozen && (!self.has_adapters || is_adapter(name) || is_value_head(name))
+    }
 }
 
 /// Passes name, shape and values of parameters to `see`, in the order of fields and without copying. With [`Which::All`], memory-mapped
@@ -95,8 +110,7 @@ pub(crate) fn replace_parameters(model: Decoder, tensors: &dyn TensorSource) -> 
 pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &[usize], &mut [f32])) -> Decoder {
     struct Update<F> {
         path: Vec<String>,
-        has_adapters: bool,
-        has_frozen_routers: bool,
+        trained: Trained,
         update: F,
     }
     impl<F: FnMut(&str, &[usize], &mut [f32])> ModuleMapper for Update<F> {
@@ -112,8 +126,7 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &[usize
         }
         fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let name = self.path.join(".");
-            let is_frozen = self.has_frozen_routers && is_router(&name);
-            if is_frozen || self.has_adapters && !is_trained_beside_a_base(&name) {
+            if !self.trained.has(&name) {
                 return parameter;
             }
             parameter.map(|value| {
@@ -124,8 +137,8 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &[usize
             })
         }
     }
-    let (has_adapters, has_frozen_routers) = (model.has_adapters(), model.has_frozen_routers());
-    model.map(&mut Update { path: Vec::new(), has_adapters, has_frozen_routers, update })
+    let trained = Trained::of(&model);
+    model.map(&mut Update { path: Vec::new(), trained, update })
 }
 
 /// A parameter in memory, with any number of dimensions.
@@ -154,16 +167,24 @@ impl<const D: usize> AnyParameter for Param<Tensor<D>> {
 pub(crate) fn visit_parameters(model: &Decoder, which: Which, see: impl FnMut(&str, Option<&dyn AnyParameter>)) {
     struct Walk<F> {
         path: Vec<String>,
-        adapters_only: bool,
-        skips_routers: bool,
+        /// `None` selects all parameters.
+        trained: Option<Trained>,
         see: F,
+    }
+    impl<F: FnMut(&str, Option<&dyn AnyParameter>)> Walk<F> {
+        fn see(&mut self, parameter: Option<&dyn AnyParameter>) {
+            let name = self.path.join(".");
+            if self.trained.is_none_or(|trained| trained.has(&name)) {
+                (self.see)(&name, parameter);
+            }
+        }
     }
     impl<F: FnMut(&str, Option<&dyn AnyParameter>)> ModuleVisitor for Walk<F> {
         fn enter_module(&mut self, name: &str, container: &str) {
             if !container.starts_with(CONTAINER) {
                 self.path.push(name.to_owned());
-            } else if !self.adapters_only && name == STORED {
-                (self.see)(&self.path.join("."), None);
+            } else if name == STORED {
+                self.see(None);
             }
         }
         fn exit_module(&mut self, _name: &str, container: &str) {
@@ -172,14 +193,9 @@ pub(crate) fn visit_parameters(model: &Decoder, which: Which, see: impl FnMut(&s
             }
         }
         fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
-            let name = self.path.join(".");
-            let is_skipped = self.skips_routers && is_router(&name);
-            if !is_skipped && (!self.adapters_only || is_trained_beside_a_base(&name)) {
-                (self.see)(&name, Some(parameter));
-            }
+            self.see(Some(parameter));
         }
     }
-    let adapters_only = which == Which::Trained && model.has_adapters();
-    let skips_routers = which == Which::Trained && model.has_frozen_routers();
-    model.visit(&mut Walk { path: Vec::new(), adapters_only, skips_routers, see });
+    let trained = (which == Which::Trained).then(|| Trained::of(model));
+    model.visit(&mut Walk { path: Vec::new(), trained, see });
 }

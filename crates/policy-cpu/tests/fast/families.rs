@@ -3,8 +3,12 @@
 use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
 use crate::ppo_of_torch::Ppo;
 use burn::tensor::Device;
+use grpo_core::LossConfig;
 use models::NamedTensor;
-use policy::{Policy, SequenceBatch, StepLoss, token_batch};
+use policy::{
+    AdamWConfig, Policy, PolicyState, SequenceBatch, StateGroup, StepLoss, TensorSource, Weights, export_all,
+    token_batch,
+};
 use policy_cpu::decoder::{Decoder, PackedBatch};
 use policy_cpu::{CpuPolicy, PolicyLoss};
 use std::collections::BTreeMap;
@@ -22,7 +26,7 @@ pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
 
 pub(crate) fn policy_loss() -> PolicyLoss {
     PolicyLoss {
-        config: grpo_core::LossConfig::default().into(),
+        config: LossConfig::default().into(),
         backend: Arc::new(backend_cpu::CpuBackend::new()),
         implementation: grpo_core::Implementation::Fused,
         max_tokens: 64,
@@ -36,7 +40,11 @@ pub(crate) fn policy(checkpoint: &Checkpoint) -> CpuPolicy {
 /// Returns logits `[N, V]` of packed sequences.
 pub(crate) fn logits<S: AsRef<[u32]>>(decoder: &Decoder, sequences: &[S]) -> Vec<f32> {
     let hidden = decoder.forward(&PackedBatch::new(sequences).unwrap()).unwrap();
-    hidden.matmul(decoder.lm_head().unwrap().transpose()).into_data().try_into_vec().unwrap()
+    let logits: Vec<f32> = hidden.matmul(decoder.lm_head().unwrap().transpose()).into_data().try_into_vec().unwrap();
+    match decoder.config().final_logit_softcapping {
+        Some(cap) => logits.into_iter().map(|logit| cap as f32 * (logit / cap as f32).tanh()).collect(),
+        None => logits,
+    }
 }
 
 #[test]
@@ -138,6 +146,11 @@ fn an_optimizer_step_matches_torch() {
         let expected = Tensors::read(&path).0;
         let mut found = Vec::new();
         policy.model().export(&mut found).unwrap();
+        let (constant, found): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|tensor| checkpoint::is_constant(&tensor.name));
+        for tensor in constant {
+            assert_eq!(tensor.data, checkpoint.weights.tensor(&tensor.name).unwrap().to_vec(), "{name}");
+        }
         assert_eq!(found.len(), expected.len(), "{name}");
         for NamedTensor { name: parameter, shape, data } in found {
             let (expected, before) = (&expected[&parameter], checkpoint.weights.tensor(&parameter).unwrap().to_vec());
@@ -152,7 +165,7 @@ fn an_optimizer_step_matches_torch() {
             assert!(largest > least && off <= 2e-4 * largest, "{name}: {parameter}: off by {off} of {largest}");
         }
     }
-    assert_eq!(steps, 29);
+    assert_eq!(steps, 31);
 }
 
 #[test]
@@ -174,6 +187,77 @@ fn frozen_routers_are_not_trained() {
         }
     }
     assert!(policy(&Checkpoint::open("qwen3")).with_frozen_routers().is_err());
+}
+
+#[test]
+fn a_loss_with_another_softcap_than_the_model_is_refused() {
+    let checkpoint = Checkpoint::open("gemma4");
+    let with = |cap| {
+        let config = LossConfig { final_logit_softcapping: Some(cap), ..LossConfig::default() };
+        let loss = PolicyLoss { config: config.into(), ..policy_loss() };
+        CpuPolicy::from_weights(checkpoint.config(), &checkpoint.weights, loss)
+    };
+    assert!(with(3.0).is_ok());
+    let error = with(2.0).err().unwrap().to_string();
+    assert!(error.contains("loss.final_logit_softcapping") && error.contains("3") && error.contains("2"), "{error}");
+}
+
+/// Factors of layers and frozen routers are in no state: the policy that imports one keeps its own.
+#[test]
+fn parameters_that_are_not_trained_are_in_no_state() {
+    for (name, has_frozen_routers) in [("gemma4", false), ("qwen3_moe", true), ("gpt_oss", true)] {
+        let checkpoint = Checkpoint::open(name);
+        let is_frozen = |parameter: &str| {
+            checkpoint::is_constant(parameter)
+                || has_frozen_routers && (parameter.contains("mlp.gate.") || parameter.contains("mlp.router."))
+        };
+        let new = || {
+            let policy = policy(&checkpoint).with_reference_in_files(&checkpoint.weights).unwrap();
+            if has_frozen_routers { policy.with_frozen_routers().unwrap() } else { policy }
+        };
+        let state = |policy: &CpuPolicy| {
+            [StateGroup::Weights(Weights::Policy), StateGroup::Weights(Weights::RefPolicy), StateGroup::Optimizer]
+                .map(|group| export_all(policy, group).unwrap())
+        };
+        let adamw = AdamWConfig::default();
+        // The reference policy is in the files, and then in memory.
+        for mixes in [false, true] {
+            let (mut policy, mut resumed) = (new(), new());
+            policy.reset_optimizer(&adamw).unwrap();
+            policy.freeze_ref_policy().unwrap();
+            accumulate(&mut policy, &checkpoint);
+            policy.apply(0.01).unwrap();
+            if mixes {
+                policy.mix_ref_policy(0.3).unwrap();
+            }
+            let saved = state(&policy);
+            assert!(!saved.iter().flatten().any(|tensor| is_frozen(&tensor.name)), "{name}");
+            assert_eq!(saved[0].len(), saved[1].len(), "{name}");
+            let has_moved =
+                |tensor: &NamedTensor| tensor.data != checkpoint.weights.tensor(&tensor.name).unwrap().to_vec();
+            assert_eq!(saved[1].iter().any(has_moved), mixes, "{name}");
+            resumed.freeze_ref_policy().unwrap();
+            let [weights, of_ref, moments] = &saved;
+            let (optimizer, optimizer_steps) = (moments as &dyn TensorSource, 1);
+            let of_state =
+                PolicyState { policy: weights, ref_policy: Some(of_ref), optimizer, optimizer_steps, adamw: &adamw };
+            resumed.import(&of_state).unwrap();
+            assert_eq!(state(&resumed), saved, "{name}");
+            let sequences = checkpoint.completions();
+            let parts = [SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() }];
+            for of in [Weights::Policy, Weights::RefPolicy] {
+                let [found, expected] =
+                    [&mut resumed, &mut policy].map(|policy| policy.score(of, &parts).unwrap().logp);
+                assert_eq!(found, expected, "{name}: {of:?}");
+            }
+            let mut exported = Vec::new();
+            resumed.export_model(&mut exported).unwrap();
+            for NamedTensor { name: tensor, data, .. } in exported {
+                let is_same = data == checkpoint.weights.tensor(&tensor).unwrap().to_vec();
+                assert_eq!(is_same, is_frozen(&tensor), "{name}: {tensor}");
+            }
+        }
+    }
 }
 
 /// Two PPO updates of torch with verl's functions: both losses, the value head, and one optimizer for both.

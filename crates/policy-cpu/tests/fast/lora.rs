@@ -90,6 +90,7 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
         ("phi3", all.clone()),
         ("olmo3", all.clone()),
         ("gemma3", all.clone()),
+        ("gemma4", all.clone()),
         ("qwen3_moe", all.clone()),
         ("qwen3_moe_fused", all.clone()),
         ("qwen3_5", all),

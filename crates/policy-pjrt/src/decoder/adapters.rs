@@ -87,7 +87,7 @@ impl Adapters {
         Ok(Self { rank: lora.r, scaling: lora.scaling(), matrices: lora.resolve(config)? })
     }
 
-    /// Returns A and B of every matrix, in the argument order of programs: stacked over all layers with the matrix, `[L, r, I]` and
+    /// Returns A and B of every matrix, in the argument order of programs: stacked over the L layers of the matrix's stack, `[L, r, I]` and
     /// `[L, O, r]`, then A and B of the head.
     ///
     /// Layers without an adapter have zeros. If A = 0 and B = 0, both gradients are 0, so these layers never change.
@@ -95,37 +95,52 @@ impl Adapters {
         let table = parameters(config);
         let mut all = Vec::new();
         for (matrix, role, module) in Matrix::ALL {
-            let names: Vec<String> = match role.is_of_layers() {
-                true => {
-                    let layers = role.layers(config).into_iter();
-                    layers.map(|layer| format!("model.layers.{layer}.{module}")).collect()
-                }
-                false => vec![module.to_owned()],
-            };
-            let of_name = |(index, name): (usize, &String)| {
-                Some((index, self.matrices.iter().find(|matrix| matrix.name == *name)?))
-            };
-            let adapted: Vec<(usize, &AdaptedMatrix)> = names.iter().enumerate().filter_map(of_name).collect();
             // A tied head has the shape of the embedding.
-            let of_role = |role| table.iter().find(|p| p.role == role);
-            let Some(weight) = of_role(role).or(of_role(Role::EmbedTokens)).filter(|_| !adapted.is_empty()) else {
-                continue;
-            };
-            let first = weight.axes.len() - 2;
-            let [rows, columns] = [first, first + 1].map(|d| (weight.shape[d], weight.axes[d]));
-            let rank = (self.rank, Axis::Rank);
-            let parameter =
-                |role, part, [rows, columns]: [(usize, Axis); 2], name: fn(&AdaptedMatrix) -> String| Parameter {
-                    role,
-                    shape: [&weight.shape[..first], &[rows.0, columns.0]].concat(),
-                    axes: [&weight.axes[..first], &[rows.1, columns.1]].concat(),
-                    path: format!("{module}.{part}.weight"),
-                    tensors: adapted.iter().map(|(layer, matrix)| (*layer, name(matrix))).collect(),
-                };
-            all.push(parameter(Role::LoraA(matrix), "lora_A", [rank, columns], AdaptedMatrix::lora_a));
-            all.push(parameter(Role::LoraB(matrix), "lora_B", [rows, rank], AdaptedMatrix::lora_b));
+            let is_own = |own: &&Parameter| own.role == role;
+            let of_embedding = |own: &&Parameter| role == Role::LmHead && own.role == Role::EmbedTokens;
+            let own: Vec<&Parameter> = table.iter().filter(is_own).collect();
+            let weights = if own.is_empty() { table.iter().filter(of_embedding).collect() } else { own };
+            for weight in weights {
+                all.extend(self.of_weight(weight, matrix, module));
+            }
         }
         all
+    }
+
+    /// Returns A and B of the matrices of a stack, or of the head; nothing if no matrix has an adapter.
+    fn of_weight(&self, weight: &Parameter, matrix: Matrix, module: &str) -> Vec<Parameter> {
+        let named = |name: &str| self.matrices.iter().find(|matrix| matrix.name == name);
+        let adapted: Vec<(usize, &AdaptedMatrix)> = match weight.is_stacked() {
+            true => {
+                let of_layer =
+                    |(at, layer): (usize, &usize)| Some((at, named(&format!("model.layers.{layer}.{module}"))?));
+                weight.layers.iter().enumerate().filter_map(of_layer).collect()
+            }
+            false => named(module).map(|matrix| (0, matrix)).into_iter().collect(),
+        };
+        if adapted.is_empty() {
+            return Vec::new();
+        }
+        let first = weight.axes.len() - 2;
+        let [rows, columns] = [first, first + 1].map(|d| (weight.shape[d], weight.axes[d]));
+        let rank = (self.rank, Axis::Rank);
+        let parameter =
+            |role, part, [rows, columns]: [(usize, Axis); 2], name: fn(&AdaptedMatrix) -> String| Parameter {
+                role,
+                number: weight.number,
+                layers: weight.layers.clone(),
+                shape: [&weight.shape[..first], &[rows.0, columns.0]].concat(),
+                axes: [&weight.axes[..first], &[rows.1, columns.1]].concat(),
+                path: match weight.number {
+                    0 => format!("{module}.{part}.weight"),
+                    number => format!("{module}.{part}.weight.{number}"),
+                },
+                tensors: adapted.iter().map(|(at, matrix)| (*at, name(matrix))).collect(),
+            };
+        vec![
+            parameter(Role::LoraA(matrix), "lora_A", [rank, columns], AdaptedMatrix::lora_a),
+            parameter(Role::LoraB(matrix), "lora_B", [rows, rank], AdaptedMatrix::lora_b),
+        ]
     }
 }
 
@@ -133,6 +148,8 @@ impl Adapters {
 pub(super) fn value_head(config: &ModelConfig) -> [Parameter; 2] {
     let of = |role, shape: &[usize], axes: &[Axis], path: &str| Parameter {
         role,
+        number: 0,
+        layers: Vec::new(),
         shape: shape.to_vec(),
         axes: axes.to_vec(),
         path: path.to_owned(),

@@ -6,7 +6,7 @@ use super::block::last_columns;
 use super::blockwise::Blockwise;
 use super::layer_ops::{Broadcast, dot};
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
-use models::Mixer;
+use models::{AttentionHeads, LayerSpec, Mixer};
 use stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Unary, Value};
 use std::num::NonZeroUsize;
 
@@ -163,16 +163,17 @@ impl Decoder {
         windows
     }
 
-    /// Computes attention `[B, T, H]`, f32, for the normalised input `x` `[B, T, H]` of a layer: `attend` computes the outputs of the heads
-    /// `[B, T, A D]`, f32, from the queries, keys and values of these tokens.
+    /// Computes attention `[B, T, H]`, f32, for the normalised input `x` `[B, T, H]` of a layer with this specification: `attend` computes the
+    /// outputs of the heads `[B, T, A D]`, f32, from the queries, keys and values of these tokens.
     pub fn attention(
         &self,
+        spec: LayerSpec,
         layer: &ParameterValues,
         x: &Value,
         rotary: Option<&Rotary>,
         attend: impl FnOnce(&Heads) -> Value,
     ) -> Value {
-        let heads = self.heads(layer, x, rotary);
+        let heads = self.heads(spec, layer, x, rotary);
         let mixed = attend(&heads);
         let mixed = heads.gates.map_or(mixed.clone(), |gates| mixed * gates.unary(Unary::Logistic));
         let mixed = self.split.constrain(&mixed, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
@@ -183,17 +184,16 @@ impl Decoder {
     ///
     /// They are computed with tokens in the last dimension, `[..., D, T]`. The two halves of a head that the rotary embedding combines are
     /// then in different registers, and attention reads blocks of tokens without a copy.
-    pub(crate) fn heads(&self, layer: &ParameterValues, x: &Value, rotary: Option<&Rotary>) -> Heads {
-        let config = &self.config;
+    pub(crate) fn heads(&self, spec: LayerSpec, layer: &ParameterValues, x: &Value, rotary: Option<&Rotary>) -> Heads {
         let (b, t) = (x.shape()[0], x.shape()[1]);
-        let (heads, kv, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
-        let over_heads = config.qk_norm_over_heads;
+        let AttentionHeads { query: heads, key_value: kv, width: d } = self.config.heads(spec);
+        let over_heads = self.config.qk_norm_over_heads;
         let normed = |x: Value, norm, whole: bool| match layer.get(norm).filter(|_| whole == over_heads) {
             Some(weight) => self.norm_over(&x, weight, x.shape().len() - 2),
             None => x,
         };
-        let [queries, keys, values] = self.queries_keys_values(layer, x);
-        let (queries, gates) = self.queries_and_gates(queries);
+        let [queries, keys, values] = self.queries_keys_values(spec, layer, x);
+        let (queries, gates) = self.queries_and_gates(queries, d);
         // Of dimensions [B, A D, T], then of [B, K, R, D, T].
         let (queries, keys) = (normed(queries, Role::QNorm, true), normed(keys, Role::KNorm, true));
         let queries = normed(queries.reshape(&[b, kv, heads / kv, d, t]), Role::QNorm, false);
@@ -205,6 +205,7 @@ impl Decoder {
         let keys = normed(keys, Role::KNorm, false);
         let narrow = |part: &Value| part.convert(self.compute.dtype());
         let keys = rotary.map_or_else(|| narrow(&keys), |rotary| rotary.turn(&keys, self.compute.dtype()));
+        let values = if self.config.value_norm { self.unweighted_norm(&values, 2) } else { values };
         let values = narrow(&values);
         let [batch, kv_heads, heads_of_each, dim] = [Axis::Batch, Axis::Kv, Axis::Heads, Axis::HeadDim].map(Some);
         let (of_keys, of_queries) = ([batch, kv_heads, None, dim], [batch, kv_heads, heads_of_each, None, dim]);
@@ -213,13 +214,13 @@ impl Decoder {
         Heads { queries, keys, values, gates }
     }
 
-    /// Separates the queries `[B, A D, T]` and the gates `[B, T, A D]` of a projection whose heads have a query and then its gate.
-    fn queries_and_gates(&self, both: Value) -> (Value, Option<Value>) {
+    /// Separates the queries `[B, A D, T]` and the gates `[B, T, A D]` of a projection whose heads, of width `d`, have a query and then its gate.
+    fn queries_and_gates(&self, both: Value, d: usize) -> (Value, Option<Value>) {
         if !self.config.attention_output_gate {
             return (both, None);
         }
         let [b, t] = [0, 2].map(|d| both.shape()[d]);
-        let (heads, d) = (self.config.num_attention_heads, self.config.head_dim());
+        let heads = self.config.num_attention_heads;
         let both = both.reshape(&[b, heads, 2, d, t]);
         let [queries, gates] = [0, 1].map(|which| {
             let half = both.slice(&[0, 0, which, 0, 0], &[b, heads, which + 1, d, t]);
@@ -231,28 +232,32 @@ impl Decoder {
     }
 
     /// Returns queries `[B, A D, T]`, or queries and gates `[B, 2 A D, T]`, keys and values `[B, K D, T]` of `x` `[B, T, H]`, f32.
-    fn queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
+    fn queries_keys_values(&self, spec: LayerSpec, layer: &ParameterValues, x: &Value) -> [Value; 3] {
         let of = [(Matrix::QProj, Role::QBias), (Matrix::KProj, Role::KBias), (Matrix::VProj, Role::VBias)];
         let (b, t) = (x.shape()[0], x.shape()[1]);
         if layer.get(Role::QkvProj).is_some() {
-            return self.fused_queries_keys_values(layer, x);
+            return self.fused_queries_keys_values(self.config.heads(spec), layer, x);
         }
+        // Without a value projection, values are keys.
+        let of = if spec.keys_are_values { &of[..2] } else { &of[..] };
+        let three = |parts: Vec<Value>| std::array::from_fn(|i| parts[i.min(parts.len() - 1)].clone());
         // Only in a decode step, weights may be transposed. Concatenating them would cost more than the product.
         if t == 1 {
-            return of.map(|(matrix, bias)| {
-                let part = self.linear(layer, x, matrix, layer.get(bias));
+            let part = |(matrix, bias): &(Matrix, Role)| {
+                let part = self.linear(layer, x, *matrix, layer.get(*bias));
                 part.reshape(&[b, part.shape()[2], 1])
-            });
+            };
+            return three(of.iter().map(part).collect());
         }
         // One product instead of three: less to compile, here and in the derivative, which has one sum of three products instead of three
         // sums. With many tokens, the cost of concatenating the weights is small.
-        let weights = of.map(|(matrix, _)| layer[matrix.role()].clone());
+        let weights: Vec<&Value> = of.iter().map(|(matrix, _)| &layer[matrix.role()]).collect();
         let parts = match self.split.parts(Axis::Kv) {
             1 => self.product_of_matrices(x, &weights),
-            _ => self.product_of_heads(x, &weights),
+            _ => self.product_of_heads(self.config.heads(spec), x, &weights),
         };
-        std::array::from_fn(|i| {
-            let ((matrix, bias), part) = (of[i], parts[i].convert(Dtype::F32));
+        let complete = |((matrix, bias), part): (&(Matrix, Role), Value)| {
+            let (matrix, bias, part) = (*matrix, *bias, part.convert(Dtype::F32));
             let part = match layer.get(bias) {
                 Some(bias) => &part + bias.convert(Dtype::F32).broadcast_in_dim(part.shape(), &[1]),
                 None => part,
@@ -268,50 +273,54 @@ impl Decoder {
                 }
                 None => part,
             }
-        })
+        };
+        three(of.iter().zip(parts).map(complete).collect())
     }
 
     /// Returns the products of `x` `[B, T, H]` with matrices `[O, H]`: `[B, O, T]` for each.
-    fn product_of_matrices(&self, x: &Value, weights: &[Value; 3]) -> [Value; 3] {
+    fn product_of_matrices(&self, x: &Value, weights: &[&Value]) -> Vec<Value> {
         let (b, t) = (x.shape()[0], x.shape()[1]);
-        let all = x.builder().concatenate(&weights.each_ref(), 0);
+        let all = x.builder().concatenate(weights, 0);
         let all = self.columns(x, &all, 1, self.compute.dtype());
         // The barrier keeps the result in the compute dtype, which halves the time of the slices and copies.
         let all = x.builder().optimization_barrier(&[&all]).swap_remove(0);
         let mut from = 0;
-        weights.each_ref().map(|weight| {
+        let part = |weight: &&Value| {
             let (mut start, mut limit) = ([0; 3], [b, 0, t]);
             (start[1], limit[1]) = (from, from + weight.shape()[0]);
             from = limit[1];
             all.slice(&start, &limit)
-        })
+        };
+        weights.iter().map(part).collect()
     }
 
     /// Returns the same as [`Decoder::product_of_matrices`] for heads on several devices. The query heads of each key/value head, with their
-    /// gates, are concatenated with that head, `[K, R + 2, D, H]`: if whole matrices were concatenated, shards would move between devices.
-    fn product_of_heads(&self, x: &Value, weights: &[Value; 3]) -> [Value; 3] {
+    /// gates, are concatenated with that head, `[K, R + 2, D, H]`, or `[K, R + 1, D, H]` if values are keys: if whole matrices were
+    /// concatenated, shards would move between devices.
+    fn product_of_heads(&self, heads: AttentionHeads, x: &Value, weights: &[&Value]) -> Vec<Value> {
         let (b, t, h) = (x.shape()[0], x.shape()[1], x.shape()[2]);
-        let (kv, d) = (self.config.num_key_value_heads, self.config.head_dim());
-        let of_each = weights.each_ref().map(|weight| weight.shape()[0] / (kv * d));
-        let grouped: [Value; 3] = std::array::from_fn(|i| weights[i].reshape(&[kv, of_each[i], d, h]));
-        let all = x.builder().concatenate(&grouped.each_ref(), 1).convert(self.compute.dtype());
+        let AttentionHeads { key_value: kv, width: d, .. } = heads;
+        let of_each: Vec<usize> = weights.iter().map(|weight| weight.shape()[0] / (kv * d)).collect();
+        let grouped: Vec<Value> =
+            weights.iter().zip(&of_each).map(|(weight, of_each)| weight.reshape(&[kv, *of_each, d, h])).collect();
+        let all = x.builder().concatenate(&grouped.iter().collect::<Vec<_>>(), 1).convert(self.compute.dtype());
         let x = x.convert(self.compute.dtype());
         let all = all.dot_general(&x, DotDimensions::contract(3, 2), self.compute.dtype(), self.compute.precision());
         // [B, K, R + 2, D, T]
         let all = x.builder().optimization_barrier(&[&all.transpose(&[3, 0, 1, 2, 4])]).swap_remove(0);
         let mut from = 0;
-        of_each.map(|heads| {
+        let part = |heads: usize| {
             let part = all.slice(&[0, 0, from, 0, 0], &[b, kv, from + heads, d, t]);
             from += heads;
             part.reshape(&[b, kv * heads * d, t])
-        })
+        };
+        of_each.into_iter().map(part).collect()
     }
 
     /// Returns the same as [`Decoder::queries_keys_values`] for a matrix of all three.
-    fn fused_queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
+    fn fused_queries_keys_values(&self, heads: AttentionHeads, layer: &ParameterValues, x: &Value) -> [Value; 3] {
         let all = self.linear(layer, x, Matrix::QkvProj, None);
-        let [queries, keys] = [self.config.num_attention_heads, self.config.num_key_value_heads]
-            .map(|heads| heads * self.config.head_dim());
+        let (queries, keys) = (heads.query_columns(), heads.key_columns());
         let columns = [0..queries, queries..queries + keys, queries + keys..queries + 2 * keys];
         columns.map(|columns| last_columns(&all, columns).transpose(&[0, 2, 1]))
     }
@@ -324,18 +333,20 @@ impl Decoder {
         product.transpose(&[1, 0, 2])
     }
 
-    /// Returns the scale of attention scores, D^-1/2 unless the model has another.
-    pub(crate) fn score_scale(&self) -> f64 {
-        self.config.attention_multiplier.unwrap_or_else(|| (self.config.head_dim() as f64).powf(-0.5))
+    /// Returns the scale of attention scores of heads of this width D, D^-1/2 unless the model has another.
+    pub(crate) fn score_scale(&self, width: usize) -> f64 {
+        self.config.attention_multiplier.unwrap_or_else(|| (width as f64).powf(-0.5))
     }
 
     /// Computes attention `[B, T, A D]` in f32 among the tokens of each row. `sinks` `[A]` are the logits of sinks.
     pub fn attend(&self, heads: &Heads, mask: &Mask, sinks: Option<&Value>) -> Value {
-        let sinks = sinks.map(|sinks| of_groups(sinks, self.config.num_key_value_heads));
+        let (kv, width) = (heads.queries.shape()[1], heads.queries.shape()[4]);
+        let sinks = sinks.map(|sinks| of_groups(sinks, kv));
         match &mask.0 {
             MaskKind::Pairs(pairs) => self.attend_pairs(heads, pairs, sinks.as_ref()),
             MaskKind::Blocks { block, window, positions } => {
-                let blockwise = Blockwise::new(heads, *block, *window, self.score_scale(), self.compute, &self.split);
+                let blockwise =
+                    Blockwise::new(heads, *block, *window, self.score_scale(width), self.compute, &self.split);
                 blockwise.attend(heads, positions.as_ref(), sinks.as_ref())
             }
         }
@@ -349,7 +360,7 @@ impl Decoder {
         let scores = dot(queries, keys, (&[0, 1], &[0, 1]), (4, 3), self.compute);
         let pairs = [Some(Axis::Batch), Some(Axis::Kv), Some(Axis::Heads), None, None];
         let scores = self.split.constrain(&scores, &pairs);
-        let scores = &scores * scores.like(self.score_scale());
+        let scores = &scores * scores.like(self.score_scale(*d));
         let mask = match mask.shape().len() {
             2 => mask.broadcast_in_dim(scores.shape(), &[3, 4]),
             _ => mask.broadcast_in_dim(scores.shape(), &[0, 3, 4]),

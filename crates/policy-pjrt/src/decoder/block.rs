@@ -10,9 +10,8 @@ const TWICE_ROOT: f64 = 1.595_769_121_605_730_8;
 
 impl Decoder {
     /// Computes one layer `x` `[B, T, H]` -> `[B, T, H]`: a mixer of tokens and an MLP, whose outputs are added to the residual stream `x`; their
-    /// inputs, outputs or both are normalised. `mix` computes the output of the mixer `[B, T, H]`, f32, from its normalised input:
-    /// [`Decoder::attention`], for example. Also returns the choice of the router, if the MLP is a mixture of
-    /// experts.
+    /// inputs, outputs or both are normalised, and the sum may have a factor. `mix` computes the output of the mixer `[B, T, H]`, f32, from its
+    /// normalised input: [`Decoder::attention`], for example. Also returns the choice of the router, if the MLP is a mixture of experts.
     ///
     /// # Errors
     /// The error of `mix`.
@@ -34,7 +33,16 @@ impl Decoder {
             }
             None => (self.mlp(layer, &normed), None),
         };
-        Ok((self.add(layer, &x, update, after_mlp), routing))
+        let x = self.add(layer, &x, update, after_mlp);
+        let x = match layer.get(Role::LayerScalar) {
+            Some(factor) => {
+                let wide = x.convert(Dtype::F32);
+                let factor = factor.convert(Dtype::F32).reshape(&[]).broadcast_in_dim(wide.shape(), &[]);
+                (wide * factor).convert(self.compute.dtype())
+            }
+            None => x,
+        };
+        Ok((x, routing))
     }
 
     /// Returns the norms before and after the mixer, and before and after the MLP, in the order of [`models::NormPlacement::names`].

@@ -1,20 +1,22 @@
 //! The loop over the layers of a decoder.
 //!
-//! Layers may differ in their mixers, windows and rotary embeddings ([`models::ModelConfig::layers`]), and the differences repeat. An iteration
-//! of the loop therefore computes a whole period of layers, so a program has each kind of layer once:
+//! Layers may differ in their mixers, windows, rotary embeddings and heads ([`models::ModelConfig::layers`]), and the differences repeat. An
+//! iteration of the loop therefore computes a whole period of layers, so a program has each kind of layer once:
 //!
 //! ```text
-//! for each of the L / P periods:        # weights [n L / P, ...] as [L / P, n, ...], for the n layers of a period that have them
+//! for each of the L / P periods:        # weights [S L / P, ...] as [L / P, S, ...]
 //!     for each of the P layers of a period, unrolled:
 //!         x = layer(x)
 //! for the L mod P layers of the last, incomplete period: the same
 //! ```
 //!
-//! Legend: L layers, P layers of a period.
+//! Legend: L layers, P layers of a period, S <= P layers of a period in a stack: layers without the weights, or with weights of another shape,
+//! are not in it.
 
 use super::{Decoder, ParameterValues, Role};
 use models::LayerSpec;
 use stablehlo::{Builder, Dtype, Result, Save, TensorType, Traced, Value, try_trace};
+use std::ops::Range;
 
 /// How a program iterates over the layers.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,18 +32,33 @@ pub enum Layers {
 pub struct LayerValues<'a> {
     /// The results of the layer before.
     pub carry: &'a [Value],
-    /// The number of the layer among the layers with the same mixer, an i32 scalar.
+    /// The number of the layer among the layers with the same mixer, heads and sliding window, an i32 scalar.
     pub number: &'a Value,
     /// Inputs that are the same for all layers.
     pub constants: &'a [Value],
 }
 
-/// A layer of a period.
-struct Layer {
-    /// From the carry, slices of stacks and constants to the carry.
-    body: Traced,
-    /// The indices of the stacks of which the layer gets slices.
-    stacks: Vec<usize>,
+/// A tensor with a slice for each of some layers.
+struct Stack {
+    value: Value,
+    /// In ascending order.
+    layers: Vec<usize>,
+}
+
+impl Stack {
+    /// Returns the number of slices of these layers.
+    fn count(&self, layers: Range<usize>) -> usize {
+        self.layers.iter().filter(|layer| layers.contains(layer)).count()
+    }
+
+    fn has(&self, layer: usize) -> bool {
+        self.layers.contains(&layer)
+    }
+
+    /// Returns the type of a slice.
+    fn slice_type(&self) -> TensorType {
+        TensorType::new(self.value.dtype(), &self.value.shape()[1..])
+    }
 }
 
 impl Decoder {
@@ -60,35 +77,35 @@ impl Decoder {
         mut body: impl FnMut(LayerSpec, &ParameterValues, &LayerValues<'_>) -> Result<Vec<Value>>,
     ) -> Result<Vec<Value>> {
         let (count, builder) = (self.config.num_hidden_layers, weights[Role::Norm].builder());
-        // Matrices of experts are stacked as `[L E, ...]`.
         let table = self.parameters();
-        let by_layer = |role: Role, stack: &Value| {
-            let is_apart = table.iter().any(|parameter| parameter.role == role && parameter.has_experts_apart());
-            match stack.shape() {
-                [first, rest @ ..] if is_apart => stack.reshape(&[&[count, first / count], rest].concat()),
-                _ => stack.clone(),
-            }
+        let stack = |((role, number), value): ((Role, usize), &Value)| {
+            let parameter = table.iter().find(|parameter| parameter.id() == (role, number))?;
+            let layers = parameter.layers.clone();
+            // Matrices of experts are stacked as `[L E, ...]`.
+            let value = match value.shape() {
+                [first, rest @ ..] if parameter.has_experts_apart() => {
+                    value.reshape(&[&[layers.len(), first / layers.len()], rest].concat())
+                }
+                _ => value.clone(),
+            };
+            Some((role, Stack { value, layers }))
         };
-        let stacks = weights.iter().filter(|(role, _)| role.is_of_layers());
-        let (roles, stacks): (Vec<Role>, Vec<Value>) =
-            stacks.map(|(role, stack)| (role, by_layer(role, stack))).unzip();
-        let numbers = self.numbers(&builder);
-        let xs: Vec<&Value> = std::iter::once(&numbers).chain(&stacks).collect();
-        let slice = |stack: &&Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
-        let mut of_layer = |spec: LayerSpec| {
-            let has = |role: &Role| role.mixer().is_none_or(|mixer| mixer == spec.mixer);
-            let own: Vec<usize> = (0..roles.len()).filter(|index| has(&roles[*index])).collect();
-            let stacks: Vec<usize> = std::iter::once(0).chain(own.iter().map(|index| index + 1)).collect();
-            let slices = stacks.iter().map(|index| slice(&xs[*index]));
-            let types = carry.iter().map(type_of).chain(slices).chain(constants.iter().map(type_of));
+        let of_layers = weights.iter().filter(|((role, _), _)| role.is_of_layers());
+        let (roles, stacks): (Vec<Role>, Vec<Stack>) = of_layers.filter_map(stack).unzip();
+        let numbers = Stack { value: self.numbers(&builder), layers: (0..count).collect() };
+        let all: Vec<Stack> = std::iter::once(numbers).chain(stacks).collect();
+        let mut of_layer = |(layer, spec): (usize, LayerSpec)| {
+            let there = all.iter().filter(|stack| stack.has(layer)).map(Stack::slice_type);
+            let types = carry.iter().map(type_of).chain(there).chain(constants.iter().map(type_of));
             let types: Vec<TensorType> = types.collect();
-            let body = try_trace(&types, |builder, values| {
+            let of_roles = roles.iter().zip(&all[1..]).filter(|(_, stack)| stack.has(layer));
+            let roles: Vec<Role> = of_roles.map(|(role, _)| *role).collect();
+            try_trace(&types, |builder, values| {
                 let (carry, rest) = values.split_at(carry.len());
                 let [number, rest @ ..] = rest else { unreachable!("a layer has a number") };
-                let (slices, constants) = rest.split_at(own.len());
-                let of_roles = own.iter().map(|index| roles[*index]);
+                let (slices, constants) = rest.split_at(roles.len());
                 let slices: Vec<Value> =
-                    of_roles.clone().zip(slices).map(|(role, slice)| self.split_slice(weights, role, slice)).collect();
+                    roles.iter().zip(slices).map(|(role, slice)| self.split_slice(weights, *role, slice)).collect();
                 let matrix = |slice: &Value| slice.shape().len() > 1;
                 let slices = match slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype()) {
                     true => {
@@ -101,23 +118,30 @@ impl Decoder {
                     }
                     false => slices,
                 };
-                let of_layer = weights.of_layer(of_roles.zip(slices));
+                let of_layer = weights.of_layer(roles.iter().copied().zip(slices));
                 body(spec, &of_layer, &LayerValues { carry, number, constants })
-            })?;
-            Ok(Layer { body, stacks })
+            })
         };
-        let period = self.config.period().into_iter().map(&mut of_layer).collect::<Result<Vec<_>>>()?;
-        match (layers, &period[..]) {
-            (Layers::Loop(save), [layer]) => Ok(builder.scan(count, &layer.body, carry, &xs, constants, save).carry),
-            (Layers::Loop(save), period) => over_periods(&builder, count, period, carry, &xs, constants, &save),
-            (Layers::Unrolled, period) => Ok(unrolled(&builder, count, period, carry, &xs, constants)),
+        let period = self.config.period().into_iter().enumerate();
+        let bodies = period.map(&mut of_layer).collect::<Result<Vec<_>>>()?;
+        match (layers, &bodies[..]) {
+            (Layers::Loop(save), [body]) => {
+                let all: Vec<&Value> = all.iter().map(|stack| &stack.value).collect();
+                Ok(builder.scan(count, body, carry, &all, constants, save).carry)
+            }
+            (Layers::Loop(save), bodies) => over_periods(&builder, count, bodies, carry, &all, constants, &save),
+            (Layers::Unrolled, bodies) => Ok(unrolled(&builder, count, bodies, carry, &all, constants)),
         }
     }
 
-    /// Returns the number of each layer among the layers with the same mixer, `[L]`, i32.
+    /// Returns the number of each layer among the layers with the same mixer, heads and sliding window, `[L]`, i32.
     fn numbers(&self, builder: &Builder) -> Value {
         let (config, count) = (&self.config, self.config.num_hidden_layers);
-        let before = |layer: usize| (0..layer).filter(|i| config.layer(*i).mixer == config.layer(layer).mixer).count();
+        let kind = |layer: usize| {
+            let layer = config.layer(layer);
+            (layer.mixer, config.heads(layer), layer.sliding_window)
+        };
+        let before = |layer: usize| (0..layer).filter(|other| kind(*other) == kind(layer)).count();
         builder.dense((0..count).map(|layer| before(layer) as i64), TensorType::new(Dtype::I32, [count]))
     }
 }
@@ -126,28 +150,21 @@ fn type_of(value: &&Value) -> TensorType {
     value.ty().clone()
 }
 
-/// Returns the number of the first `layers` layers that get slices of a stack. Layer i is layer i modulo P of a period.
-fn layers_with(stack: usize, period: &[Layer], layers: usize) -> usize {
-    let of_period = |layers: usize| period[..layers].iter().filter(|layer| layer.stacks.contains(&stack)).count();
-    layers / period.len() * of_period(period.len()) + of_period(layers % period.len())
-}
-
-/// Unrolls the loop over layers.
+/// Unrolls the loop over layers. Layer i has the body i modulo their number.
 fn unrolled(
     builder: &Builder,
     count: usize,
-    period: &[Layer],
+    bodies: &[Traced],
     carry: &[&Value],
-    xs: &[&Value],
+    stacks: &[Stack],
     constants: &[&Value],
 ) -> Vec<Value> {
     let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
-    for index in 0..count {
-        let layer = &period[index % period.len()];
-        let slices: Vec<Value> =
-            layer.stacks.iter().map(|stack| slice(xs[*stack], layers_with(*stack, period, index))).collect();
+    for layer in 0..count {
+        let there = stacks.iter().filter(|stack| stack.has(layer));
+        let slices: Vec<Value> = there.map(|stack| slice(&stack.value, stack.count(0..layer))).collect();
         let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
-        carried = builder.call(&layer.body, &arguments);
+        carried = builder.call(&bodies[layer % bodies.len()], &arguments);
     }
     carried
 }
@@ -156,48 +173,51 @@ fn unrolled(
 fn over_periods(
     builder: &Builder,
     count: usize,
-    period: &[Layer],
+    bodies: &[Traced],
     carry: &[&Value],
-    xs: &[&Value],
+    stacks: &[Stack],
     constants: &[&Value],
     save: &Save,
 ) -> Result<Vec<Value>> {
-    let (whole, rest) = (count / period.len(), count % period.len());
+    let (whole, rest) = (count / bodies.len(), count % bodies.len());
     let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
-    for (first, trips, layers) in [(0, whole, period), (count - rest, 1, &period[..rest])] {
-        if trips == 0 || layers.is_empty() {
+    for (first, trips, bodies) in [(0, whole, bodies), (count - rest, 1, &bodies[..rest])] {
+        if trips == 0 || bodies.is_empty() {
             continue;
         }
-        let used = (0..xs.len()).filter(|stack| layers_with(*stack, layers, layers.len()) > 0);
-        let groups: Vec<(usize, Value)> = used
-            .map(|stack| {
-                let (before, of_each) = (layers_with(stack, period, first), layers_with(stack, layers, layers.len()));
-                (stack, grouped(xs[stack], before, [trips, of_each]))
-            })
-            .collect();
-        let body = of_period(layers, &carried, &groups, constants)?;
-        let (carry, groups): (Vec<&Value>, Vec<&Value>) =
-            (carried.iter().collect(), groups.iter().map(|(_, group)| group).collect());
-        carried = builder.scan(trips, &body, &carry, &groups, constants, saved(save, trips, layers.len())).carry;
+        let layers = first..first + bodies.len();
+        let there: Vec<&Stack> = stacks.iter().filter(|stack| stack.count(layers.clone()) > 0).collect();
+        let of_group =
+            |stack: &&Stack| grouped(&stack.value, stack.count(0..first), [trips, stack.count(layers.clone())]);
+        let groups: Vec<Value> = there.iter().map(of_group).collect();
+        let body = of_period(bodies, first, &carried, (&there, &groups), constants)?;
+        let (carry, groups): (Vec<&Value>, Vec<&Value>) = (carried.iter().collect(), groups.iter().collect());
+        carried = builder.scan(trips, &body, &carry, &groups, constants, saved(save, trips, bodies.len())).carry;
     }
     Ok(carried)
 }
 
-/// Traces the layers of a period one after the other: from the carry, slices `[n, ...]` of the groups of stacks, and constants, to the carry.
-fn of_period(layers: &[Layer], carry: &[Value], groups: &[(usize, Value)], constants: &[&Value]) -> Result<Traced> {
-    let of_group = |(_, group): &(usize, Value)| TensorType::new(group.dtype(), &group.shape()[1..]);
+/// Traces the layers of a period, which begins with layer `first`, one after the other: from the carry, slices `[S, ...]` of the groups of
+/// stacks, and constants, to the carry.
+fn of_period(
+    bodies: &[Traced],
+    first: usize,
+    carry: &[Value],
+    (stacks, groups): (&[&Stack], &[Value]),
+    constants: &[&Value],
+) -> Result<Traced> {
+    let of_group = |group: &Value| TensorType::new(group.dtype(), &group.shape()[1..]);
     let types = carry.iter().map(|value| value.ty().clone()).chain(groups.iter().map(of_group));
     let types: Vec<TensorType> = types.chain(constants.iter().map(type_of)).collect();
     stablehlo::trace(&types, |f, values| {
         let (carry, rest) = values.split_at(carry.len());
-        let (slices, constants) = rest.split_at(groups.len());
+        let (groups, constants) = rest.split_at(groups.len());
         let mut carried = carry.to_vec();
-        for (index, layer) in layers.iter().enumerate() {
-            let of_layer = groups.iter().zip(slices).filter(|((stack, _), _)| layer.stacks.contains(stack));
-            let own: Vec<Value> =
-                of_layer.map(|((stack, _), group)| slice(group, layers_with(*stack, layers, index))).collect();
-            let arguments: Vec<&Value> = carried.iter().chain(&own).chain(constants).collect();
-            carried = f.call(&layer.body, &arguments);
+        for (layer, body) in (first..).zip(bodies) {
+            let there = stacks.iter().zip(groups).filter(|(stack, _)| stack.has(layer));
+            let slices: Vec<Value> = there.map(|(stack, group)| slice(group, stack.count(first..layer))).collect();
+            let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants).collect();
+            carried = f.call(body, &arguments);
         }
         carried
     })
@@ -214,7 +234,7 @@ fn saved(save: &Save, trips: usize, layers: usize) -> Save {
     }
 }
 
-/// Returns the slices from `first` on of a stack as `[trips, n, ...]`.
+/// Returns the slices from `first` on of a stack as `[trips, S, ...]`.
 fn grouped(stack: &Value, first: usize, [trips, size]: [usize; 2]) -> Value {
     let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
     (start[0], limit[0]) = (first, first + trips * size);
@@ -222,7 +242,7 @@ fn grouped(stack: &Value, first: usize, [trips, size]: [usize; 2]) -> Value {
     part.reshape(&[&[trips, size], &stack.shape()[1..]].concat())
 }
 
-/// Returns slice `index` `[...]` of a stack `[n, ...]`.
+/// Returns the slice `[...]` with this index of a stack.
 fn slice(stack: &Value, index: usize) -> Value {
     let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
     (start[0], limit[0]) = (index, index + 1);
@@ -252,7 +272,7 @@ mod tests {
         let types: Vec<TensorType> = table.iter().map(|p| TensorType::new(Dtype::F32, &p.shape[..])).collect();
         let loss = stablehlo::trace(&types, |f, values| {
             let weights =
-                crate::decoder::ParameterValues::new(table.iter().map(|p| p.role).zip(values.iter().cloned()));
+                crate::decoder::ParameterValues::new(table.iter().map(|p| p.id()).zip(values.iter().cloned()));
             let ids = f.dense([1, 5, 2, 3, 0, 4], TensorType::new(Dtype::I32, [2, 3]));
             let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), save.clone());
             let hidden = hidden.unwrap();
@@ -299,6 +319,48 @@ mod tests {
                 }
                 let mixed = evaluate(&module(&[same, other], count, save));
                 assert_ne!(mixed[0], expected[0], "layers without rotary embedding have other results");
+            }
+        }
+    }
+
+    /// Layers of other shapes have stacks of their own. With weights that do not depend on the layer, only the pattern of layers matters.
+    #[test]
+    fn layers_of_other_heads_are_in_other_stacks() {
+        let plain = LayerSpec::default();
+        let wide = LayerSpec { head_dim: Some(8), rope: LayerRope::None, keys_are_values: true, ..plain };
+        let config = |layers: Vec<LayerSpec>, count| ModelConfig {
+            num_hidden_layers: count,
+            layers,
+            hidden_size: 8,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+            ..ModelConfig::default()
+        };
+        let stacks = |config: &ModelConfig| {
+            let of = |p: &crate::decoder::Parameter| {
+                p.name().contains("v_proj.weight") || p.name().contains("k_proj.weight")
+            };
+            let named = |p: crate::decoder::Parameter| (p.name().to_owned(), p.shape.clone(), p.layers.clone());
+            crate::decoder::parameters(config).into_iter().filter(of).map(named).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            stacks(&config(vec![plain, wide, wide], 5)),
+            [
+                ("self_attn.k_proj.weight".to_owned(), vec![2, 4, 8], vec![0, 3]),
+                ("self_attn.k_proj.weight.1".to_owned(), vec![3, 8, 8], vec![1, 2, 4]),
+                ("self_attn.v_proj.weight".to_owned(), vec![2, 4, 8], vec![0, 3]),
+            ]
+        );
+        // A period is repeated, and then written out.
+        for count in [5, 7, 6] {
+            let pattern = [plain, wide, wide];
+            let all: Vec<LayerSpec> = (0..count).map(|layer| pattern[layer % 3]).collect();
+            for save in [Save::Carry, Save::Every(1)] {
+                let [found, expected] =
+                    [pattern.to_vec(), all.clone()].map(|layers| evaluate(&module(&layers, count, save.clone())));
+                for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+                    assert!((found - expected).abs() < 1e-9 * (1.0 + expected.abs()), "{count}: {found} {expected}");
+                }
             }
         }
     }

@@ -103,14 +103,21 @@ impl Decoder {
     /// Computes [`Decoder::norm`] over the given dimension.
     #[track_caller]
     pub(crate) fn norm_over(&self, x: &Value, weight: &Value, dimension: usize) -> Value {
+        let x = self.unweighted_norm(x, dimension);
+        let weight = weight.convert(Dtype::F32);
+        let weight = if self.config.zero_centered_norms { &weight + weight.like(1.0) } else { weight };
+        let weight = weight.broadcast_in_dim(x.shape(), &[dimension]);
+        x * weight
+    }
+
+    /// Computes RMSNorm over the given dimension, in f32, without a weight.
+    #[track_caller]
+    pub(crate) fn unweighted_norm(&self, x: &Value, dimension: usize) -> Value {
         let x = x.convert(Dtype::F32);
         let squares = (&x * &x).reduce(Reducer::Add, &[dimension]);
         let mean = &squares * squares.like(1.0 / x.shape()[dimension] as f64);
         let scale = (&mean + mean.like(self.config.rms_norm_eps)).unary(Unary::Rsqrt);
         let others: Vec<usize> = (0..x.shape().len()).filter(|d| *d != dimension).collect();
-        let weight = weight.convert(Dtype::F32);
-        let weight = if self.config.zero_centered_norms { &weight + weight.like(1.0) } else { weight };
-        let weight = weight.broadcast_in_dim(x.shape(), &[dimension]);
-        &x * scale.broadcast_in_dim(x.shape(), &others) * weight
+        &x * scale.broadcast_in_dim(x.shape(), &others)
     }
 }

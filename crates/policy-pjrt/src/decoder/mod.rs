@@ -24,7 +24,7 @@ pub use attention::{Attention, Heads, Mask, Masks};
 pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
 pub use experts::{RouterSums, Routing};
-pub use parameters::{Axis, Parameter, ParameterValues, Role, attention_layers, parameters};
+pub use parameters::{Axis, Parameter, ParameterId, ParameterValues, Role, parameters};
 pub use rope::{Rotaries, Rotary};
 
 pub(crate) use attention::{MASKED, of_groups};
@@ -197,15 +197,16 @@ impl Decoder {
         table
     }
 
-    /// Returns the trained parameters, which are the last ones of [`Decoder::parameters`]: all of them, all but frozen routers, or all but
-    /// the model's if there are adapters.
+    /// Returns the trained parameters, which are the last ones of [`Decoder::parameters`]: all of them but factors of layers and frozen
+    /// routers, or all but the model's if there are adapters.
     pub fn trained(&self) -> Vec<Parameter> {
         self.parameters().into_iter().filter(|p| self.trains(p.role)).collect()
     }
 
     /// Returns `true` if the parameter of this role is trained.
     pub fn trains(&self, role: Role) -> bool {
-        let is_frozen = self.frozen_routers && matches!(role, Role::Router | Role::RouterBias);
+        let is_router = matches!(role, Role::Router | Role::RouterBias);
+        let is_frozen = role == Role::LayerScalar || self.frozen_routers && is_router;
         !is_frozen && (self.adapters.is_none() || !role.is_of_model())
     }
 
@@ -217,7 +218,7 @@ impl Decoder {
     /// Declares the parameters of `table` only.
     pub(crate) fn declare_table(&self, builder: &Builder, table: &[Parameter], model: Dtype) -> ParameterValues {
         let values = ParameterValues::arguments(builder, table, model);
-        table.iter().for_each(|parameter| self.split.argument(&values[parameter.role], &parameter.axes));
+        table.iter().for_each(|parameter| self.split.argument(values.of(parameter.id()), &parameter.axes));
         values
     }
 
@@ -264,7 +265,7 @@ impl Decoder {
             let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));
             let (positions, counted) = constants.split_at(positions.len());
             let (x, routing) = self.block(layer, &values.carry[0], |x| match spec.mixer {
-                Mixer::Attention => Ok(self.attention(layer, x, rotaries.get(spec.rope), |heads| {
+                Mixer::Attention => Ok(self.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
                     self.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
                 })),
                 Mixer::GatedDeltaNet => self.delta_net(layer, x, &positions[0]),
@@ -312,10 +313,14 @@ impl Decoder {
         block::scaled(hidden, 1.0 / self.config.logits_scaling).convert(self.compute.dtype())
     }
 
-    /// Returns the logits `[..., V]` in f32 of hidden states `[..., H]` after the final norm.
+    /// Returns the logits `[..., V]` in f32, with the model's softcap, of hidden states `[..., H]` after the final norm.
     pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
         let logits = self.product(weights, hidden, weights.head_role(), Dtype::F32);
         let logits = self.adapted(weights, hidden, Matrix::LmHead, logits);
+        let logits = match self.config.final_logit_softcapping {
+            Some(cap) => (&logits * logits.like(1.0 / cap)).tanh() * logits.like(cap),
+            None => logits,
+        };
         let [rows, columns] = [Axis::Batch, Axis::Vocab].map(Some);
         match hidden.shape().len() {
             2 => self.split.constrain(&logits, &[rows, columns]),

@@ -4,7 +4,7 @@
 //! of a Gated DeltaNet: Hv value heads, Dv their width, C channels of the convolution.
 
 use super::Matrix;
-use models::{Mixer, ModelConfig};
+use models::{LayerSpec, Mixer, ModelConfig};
 use stablehlo::{Dtype, TensorType, Value};
 use std::collections::BTreeMap;
 
@@ -26,6 +26,8 @@ pub enum Role {
     OBias,
     /// Logits of the sinks of query heads.
     Sinks,
+    /// The factor of a layer's output, which is never trained.
+    LayerScalar,
     QNorm,
     KNorm,
     /// Queries, keys and values of a Gated DeltaNet, before its convolution.
@@ -102,12 +104,6 @@ impl Role {
         }
     }
 
-    /// Returns the layers that have such a parameter, in order.
-    pub(super) fn layers(self, config: &ModelConfig) -> Vec<usize> {
-        let has = |layer: &usize| self.mixer().is_none_or(|mixer| mixer == config.layer(*layer).mixer);
-        (0..config.num_hidden_layers).filter(has).collect()
-    }
-
     /// Returns `true` if layers have such a parameter.
     pub fn is_of_layers(self) -> bool {
         let head = Matrix::LmHead;
@@ -155,6 +151,8 @@ pub enum Axis {
     Kv,
     /// The dimension of one head, D.
     HeadDim,
+    /// One value; not sharded.
+    One,
     /// Query heads, A, with one value each; not sharded.
     QueryHead,
     /// The value heads of a Gated DeltaNet and their columns, Hv Dv; its key heads in activations. A value head is on the device of its key
@@ -189,12 +187,19 @@ pub enum Axis {
     Length,
 }
 
-/// A parameter on a device: one Hugging Face tensor, or the tensors of all layers that have one, stacked; if each expert has a tensor, those
-/// of all experts of all layers.
+/// A parameter of a decoder: its role and, if layers differ in its shape, the number of its stack among the stacks of this role, else 0.
+pub type ParameterId = (Role, usize);
+
+/// A parameter on a device: one Hugging Face tensor, or a stack of the tensors of all layers in which they have this shape; if each expert
+/// has a tensor, those of all experts of these layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Its role in the decoder.
     pub role: Role,
+    /// Its number among the stacks of this role.
+    pub number: usize,
+    /// The layers of the stack, in ascending order; empty for a parameter that is not of layers.
+    pub layers: Vec<usize>,
     /// The shape; `[L, ...]` for a parameter of L layers, `[L E, ...]` if each of E experts has a tensor. Matrices are `[out, in]`, as in Hugging Face files.
     pub shape: Vec<usize>,
     /// The logical axis of each dimension.
@@ -206,6 +211,11 @@ pub struct Parameter {
 }
 
 impl Parameter {
+    /// Returns the parameter's key in [`ParameterValues`].
+    pub fn id(&self) -> ParameterId {
+        (self.role, self.number)
+    }
+
     /// Returns `true` if it stacks the tensors of layers.
     pub fn is_stacked(&self) -> bool {
         self.axes[0] == Axis::Layer
@@ -254,25 +264,19 @@ impl Parameter {
     }
 }
 
-/// Returns the number of layers with attention, which have keys and values.
-pub fn attention_layers(config: &ModelConfig) -> usize {
-    (0..config.num_hidden_layers).filter(|layer| config.layer(*layer).mixer == Mixer::Attention).count()
-}
-
 /// Returns the parameters of a decoder, in the argument order of programs.
 pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
-    use Axis::{ChannelInput, QueryHead, Taps, ValueDim, Vocab};
+    use Axis::{ChannelInput, One, QueryHead, Taps, ValueDim, Vocab};
     use Axis::{Channels, Embed, Experts, FusedHeads, FusedMlp, HeadDim, Heads, Kv, Layer, LinearHeads, Mlp};
     let linear = config.linear_attention.unwrap_or_default();
     let experts = config.experts.as_ref();
     let (wide, count) =
         experts.map_or((config.intermediate_size, 1), |experts| (experts.moe_intermediate_size, experts.num_experts));
     let is_clamped = experts.is_some_and(|experts| experts.clamped.is_some());
-    let size = |role: Role, axis: &Axis| match axis {
-        Layer => role.layers(config).len(),
+    let size = |role: Role, axis: &Axis, spec: LayerSpec| match axis {
         // The gate of a head follows its query.
         Heads if matches!(role, Role::QProj | Role::QBias) && config.attention_output_gate => {
-            2 * config.num_attention_heads * config.head_dim()
+            2 * config.heads(spec).query_columns()
         }
         LinearHeads if matches!(role, Role::InProjZ | Role::OutProj) => linear.values(),
         LinearHeads => linear.linear_num_value_heads,
@@ -281,22 +285,28 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         Taps => linear.linear_conv_kernel_dim,
         ValueDim => linear.linear_value_head_dim,
         Embed => config.hidden_size,
-        Heads => config.num_attention_heads * config.head_dim(),
-        Kv => config.num_key_value_heads * config.head_dim(),
-        FusedHeads => (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim(),
-        HeadDim => config.head_dim(),
+        Heads => config.heads(spec).query_columns(),
+        Kv => config.heads(spec).key_columns(),
+        FusedHeads => config.heads(spec).query_columns() + 2 * config.heads(spec).key_columns(),
+        HeadDim => config.heads(spec).width,
+        One => 1,
         QueryHead => config.num_attention_heads,
         Mlp => wide,
         FusedMlp => 2 * wide,
         Experts => count,
         Vocab => config.vocab_size,
-        Axis::Rank | Axis::Value | Axis::Batch | Axis::Length => unreachable!("no parameter of the model has it"),
+        Layer | Axis::Rank | Axis::Value | Axis::Batch | Axis::Length => {
+            unreachable!("no parameter of the model has it")
+        }
     };
     let norms = config.norm_placement.names();
-    let is_there = |role: Role, path: &str| match role {
+    let is_there = |role: Role, path: &str, spec: LayerSpec| match role {
+        _ if role.mixer().is_some_and(|mixer| mixer != spec.mixer) => false,
         Role::QBias | Role::KBias | Role::VBias => config.attention_bias,
         Role::OBias => config.attention_output_bias,
         Role::Sinks => config.attention_sinks,
+        Role::LayerScalar => config.layer_scalars,
+        Role::VProj if spec.keys_are_values => false,
         Role::QProj | Role::KProj | Role::VProj => !config.fused_projections,
         Role::QkvProj => config.fused_projections,
         Role::GateProj | Role::UpProj => experts.is_none() && !config.fused_projections,
@@ -312,8 +322,9 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         _ => true,
     };
     let [of_queries, of_keys] = if config.qk_norm_over_heads { [Heads, Kv] } else { [HeadDim, HeadDim] };
-    let all: [(Role, &'static str, &[Axis]); 42] = [
-        // Routers come first, because trained parameters come last, and routers may be frozen.
+    let all: [(Role, &'static str, &[Axis]); 43] = [
+        // Factors of layers and routers come first, because trained parameters come last, and routers may be frozen.
+        (Role::LayerScalar, "layer_scalar", &[Layer, One]),
         (Role::Router, "mlp.gate.weight", &[Layer, Experts, Embed]),
         (Role::Router, "mlp.router.weight", &[Layer, Experts, Embed]),
         (Role::RouterBias, "mlp.router.bias", &[Layer, Experts]),
@@ -357,25 +368,47 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::Norm, "model.norm.weight", &[Embed]),
         (Role::LmHead, "lm_head.weight", &[Vocab, Embed]),
     ];
-    all.into_iter()
-        .filter(|(role, path, _)| is_there(*role, path) && !(role.is_of_layers() && role.layers(config).is_empty()))
-        .map(|(role, path, axes)| {
-            let layers = role.layers(config).into_iter();
-            let is_apart = role.is_of_experts() && !axes.contains(&Experts);
-            let mut shape: Vec<usize> = axes.iter().map(|axis| size(role, axis)).collect();
-            let tensors = if is_apart {
-                shape[0] *= count;
-                let name = |layer, expert| {
-                    let path = path.replace("experts.", &format!("experts.{expert}."));
-                    (layer * count + expert, format!("model.layers.{layer}.{path}"))
-                };
-                layers.flat_map(|layer| (0..count).map(move |expert| name(layer, expert))).collect()
-            } else if role.is_of_layers() {
-                layers.map(|layer| format!("model.layers.{layer}.{path}")).enumerate().collect()
-            } else {
-                vec![(0, path.to_owned())]
+    let of_layers = |role: Role, path: &str, axes: &[Axis]| {
+        let is_apart = role.is_of_experts() && !axes.contains(&Experts);
+        // The shapes in the order of the first layer that has them.
+        let mut stacks: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
+        for layer in (0..config.num_hidden_layers).filter(|layer| is_there(role, path, config.layer(*layer))) {
+            let shape: Vec<usize> = axes[1..].iter().map(|axis| size(role, axis, config.layer(layer))).collect();
+            match stacks.iter_mut().find(|(of, _)| *of == shape) {
+                Some((_, layers)) => layers.push(layer),
+                None => stacks.push((shape, vec![layer])),
+            }
+        }
+        let parameter = |(number, (mut shape, layers)): (usize, (Vec<usize>, Vec<usize>))| {
+            let name = |(at, layer): (usize, &usize)| (at, format!("model.layers.{layer}.{path}"));
+            let of_expert = |(at, layer): (usize, &usize), expert: usize| {
+                let path = path.replace("experts.", &format!("experts.{expert}."));
+                (at * count + expert, format!("model.layers.{layer}.{path}"))
             };
-            Parameter { role, shape, axes: axes.to_vec(), path: path.to_owned(), tensors }
+            let tensors = match is_apart {
+                true => layers
+                    .iter()
+                    .enumerate()
+                    .flat_map(|of| (0..count).map(move |expert| of_expert(of, expert)))
+                    .collect(),
+                false => layers.iter().enumerate().map(name).collect(),
+            };
+            shape.insert(0, layers.len() * if is_apart { count } else { 1 });
+            let path = if number == 0 { path.to_owned() } else { format!("{path}.{number}") };
+            Parameter { role, number, layers, shape, axes: axes.to_vec(), path, tensors }
+        };
+        stacks.into_iter().enumerate().map(parameter).collect::<Vec<_>>()
+    };
+    let plain = LayerSpec::default();
+    all.into_iter()
+        .flat_map(|(role, path, axes)| match role.is_of_layers() {
+            true => of_layers(role, path, axes),
+            false if !is_there(role, path, plain) => Vec::new(),
+            false => {
+                let shape = axes.iter().map(|axis| size(role, axis, plain)).collect();
+                let (path, tensors) = (path.to_owned(), vec![(0, path.to_owned())]);
+                vec![Parameter { role, number: 0, layers: Vec::new(), shape, axes: axes.to_vec(), path, tensors }]
+            }
         })
         .collect()
 }
@@ -383,7 +416,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
 /// The parameters of a decoder or of one of its layers, as values of a program.
 #[derive(Clone, Debug)]
 pub struct ParameterValues {
-    values: BTreeMap<Role, Value>,
+    values: BTreeMap<ParameterId, Value>,
     /// `true` if the model's matrices are `[in, out]`.
     transposed: bool,
 }
@@ -393,25 +426,25 @@ impl ParameterValues {
     /// ([`Parameter::dtype`]).
     pub fn arguments(builder: &stablehlo::Builder, table: &[Parameter], dtype: Dtype) -> Self {
         let ty = |p: &Parameter| TensorType::new(p.dtype(dtype), &p.shape[..]);
-        let argument = |p: &Parameter| (p.role, builder.argument(p.name(), ty(p)));
+        let argument = |p: &Parameter| (p.id(), builder.argument(p.name(), ty(p)));
         Self::new(table.iter().map(argument))
     }
 
-    /// Creates the map from roles to values.
-    pub fn new(values: impl IntoIterator<Item = (Role, Value)>) -> Self {
+    /// Creates the map from parameters to values.
+    pub fn new(values: impl IntoIterator<Item = (ParameterId, Value)>) -> Self {
         Self { values: values.into_iter().collect(), transposed: false }
     }
 
     /// Returns the parameters of one layer, given its slices of these stacks.
     pub(super) fn of_layer(&self, values: impl IntoIterator<Item = (Role, Value)>) -> Self {
-        Self { transposed: self.transposed, ..Self::new(values) }
+        Self { transposed: self.transposed, ..Self::new(values.into_iter().map(|(role, value)| ((role, 0), value))) }
     }
 
     /// Returns the same parameters with the model's matrices transposed to `[in, out]`. A tied head becomes a separate value.
     pub(crate) fn transposed(&self) -> Self {
         let mut values = self.values.clone();
-        values.insert(Role::LmHead, self.head().clone());
-        for (_, value) in values.iter_mut().filter(|(role, _)| Matrix::of(**role).is_some()) {
+        values.insert((Role::LmHead, 0), self.head().clone());
+        for (_, value) in values.iter_mut().filter(|((role, _), _)| Matrix::of(*role).is_some()) {
             let mut dimensions: Vec<usize> = (0..value.shape().len()).collect();
             let first = dimensions.len() - 2;
             dimensions.swap(first, first + 1);
@@ -427,12 +460,12 @@ impl ParameterValues {
 
     /// Returns the parameter of this role, if the model has it.
     pub fn get(&self, role: Role) -> Option<&Value> {
-        self.values.get(&role)
+        self.values.get(&(role, 0))
     }
 
     /// Returns the role of the LM head; if it is tied, the role of the embedding.
     pub(super) fn head_role(&self) -> Role {
-        if self.values.contains_key(&Role::LmHead) { Role::LmHead } else { Role::EmbedTokens }
+        if self.values.contains_key(&(Role::LmHead, 0)) { Role::LmHead } else { Role::EmbedTokens }
     }
 
     /// Returns the LM head `[V, H]`; if it is tied, the embedding.
@@ -440,9 +473,18 @@ impl ParameterValues {
         &self[self.head_role()]
     }
 
+    /// Returns the value of a parameter.
+    ///
+    /// # Panics
+    /// Panics if the model has no such parameter.
+    #[track_caller]
+    pub fn of(&self, id: ParameterId) -> &Value {
+        self.values.get(&id).unwrap_or_else(|| panic!("{id:?} is a parameter of the model"))
+    }
+
     /// Iterates over all parameters, in the order of their roles.
-    pub fn iter(&self) -> impl Iterator<Item = (Role, &Value)> {
-        self.values.iter().map(|(role, value)| (*role, value))
+    pub fn iter(&self) -> impl Iterator<Item = (ParameterId, &Value)> {
+        self.values.iter().map(|(id, value)| (*id, value))
     }
 }
 
@@ -452,6 +494,6 @@ impl std::ops::Index<Role> for ParameterValues {
     /// # Panics
     /// Panics if the model has no such parameter; [`ParameterValues::get`] returns `None` instead.
     fn index(&self, role: Role) -> &Value {
-        self.values.get(&role).unwrap_or_else(|| panic!("{role:?} is a parameter of every model"))
+        self.get(role).unwrap_or_else(|| panic!("{role:?} is a parameter of every model"))
     }
 }

@@ -188,11 +188,12 @@ impl Decoder {
     /// Like [`Decoder::with_axis_rules`].
     pub(crate) fn with_split(self, split: &Split) -> Result<Self> {
         split.check_parameters(&self.parameters())?;
-        let (heads, kv) = (self.config.num_attention_heads, self.config.num_key_value_heads);
-        split.check(
-            "key/value heads and the query heads of each",
-            &[(Axis::Kv, kv), (Axis::Heads, heads / kv.max(1))],
-        )?;
+        for models::AttentionHeads { query, key_value: kv, .. } in self.config.heads_of_layers() {
+            split.check(
+                "key/value heads and the query heads of each",
+                &[(Axis::Kv, kv), (Axis::Heads, query / kv.max(1))],
+            )?;
+        }
         if let Some(linear) = self.config.linear_attention {
             let heads = linear.linear_num_key_heads;
             split.check("the key heads of Gated DeltaNets", &[(Axis::LinearHeads, heads)])?;

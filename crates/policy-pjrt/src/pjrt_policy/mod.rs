@@ -174,6 +174,7 @@ impl PjrtPolicy {
     ) -> Result<Self> {
         let loss = loss.into();
         loss.validate()?;
+        policy::loss_of_model(&loss, config)?;
         let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
         let decoder = if options.freeze_router { decoder.with_frozen_routers() } else { decoder };
         policy::check_router_aux_loss(config, options.router_aux_loss_coef)?;

@@ -10,8 +10,8 @@ use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::sync::Arc;
 
 impl PjrtPolicy {
-    /// Computes ref = alpha x policy + (1 - alpha) x ref for all weights, in f32. The result keeps f32 precision: in bf16, repeated small
-    /// steps would be rounded away.
+    /// Computes ref = alpha x policy + (1 - alpha) x ref for all trained weights, in f32; the others are equal. The result keeps f32 precision:
+    /// in bf16, repeated small steps would be rounded away.
     pub(super) fn mix(&mut self, alpha: f64) -> Result<()> {
         self.weights()?;
         let Some(of_ref) = &self.ref_policy else { return Err(no_ref_policy("mix_ref_policy")) };
@@ -21,7 +21,9 @@ impl PjrtPolicy {
             return Err(policy::Error::argument("mix_ref_policy", expected, found).into());
         }
         // The reference policy has no value head.
-        let weights = self.weights.subset(Role::is_of_model);
+        let decoder = self.modules.decoder();
+        let is_mixed = |role: Role| role.is_of_model() && decoder.trains(role);
+        let (weights, of_ref, frozen) = (self.weights.subset(is_mixed), of_ref.subset(is_mixed), self.frozen()?);
         let build = |of_ref: &Storage| module(weights.table(), weights.storage(), *of_ref, self.runtime.split());
         let program = self.mix.get(&self.runtime, of_ref.storage(), build)?;
         let shares = self.runtime.upload(&[alpha as f32, (1.0 - alpha) as f32], &[2])?;
@@ -31,7 +33,7 @@ impl PjrtPolicy {
         let mixed = program.run(arguments)?;
         // Execution is asynchronous: wait for errors.
         mixed.iter().try_for_each(|tensor| tensor.wait("mixing the reference policy"))?;
-        self.ref_policy = Some(weights.with_tensors(mixed.into_iter().map(Arc::new)));
+        self.ref_policy = Some(frozen.followed_by(weights.with_tensors(mixed.into_iter().map(Arc::new))));
         Ok(())
     }
 }

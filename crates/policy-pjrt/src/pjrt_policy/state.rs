@@ -16,7 +16,9 @@ impl PjrtPolicy {
             StateGroup::Weights(Weights::Policy) => weights.subset(|role| decoder.trains(role)).export(sink),
             StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
                 // With adapters, the reference policy is the frozen model, which checkpoints do not store.
-                Some(weights) if decoder.adapters().is_none() => weights.export(sink),
+                Some(weights) if decoder.adapters().is_none() => {
+                    weights.subset(|role| decoder.trains(role)).export(sink)
+                }
                 _ => Ok(()),
             },
             StateGroup::Optimizer => {
@@ -30,14 +32,15 @@ impl PjrtPolicy {
     }
 
     pub(super) fn import_state(&mut self, state: &PolicyState<'_>) -> Result<()> {
-        let (model, trained) = (self.modules.decoder().model().parameters(), self.modules.decoder().trained());
+        let trained = self.modules.decoder().trained();
+        let of_ref: Vec<Parameter> = trained.iter().filter(|p| p.role.is_of_model()).cloned().collect();
         let has_adapters = self.modules.decoder().adapters().is_some();
         // Check everything before the first upload.
         check_tensors(&tensors_of(&trained), "", state.policy)?;
         // With adapters, the reference policy is the frozen model.
         let ref_policy = state.ref_policy.filter(|tensors| !has_adapters || !tensors.shapes().is_empty());
         if let Some(tensors) = ref_policy {
-            check_tensors(&tensors_of(&model), "", tensors)?;
+            check_tensors(&tensors_of(&of_ref), "", tensors)?;
         }
         check_moments(&tensors_of(&trained), state.optimizer_steps, state.optimizer)?;
         // Frozen weights are not imported; fail first if they are lost.
@@ -59,12 +62,13 @@ impl PjrtPolicy {
         let ref_policy = match ref_policy {
             Some(tensors) => {
                 // A reference policy that was never mixed has exact bf16 weights.
-                let is_narrow = model.iter().filter(|p| storage.of(p) == Storage::Split).all(|parameter| {
+                let is_narrow = of_ref.iter().filter(|p| storage.of(p) == Storage::Split).all(|parameter| {
                     let narrow = |name| tensors.values(name).is_ok_and(|values| values.iter().all(has_bf16_digits));
                     parameter.tensors().all(|(_, name)| narrow(name))
                 });
-                let storage = if is_narrow { storage.without_remainders() } else { storage };
-                Some(DeviceWeights::from_source(&self.runtime, model, storage, "", tensors)?)
+                let frozen = if is_narrow { frozen.clone().without_remainders() } else { frozen.clone() };
+                let of_ref = DeviceWeights::from_source(&self.runtime, of_ref, frozen.storage(), "", tensors)?;
+                Some(frozen.followed_by(of_ref))
             }
             None if state.ref_policy.is_some() => Some(frozen.clone().without_remainders()),
             None => None,
@@ -97,12 +101,17 @@ impl PjrtPolicy {
         Ok(())
     }
 
-    /// Returns the frozen weights: the model below adapters, otherwise none.
-    fn frozen(&self) -> Result<DeviceWeights> {
-        match self.modules.decoder().adapters() {
-            Some(_) => Ok(self.weights()?.subset(Role::is_of_model)),
-            None => Ok(self.weights.subset(|_| false)),
+    /// Returns the weights that are not trained: the model below adapters, or frozen routers and factors of layers.
+    ///
+    /// # Errors
+    /// [`crate::Error::Lost`] if there are such weights, and a device failure lost the state.
+    pub(super) fn frozen(&self) -> Result<DeviceWeights> {
+        let decoder = self.modules.decoder();
+        let is_frozen = |role: Role| !decoder.trains(role);
+        if decoder.parameters().iter().any(|parameter| is_frozen(parameter.role)) {
+            self.weights()?;
         }
+        Ok(self.weights.subset(is_frozen))
     }
 }
 

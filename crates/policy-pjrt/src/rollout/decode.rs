@@ -1,7 +1,7 @@
 //! The decode program: a loop over tokens with a loop over layers inside.
 //!
-//! A sequence keeps keys and values of its token at position c in column c of its row of the cache, so its results do not depend on its
-//! slot or on when it began. Sequences are at different positions, and writing to a different column of each row for every token would make
+//! A sequence keeps keys and values of its token at position c in column c of its row of the cache, or c modulo the number of columns
+//! ([`cache`](super::cache)), so its results do not depend on its slot or on when it began. Sequences are at different positions, and writing to a different column of each row for every token would make
 //! compilers copy the whole cache. A call therefore collects its tokens in a window, whose column is the number of the decode step and
 //! equal for all rows:
 //!
@@ -12,17 +12,18 @@
 //!         window[layer, :, :, step] = keys, values of the last token of each sequence
 //!         attend to the filled columns of the cache and to columns 0..=step of the window
 //!     sample the next token of each unfinished sequence
-//! for each row: copy the window to the columns of the cache from `base` on
+//! for each row: copy the window to the columns of the positions from `base` on
 //! ```
 //!
 //! A layer with a Gated DeltaNet has a state instead of keys and values. Every decode step replaces the states of unfinished sequences; the
 //! states of finished ones stay, for the next turns of their conversations.
 //!
-//! Legend: L layers with attention, B slots, S columns of the cache, C columns of it that are read, W most decode steps of a call, K key/value heads, R
+//! Legend: L layers of a cache, B slots, S columns of a cache, C columns of it that are read, W most decode steps of a call, K key/value heads, R
 //! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
 
+use super::cache::{CachedLayers, flush};
 use super::sampling::{Sampler, SamplerValues, mask_words};
-use super::state::{CACHE, ROWS, Shape, StateValues};
+use super::state::{Shape, StateValues};
 use crate::decoder::{
     Broadcast, Decoder, DeltaStates, Heads, Layers, MASKED, NextTokens, ParameterValues, Role, dot, of_groups, zeros,
 };
@@ -35,7 +36,7 @@ use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Decode {
     pub(crate) shape: Shape,
-    /// C: the largest sequence length at the beginning of a call. Later columns are empty.
+    /// C of layers without a sliding window: the largest sequence length at the beginning of a call. Later columns are empty.
     pub(crate) columns_read: usize,
     /// W: the largest number of decode steps of a call.
     pub(crate) turns: usize,
@@ -62,22 +63,35 @@ pub(super) struct DecodeStep<'a> {
     decoder: &'a Decoder,
     /// The weights in the layout of the loop over tokens.
     weights: ParameterValues,
-    /// `[L, B, K, S, D]`.
-    keys: &'a Value,
-    values: &'a Value,
+    /// `[L, B, K, S, D]` of each cache.
+    keys: &'a [Value],
+    values: &'a [Value],
     /// The keys that attention reads; `[L, B, K, D, C]` if `prepared`.
-    read: Value,
-    /// Mask of the filled columns, `[B, C]`.
-    filled: Value,
-    /// Column of the first token of this call, `[B]`, i32.
+    read: Vec<Value>,
+    /// The positions in the columns, `[B, C]`, i32, for each of [`Decoder::windows`]; negative in empty columns.
+    held: Vec<Value>,
+    /// Position of the first token of this call, `[B]`, i32.
     base: Value,
 }
 
-/// Keys and values of the tokens of this call, `[L, B, K, W, D]`.
+/// Keys and values of the tokens of this call, `[L, B, K, W, D]` of each cache.
 #[derive(Clone)]
 pub(super) struct Window {
-    pub(super) keys: Value,
-    pub(super) values: Value,
+    pub(super) keys: Vec<Value>,
+    pub(super) values: Vec<Value>,
+}
+
+impl Window {
+    /// Creates the window from keys, then values.
+    pub(super) fn of(parts: &[Value]) -> Self {
+        let (keys, values) = parts.split_at(parts.len() / 2);
+        Self { keys: keys.to_vec(), values: values.to_vec() }
+    }
+
+    /// Returns keys, then values.
+    pub(super) fn parts(&self) -> impl Iterator<Item = &Value> {
+        self.keys.iter().chain(&self.values)
+    }
 }
 
 impl Decode {
@@ -96,7 +110,7 @@ impl Decode {
         // The host ends sequences that meet the stop condition. Their limit is 0, so that no later call changes their states.
         let ended = &state.ended | state.count.ge(&arguments.limits);
         let state = StateValues { ended, ..state };
-        let (step, Window { keys, values }) = self.begin(decoder, &weights, &state);
+        let (step, window) = self.begin(decoder, &weights, &state);
 
         let (zero, turns) = (f.scalar(0, Dtype::I32), f.scalar(self.turns as i64, Dtype::I32));
         // The sampling masks of the call's tokens, `[B, W, words]`: the token of a row in step t of the call is column t.
@@ -105,18 +119,20 @@ impl Decode {
             .sampling_mask
             .then(|| zeros(&f, Dtype::U32, &[self.shape.slots, self.turns, mask_words(decoder.config().vocab_size)]));
         let rows = state.rows();
-        let end = 3 + rows.len();
-        let carried: Vec<&Value> = [&zero, &keys, &values].into_iter().chain(rows).chain(&masks).collect();
+        // The carry: the number of the step, the window, the rows of the state, the masks.
+        let first = 1 + 2 * state.keys.len();
+        let end = first + rows.len();
+        let carried: Vec<&Value> = [&zero].into_iter().chain(window.parts()).chain(rows).chain(&masks).collect();
         let mut error = None;
         let results = f.while_loop(
             &carried,
             |carried| {
-                let open = (!&state.with_rows(&carried[3..end]).ended).reduce(Reducer::Or, &[0]);
+                let open = (!&state.with_rows(&carried[first..end]).ended).reduce(Reducer::Or, &[0]);
                 carried[0].lt(&turns) & open
             },
             |carried| {
-                let window = Window { keys: carried[1].clone(), values: carried[2].clone() };
-                let (state, masks) = (state.with_rows(&carried[3..end]), carried.get(end).cloned());
+                let window = Window::of(&carried[1..first]);
+                let (state, masks) = (state.with_rows(&carried[first..end]), carried.get(end).cloned());
                 let next = step.turn(&state, &window, masks.as_ref(), &carried[0], &arguments);
                 let (state, window, masks) = next.unwrap_or_else(|source| {
                     error = Some(source);
@@ -124,15 +140,15 @@ impl Decode {
                 });
                 let turn = &carried[0] + carried[0].like(1);
                 let rows = state.rows().into_iter().cloned();
-                [turn, window.keys, window.values].into_iter().chain(rows).chain(masks).collect()
+                [turn].into_iter().chain(window.parts().cloned()).chain(rows).chain(masks).collect()
             },
         );
         let name = "rollout_decode";
         if let Some(source) = error {
             return Err(program_error(name)(source));
         }
-        let mut next = state.with_rows(&results[3..end]);
-        let window = Window { keys: results[1].clone(), values: results[2].clone() };
+        let mut next = state.with_rows(&results[first..end]);
+        let window = Window::of(&results[1..first]);
         [next.keys, next.values] = step.flush(&window).map_err(program_error(name))?;
         let masks = results.get(end).map(|masks| ("sampling_mask", masks));
         decoder.split().finish(f, name, next.results().chain(masks))
@@ -145,24 +161,28 @@ impl Decode {
         weights: &ParameterValues,
         state: &'a StateValues,
     ) -> (DecodeStep<'a>, Window) {
-        let f = state.keys.builder();
+        let f = state.length.builder();
         let weights = if self.prepared { weights.transposed() } else { weights.clone() };
         let base = &state.length - state.length.like(1);
-        let columns = f.iota(1, TensorType::new(Dtype::I32, [self.shape.slots, self.columns_read]));
-        let filled = columns.lt(&base.along_first(&columns));
-        let mut window = state.keys.shape().to_vec();
-        window[3] = self.turns;
-        let window = zeros(&f, state.keys.dtype(), &window);
-        let read = match self.prepared {
-            true => {
-                let mut limit = state.keys.shape().to_vec();
-                limit[3] = self.columns_read;
-                state.keys.slice(&[0; 5], &limit).transpose(&[0, 1, 2, 4, 3])
-            }
-            false => state.keys.clone(),
+        let windows = decoder.windows().into_iter();
+        let held = windows.map(|window| self.shape.columns.positions(window, &base, self.columns_read)).collect();
+        let of_columns = |keys: &Value, columns: usize| {
+            let mut shape = keys.shape().to_vec();
+            shape[3] = columns;
+            shape
         };
+        let window: Vec<Value> =
+            state.keys.iter().map(|keys| zeros(&f, keys.dtype(), &of_columns(keys, self.turns))).collect();
+        let read = |keys: &Value| match self.prepared {
+            true => {
+                let columns = keys.shape()[3].min(self.columns_read);
+                keys.slice(&[0; 5], &of_columns(keys, columns)).transpose(&[0, 1, 2, 4, 3])
+            }
+            false => keys.clone(),
+        };
+        let read = state.keys.iter().map(read).collect();
         let (keys, values) = (&state.keys, &state.values);
-        let step = DecodeStep { decode: self, decoder, weights, keys, values, read, filled, base };
+        let step = DecodeStep { decode: self, decoder, weights, keys, values, read, held, base };
         (step, Window { keys: window.clone(), values: window })
     }
 }
@@ -220,7 +240,7 @@ impl DecodeStep<'_> {
         window: &Window,
         turn: &Value,
     ) -> stablehlo::Result<(Value, Window, Option<DeltaStates>)> {
-        let Self { decode, decoder, weights, read: keys, values, filled, .. } = self;
+        let Self { decode, decoder, weights, read: keys, values, held, .. } = self;
         let slots = decode.shape.slots;
         let position = &state.length - state.length.like(1);
         let positions = position.reshape(&[slots, 1]);
@@ -231,16 +251,17 @@ impl DecodeStep<'_> {
         let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, decode.turns]));
         let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
         // The columns of the cache and of the window that the token attends to, for each sliding window of the model.
+        let caches = CachedLayers::of(decoder.config());
         let windows = decoder.windows();
         let seen: Vec<[Value; 2]> = windows
             .iter()
-            .map(|window| match window {
-                None => [filled.clone(), done.clone()],
+            .zip(held)
+            .map(|(window, held)| match window {
+                None => [held.ge(&held.like(0)), done.clone()],
                 Some(window) => {
                     let first = |last: &Value| last - last.like(*window as i64 - 1);
-                    let cached = f.iota(1, filled.ty().with_dtype(Dtype::I32));
                     [
-                        filled & cached.ge(&first(&position).along_first(&cached)),
+                        held.ge(&first(&position).max(&position.like(0)).along_first(held)),
                         &done & columns.ge(&first(turn).broadcast_in_dim(columns.shape(), &[])),
                     ]
                 }
@@ -250,84 +271,60 @@ impl DecodeStep<'_> {
         let counts = (!&state.ended).convert(Dtype::I32);
         let of_delta = [&positions, &counts];
         let of_delta = if state.delta.is_some() { &of_delta[..] } else { &[] };
-        let constants =
-            [&rotaries.values()[..], &[keys, values, turn], of_delta, &seen.iter().flatten().collect::<Vec<_>>()];
-        let carry = [&x, &window.keys, &window.values].into_iter();
+        let cached: Vec<&Value> = keys.iter().chain(*values).collect();
+        let of_windows: Vec<&Value> = seen.iter().flatten().collect();
+        let constants = [&rotaries.values()[..], &cached, &[turn], of_delta, &of_windows].concat();
+        let carry = [&x].into_iter().chain(window.parts());
         let carry: Vec<&Value> = carry.chain(state.delta.iter().flat_map(DeltaStates::parts)).collect();
         let layers = if decode.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
-        let carried = decoder.over_layers(weights, &carry, &constants.concat(), layers, |spec, layer, of| {
+        let carried = decoder.over_layers(weights, &carry, &constants, layers, |spec, layer, of| {
             let mut constants = of.constants;
             let rotaries = rotaries.take(&mut constants);
-            let [keys, values, turn, constants @ ..] = constants else { unreachable!("as passed in") };
+            let (cached, constants) = constants.split_at(cached.len());
+            let [turn, constants @ ..] = constants else { unreachable!("as passed in") };
             let (of_delta, seen) = constants.split_at(of_delta.len());
-            let [x, window_keys, window_values, delta @ ..] = of.carry else { unreachable!("as passed in") };
-            let (mut window, mut delta) = ([window_keys.clone(), window_values.clone()], DeltaStates::of(delta));
+            let [x, carried @ ..] = of.carry else { unreachable!("as passed in") };
+            let (window, delta) = carried.split_at(cached.len());
+            let (mut window, mut delta) = (Window::of(window), DeltaStates::of(delta));
             let (x, _) = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, of_delta) {
                 (Mixer::GatedDeltaNet, Some(states), [positions, counts]) => {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
                 }
-                _ => Ok(decoder.attention(layer, x, rotaries.get(spec.rope), |heads| {
+                _ => Ok(decoder.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
+                    let cache = CachedLayers::position(&caches, decoder.config(), spec);
+                    let columns_read = decode.shape.columns.of(spec.sliding_window).min(decode.columns_read);
+                    let (keys, values) = (&cached[cache], &cached[caches.len() + cache]);
                     let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
                     let [filled, done] = &seen[at..at + 2] else { unreachable!("two for each window") };
-                    window = [(&window[0], &heads.keys), (&window[1], &heads.values)]
-                        .map(|(all, token)| put_token(all, token, of.number, turn));
-                    let part = |keys, values, columns, transposed, seen: &Value| Part {
+                    let (own_keys, own_values) = (&mut window.keys[cache], &mut window.values[cache]);
+                    *own_keys = put_token(own_keys, &heads.keys, of.number, turn);
+                    *own_values = put_token(own_values, &heads.values, of.number, turn);
+                    let part = |keys: &Value, values: &Value, columns, transposed, seen: &Value| Part {
                         // Transposed keys are already cut to these columns; their last two dimensions are swapped.
                         keys: columns_of(keys, of.number, if transposed { keys.shape()[3] } else { columns }),
                         transposed,
                         values: columns_of(values, of.number, columns),
                         seen: seen.clone(),
                     };
-                    let cached = part(keys, values, decode.columns_read, decode.prepared, filled);
-                    let parts = [cached, part(&window[0], &window[1], decode.turns, false, done)];
+                    let cached = part(keys, values, columns_read, decode.prepared, filled);
+                    let parts = [cached, part(own_keys, own_values, decode.turns, false, done)];
                     attend_parts(decoder, heads, &parts, layer.get(Role::Sinks))
                 })),
             })?;
-            Ok([x].into_iter().chain(window).chain(delta.iter().flat_map(DeltaStates::parts).cloned()).collect())
+            let delta = delta.iter().flat_map(DeltaStates::parts);
+            Ok([&x].into_iter().chain(window.parts()).chain(delta).cloned().collect())
         })?;
-        let [x, keys, values, delta @ ..] = &carried[..] else { unreachable!("as many as are carried") };
+        let [x, carried @ ..] = &carried[..] else { unreachable!("as many as are carried") };
+        let (window, delta) = carried.split_at(cached.len());
         let hidden = decoder.final_norm(weights, x);
         let logits = decoder.logits(weights, &hidden.reshape(&[slots, decoder.config().hidden_size]));
-        Ok((logits, Window { keys: keys.clone(), values: values.clone() }, DeltaStates::of(delta)))
+        Ok((logits, Window::of(window), DeltaStates::of(delta)))
     }
 
-    /// Writes the window into the columns of this call, and returns keys and values `[L, B, K, S, D]`.
-    pub(super) fn flush(&self, window: &Window) -> stablehlo::Result<[Value; 2]> {
-        flush(self.decoder, [self.keys, self.values], &self.base, window)
+    /// Writes the window into the columns of this call, and returns keys and values `[L, B, K, S, D]` of each cache.
+    pub(super) fn flush(&self, window: &Window) -> stablehlo::Result<[Vec<Value>; 2]> {
+        flush(self.decoder, self.decode.shape.columns, [self.keys, self.values], &self.base, window)
     }
-}
-
-/// Writes a window into the columns of `caches`, keys and values `[L, B, K, S, D]`, row by row from column `base` (`[B]`, i32) on, and returns
-/// both. Columns after the end of a finished sequence may be overwritten, because they are never read.
-///
-/// Every device writes the rows of its own slots: the partitioner would gather the window, because the loop slices the sharded dimension of
-/// rows.
-pub(super) fn flush(
-    decoder: &Decoder,
-    caches: [&Value; 2],
-    base: &Value,
-    window: &Window,
-) -> stablehlo::Result<[Value; 2]> {
-    let f = base.builder();
-    let [keys, values] = caches;
-    let caches = [keys, values, &window.keys, &window.values].map(|cache| (cache, &CACHE[..]));
-    let operands: Vec<_> = std::iter::once((base, &ROWS[..])).chain(caches).collect();
-    let flushed = decoder.split().on_shards(&f, &operands, &[&CACHE, &CACHE], |f, shards| {
-        let [base, keys, values, window_keys, window_values] = shards else { unreachable!("as passed in") };
-        let zero = f.scalar(0, Dtype::I32);
-        let mut sizes = window_keys.shape().to_vec();
-        let slots = std::mem::replace(&mut sizes[1], 1);
-        f.for_loop(slots, &[keys, values], |row, carried| {
-            let column = base.dynamic_slice(&[row], &[1]).reshape(&[]);
-            let place = |cache: &Value, window: &Value| {
-                let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
-                cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
-            };
-            vec![place(&carried[0], window_keys), place(&carried[1], window_values)]
-        })
-    })?;
-    let [keys, values] = &flushed[..] else { unreachable!("keys and values") };
-    Ok([keys.clone(), values.clone()])
 }
 
 /// Returns the first `columns` columns of a layer, `[B, K, columns, D]`, of a cache `[L, B, K, S, D]`.
@@ -365,7 +362,7 @@ pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2], 
     // [B, K, R T, C]
     let scores = parts.each_ref().map(|part| {
         let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, if part.transposed { 2 } else { 3 }), compute);
-        let scores = &scores * scores.like(decoder.score_scale());
+        let scores = &scores * scores.like(decoder.score_scale(*d));
         let seen = match part.seen.shape() {
             [_, _, columns] => {
                 let of_heads = [*b, *kv, *r, *t, *columns];

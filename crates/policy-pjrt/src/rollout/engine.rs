@@ -235,7 +235,7 @@ impl DeviceRollout {
                 one.cached += count;
                 (counts[one.slot], behind[one.slot]) = (count as i32, prompt[one.cached] as i32);
             }
-            let extend = Extend { shape, columns_read: columns_read(longest, shape.columns), tokens };
+            let extend = Extend { shape, columns_read: columns_read(longest, shape.columns.all), tokens };
             let program = self.program(Key::Extend(extend, weights.dtype()))?;
             let mut arguments = weights.arguments();
             arguments.extend(state.tensors.into_iter().map(Argument::from));
@@ -406,7 +406,7 @@ impl DeviceRollout {
 
     /// Returns the decode program for sequences of up to `longest` tokens.
     pub(super) fn decode_program(&self, shape: Shape, sampler: Sampler, longest: usize, stop_ids: usize) -> Decode {
-        let columns_read = columns_read(longest, shape.columns);
+        let columns_read = columns_read(longest, shape.columns.all);
         let (turns, prepared) = (self.options.tokens_per_call, prepares_operands(self.runtime.kind()));
         Decode { shape, columns_read, turns, sampler, prepared, stop_ids }
     }
@@ -431,7 +431,8 @@ impl Turns {
     fn fit(&self, needed: Shape) -> bool {
         let has = self.state.shape;
         has.slots >= needed.slots
-            && has.columns >= needed.columns
+            && has.columns.all >= needed.columns.all
+            && has.columns.ahead >= needed.columns.ahead
             && has.tokens >= needed.tokens
             && has.seen == needed.seen
     }

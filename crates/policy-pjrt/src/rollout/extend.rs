@@ -1,12 +1,13 @@
 //! Programs for prompts whose first tokens are in the KV cache of a slot: `resume` begins new samples there, and `extend` adds the keys and values
 //! of the next tokens of the prompts, and computes the states of Gated DeltaNets after them.
 //!
-//! Legend: L layers with attention, B slots, T tokens of an extension, S columns of the cache, C columns of it that are read, K key/value heads, D head
+//! Legend: L layers of a cache, B slots, T tokens of an extension, S columns of a cache, C columns of it that are read, K key/value heads, D head
 //! dimension.
 
-use super::decode::{Part, Window, attend_parts, columns_of, flush};
+use super::cache::{CachedLayers, flush};
+use super::decode::{Part, Window, attend_parts, columns_of};
 use super::prefill::Begun;
-use super::state::{CACHE, Shape, StateValues, cache_type};
+use super::state::{CACHE, Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, DeltaStates, Layers, NextTokens, Role, put_layer, zeros};
 use crate::error::Result;
 use crate::program::program_error;
@@ -57,46 +58,59 @@ impl Extend {
         let of_delta = [&positions, &counts];
         let of_delta = if state.delta.is_some() { &of_delta[..] } else { &[] };
         let of_masks: Vec<&Value> = masks.iter().flatten().collect();
-        let constants = [&rotaries.values()[..], &[&state.keys, &state.values], of_delta, &of_masks].concat();
-        let cache = cache_type(decoder.config(), decoder.compute(), shape.slots, tokens);
-        let window = decoder.split().constrain(&zeros(&f, cache.dtype, &cache.shape), &CACHE);
-        let carry = [&x, &window, &window].into_iter();
+        let cached: Vec<&Value> = state.keys.iter().chain(&state.values).collect();
+        let constants = [&rotaries.values()[..], &cached, of_delta, &of_masks].concat();
+        let caches = CachedLayers::of(decoder.config());
+        let empty = |cache: &CachedLayers| {
+            let ty = cache.ty(decoder.compute(), shape.slots, tokens);
+            decoder.split().constrain(&zeros(&f, ty.dtype, &ty.shape), &CACHE)
+        };
+        let window: Vec<Value> = caches.iter().map(empty).collect();
+        let carry = [&x].into_iter().chain(&window).chain(&window);
         let carry: Vec<&Value> = carry.chain(state.delta.iter().flat_map(DeltaStates::parts)).collect();
         let layers = Layers::Loop(Save::Carry);
         let carried = decoder.over_layers(&weights, &carry, &constants, layers, |spec, layer, of| {
             let mut constants = of.constants;
             let rotaries = rotaries.take(&mut constants);
-            let [keys, values, constants @ ..] = constants else { unreachable!("as passed in") };
+            let (cached, constants) = constants.split_at(cached.len());
             let (of_delta, masks) = constants.split_at(of_delta.len());
-            let [x, window_keys, window_values, delta @ ..] = of.carry else { unreachable!("as passed in") };
-            let (mut window, mut delta) = ([window_keys.clone(), window_values.clone()], DeltaStates::of(delta));
+            let [x, carried @ ..] = of.carry else { unreachable!("as passed in") };
+            let (window, delta) = carried.split_at(cached.len());
+            let (mut window, mut delta) = (Window::of(window), DeltaStates::of(delta));
             let (x, _) = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, of_delta) {
                 (Mixer::GatedDeltaNet, Some(states), [positions, counts]) => {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
                 }
-                _ => Ok(decoder.attention(layer, x, rotaries.get(spec.rope), |heads| {
+                _ => Ok(decoder.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
+                    let cache = CachedLayers::position(&caches, decoder.config(), spec);
+                    let columns = shape.columns.of(spec.sliding_window).min(columns_read);
                     let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
-                    let [cached, own] = &masks[at..at + 2] else { unreachable!("two for each window") };
-                    window = [(&window[0], &heads.keys), (&window[1], &heads.values)]
-                        .map(|(all, part)| put_layer(all, of.number, part));
+                    let [filled, own] = &masks[at..at + 2] else { unreachable!("two for each window") };
+                    for (all, part) in
+                        [(&mut window.keys[cache], &heads.keys), (&mut window.values[cache], &heads.values)]
+                    {
+                        *all = put_layer(all, of.number, part);
+                    }
                     let part = |keys: Value, values: Value, seen: &Value| Part {
                         keys,
                         transposed: false,
                         values,
                         seen: seen.clone(),
                     };
-                    let [keys, values] = [keys, values].map(|all| columns_of(all, of.number, columns_read));
+                    let [keys, values] =
+                        [cache, caches.len() + cache].map(|index| columns_of(&cached[index], of.number, columns));
                     let own = part(heads.keys.clone(), heads.values.clone(), own);
-                    attend_parts(decoder, heads, &[part(keys, values, cached), own], layer.get(Role::Sinks))
+                    attend_parts(decoder, heads, &[part(keys, values, filled), own], layer.get(Role::Sinks))
                 })),
             })?;
-            Ok([x].into_iter().chain(window).chain(delta.iter().flat_map(DeltaStates::parts).cloned()).collect())
+            let delta = delta.iter().flat_map(DeltaStates::parts);
+            Ok([&x].into_iter().chain(window.parts()).chain(delta).cloned().collect())
         });
         let carried = carried.map_err(program_error(name))?;
-        let [_, keys, values, delta @ ..] = &carried[..] else { unreachable!("as many as are carried") };
-        let (window, delta) = (Window { keys: keys.clone(), values: values.clone() }, DeltaStates::of(delta));
-        let caches = flush(decoder, [&state.keys, &state.values], &base, &window);
-        let [keys, values] = caches.map_err(program_error(name))?;
+        let (window, delta) = carried[1..].split_at(cached.len());
+        let (window, delta) = (Window::of(window), DeltaStates::of(delta));
+        let flushed = flush(decoder, shape.columns, [&state.keys, &state.values], &base, &window);
+        let [keys, values] = flushed.map_err(program_error(name))?;
         let last = counts.gt(&counts.like(0)).select(&behind, &state.last);
         let next = StateValues { keys, values, last, length: &state.length + &counts, delta, ..state };
         decoder.split().finish(f, name, next.results())
@@ -106,15 +120,15 @@ impl Extend {
     /// sliding window.
     fn masks(self, f: &Builder, base: &Value, positions: &Value, window: Option<usize>) -> [Value; 2] {
         let Self { shape, columns_read, tokens } = self;
-        let columns = f.iota(2, TensorType::new(Dtype::I32, [shape.slots, tokens, columns_read]));
+        let held = shape.columns.positions(window, base, columns_read);
+        let held = held.broadcast_in_dim(&[shape.slots, tokens, held.shape()[1]], &[0, 2]);
         let own = f.iota(2, TensorType::new(Dtype::I32, [shape.slots, tokens, tokens]));
         let of_rows = |rows: &Value, all: &Value| rows.broadcast_in_dim(all.shape(), &[0]);
         let of_tokens = |of: &Value, all: &Value| of.broadcast_in_dim(all.shape(), &[0, 1]);
-        let filled = columns.lt(&of_rows(base, &columns));
         let own_positions = &own + of_rows(base, &own);
         let before = own_positions.le(&of_tokens(positions, &own));
-        let Some(window) = window else { return [filled, before] };
-        let first = positions - positions.like(window as i64 - 1);
-        [filled & columns.ge(&of_tokens(&first, &columns)), before & own_positions.ge(&of_tokens(&first, &own))]
+        let Some(window) = window else { return [held.ge(&held.like(0)), before] };
+        let first = (positions - positions.like(window as i64 - 1)).max(&positions.like(0));
+        [held.ge(&of_tokens(&first, &held)), before & own_positions.ge(&of_tokens(&first, &own))]
     }
 }

@@ -141,24 +141,25 @@ impl Decode {
         let weights = decoder.declare(&f, weights);
         let state = self.shape.arguments(&f, decoder);
         let next = f.argument("next_ids", TensorType::new(Dtype::I32, [slots, self.turns]));
-        let (step, Window { keys, values }) = self.begin(decoder, &weights, &state);
+        let (step, window) = self.begin(decoder, &weights, &state);
         let logits = f.splat(0.0, TensorType::new(Dtype::F32, [slots, self.turns, config.vocab_size]));
         let zero = f.scalar(0, Dtype::I32);
         let mut error = None;
-        let carried = [&keys, &values, &state.last, &state.length, &logits].into_iter();
+        let carried = [&state.last, &state.length, &logits].into_iter().chain(window.parts());
         let carried: Vec<&Value> = carried.chain(state.delta.iter().flat_map(DeltaStates::parts)).collect();
+        let delta_from = 3 + window.parts().count();
         let results = f.for_loop(self.turns, &carried, |turn, carried| {
-            let [keys, values, last, length, logits, delta @ ..] = carried else { unreachable!("as passed in") };
-            let window = Window { keys: keys.clone(), values: values.clone() };
-            let delta = DeltaStates::of(delta);
+            let [last, length, logits, ..] = carried else { unreachable!("as passed in") };
+            let (window, delta) = (Window::of(&carried[3..delta_from]), DeltaStates::of(&carried[delta_from..]));
             let now = StateValues { last: last.clone(), length: length.clone(), delta, ..state.clone() };
             match step.forward(&now, &window, turn) {
-                Ok((of_turn, Window { keys, values }, delta)) => {
+                Ok((of_turn, window, delta)) => {
                     let of_turn = of_turn.reshape(&[slots, 1, config.vocab_size]);
                     let last = next.dynamic_slice(&[&zero, turn], &[slots, 1]).reshape(&[slots]);
                     let logits = logits.dynamic_update_slice(&of_turn, &[&zero, turn, &zero]);
-                    let next = [keys, values, last, length + length.like(1), logits].into_iter();
-                    next.chain(delta.iter().flat_map(DeltaStates::parts).cloned()).collect()
+                    let rows = [last, length + length.like(1), logits];
+                    let delta = delta.iter().flat_map(DeltaStates::parts);
+                    rows.iter().chain(window.parts()).chain(delta).cloned().collect()
                 }
                 Err(source) => {
                     error = Some(source);
@@ -170,11 +171,11 @@ impl Decode {
         if let Some(source) = error {
             return Err(program_error(name)(source));
         }
-        let window = Window { keys: results[0].clone(), values: results[1].clone() };
+        let window = Window::of(&results[3..delta_from]);
         let [keys, values] = step.flush(&window).map_err(program_error(name))?;
-        let (last, length) = (results[2].clone(), results[3].clone());
-        let delta = DeltaStates::of(&results[5..]);
+        let (last, length) = (results[0].clone(), results[1].clone());
+        let delta = DeltaStates::of(&results[delta_from..]);
         let after = StateValues { keys, values, last, length, delta, ..state.clone() };
-        decoder.split().finish(f.clone(), name, after.results().chain([("logits", &results[4])]))
+        decoder.split().finish(f.clone(), name, after.results().chain([("logits", &results[2])]))
     }
 }

@@ -4,6 +4,7 @@
 //! batching). [`DeviceRollout`] runs them until every sample of a request is finished, and refills slots as they become free. For the next turn
 //! of a conversation, two more programs continue with the KV cache of its slot.
 
+mod cache;
 mod decode;
 mod engine;
 mod extend;

@@ -1,11 +1,15 @@
 //! Programs that prepare slots: the prefill, which computes keys and values of prompts, and the admission, which copies them to the KV
 //! cache. The states of Gated DeltaNets are handled in the same way.
 //!
-//! Legend: L layers with attention, P prompts, T tokens of a prompt's row, B slots, S columns of the cache, K key/value heads, D head dimension, V
+//! Legend: L layers of a cache, P prompts, T tokens of a prompt's row, B slots, S columns of a cache, K key/value heads, D head dimension, V
 //! vocabulary.
 
-use super::state::{CACHE, ROWS, Shape, StateValues, TABLE, cache_type};
-use crate::decoder::{Axis, Broadcast, DELTA, Decoder, DeltaStates, Layers, NextTokens, Role, Rows, put_layer, zeros};
+use super::cache::{CachedLayers, Columns, columns_of_prompts};
+use super::decode::Window;
+use super::state::{CACHE, ROWS, Shape, StateValues, TABLE};
+use crate::decoder::{
+    Axis, Broadcast, Compute, DELTA, Decoder, DeltaStates, Layers, NextTokens, Role, Rows, put_layer, zeros,
+};
 use crate::error::Result;
 use crate::program::program_error;
 use models::Mixer;
@@ -18,12 +22,21 @@ pub(crate) struct Prompts {
     pub(crate) rows: usize,
     /// T, the length of rows, padded on the right.
     pub(crate) tokens: usize,
+    /// The columns of the caches to which prompts are copied.
+    pub(crate) columns: Columns,
     /// `true` if the program returns the set of tokens of each prompt.
     pub(crate) seen: bool,
 }
 
-/// Builds the prefill program: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, T, D]`; with `seen`, also
-/// to the set of tokens `[P, V]` of each prompt; with Gated DeltaNets, also to the tensors of [`DeltaStates`].
+impl Prompts {
+    /// Returns the type of keys, and of values, of prompts.
+    fn ty(self, of: &CachedLayers, compute: Compute) -> TensorType {
+        of.ty(compute, self.rows, self.columns.of(of.window).min(self.tokens))
+    }
+}
+
+/// Builds the prefill program: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, C, D]` of each cache, the first
+/// C = min(S, T) columns of a row; with `seen`, also to the set of tokens `[P, V]` of each prompt; with Gated DeltaNets, also to the tensors of [`DeltaStates`].
 ///
 /// The last token of a prompt has no keys and values, and does not change states: the decode loop processes this token first, so that one
 /// program computes all logits. Keys and values after a prompt are zero.
@@ -41,11 +54,12 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let delta = DeltaStates::types(config, prompts.rows, decoder.compute());
     let positions = delta.is_some().then_some(&rows.positions);
     let constants = [rotaries.values(), vec![&kept, &counts], positions.into_iter().collect(), masks.values()].concat();
-    let cache = cache_type(config, decoder.compute(), prompts.rows, prompts.tokens);
+    let of_caches = CachedLayers::of(config);
     let empty = |ty: &TensorType, axes| decoder.split().constrain(&zeros(&f, ty.dtype, &ty.shape), axes);
-    let caches = [&cache, &cache].map(|ty| empty(ty, &CACHE));
+    let empty_cache = |of: &CachedLayers| empty(&prompts.ty(of, decoder.compute()), &CACHE);
+    let caches: Vec<Value> = of_caches.iter().map(empty_cache).collect();
     let states: Vec<Value> = delta.iter().flatten().map(|ty| empty(ty, &DELTA)).collect();
-    let carry: Vec<&Value> = [&x].into_iter().chain(&caches).chain(&states).collect();
+    let carry: Vec<&Value> = [&x].into_iter().chain(&caches).chain(&caches).chain(&states).collect();
     let carried =
         decoder.over_layers(&weights, &carry, &constants, Layers::Loop(Save::Carry), |spec, layer, values| {
             let mut constants = values.constants;
@@ -53,35 +67,39 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
             let [kept, counts, constants @ ..] = constants else { unreachable!("as many as were passed in") };
             let (positions, of_masks) = constants.split_at(positions.iter().len());
             let masks = masks.take(&mut &*of_masks);
-            let [x, keys, cached_values, delta @ ..] = values.carry else { unreachable!("as many as are carried") };
-            let (mut caches, mut delta) = ([keys.clone(), cached_values.clone()], DeltaStates::of(delta));
+            let [x, carried @ ..] = values.carry else { unreachable!("as many as are carried") };
+            let (caches, delta) = carried.split_at(2 * of_caches.len());
+            let (mut caches, mut delta) = (Window::of(caches), DeltaStates::of(delta));
             let (x, _) = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, positions) {
                 (Mixer::GatedDeltaNet, Some(states), [positions]) => {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, values.number)
                 }
-                _ => Ok(decoder.attention(layer, x, rotaries.get(spec.rope), |heads| {
-                    caches = [(&caches[0], &heads.keys), (&caches[1], &heads.values)]
-                        .map(|(cache, part)| put_layer(cache, values.number, &cached(part, kept)));
+                _ => Ok(decoder.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
+                    let cache = CachedLayers::position(&of_caches, config, spec);
+                    let columns = prompts.columns.of(spec.sliding_window);
+                    for (all, part) in
+                        [(&mut caches.keys[cache], &heads.keys), (&mut caches.values[cache], &heads.values)]
+                    {
+                        *all = put_layer(all, values.number, &columns_of_prompts(part, kept, columns));
+                    }
                     decoder.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
                 })),
             })?;
-            Ok([x].into_iter().chain(caches).chain(delta.iter().flat_map(DeltaStates::parts).cloned()).collect())
+            let delta = delta.iter().flat_map(DeltaStates::parts);
+            Ok([&x].into_iter().chain(caches.parts()).chain(delta).cloned().collect())
         });
     let name = "rollout_prefill";
     let carried = carried.map_err(program_error(name))?;
-    let [_, keys, values, delta @ ..] = &carried[..] else { unreachable!("as many as are carried") };
+    let (caches, delta) = carried[1..].split_at(2 * of_caches.len());
+    let caches = Window::of(caches);
     let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));
-    let results = [("keys", keys, &CACHE[..]), ("values", values, &CACHE)].into_iter();
+    let keys = caches.keys.iter().map(|keys| ("keys", keys, &CACHE[..]));
+    let results = keys.chain(caches.values.iter().map(|values| ("values", values, &CACHE[..])));
     let results = results.chain(seen.iter().map(|seen| ("seen", seen, &[None, None][..])));
     let of_delta = ["delta_inputs", "delta_memory"].into_iter().zip(delta);
     let results: Vec<_> = results.chain(of_delta.map(|(name, part)| (name, part, &DELTA[..]))).collect();
     results.iter().enumerate().for_each(|(index, (.., axes))| decoder.split().result(&f, index, axes));
-    decoder.split().finish(f, name, results.into_iter().map(|(name, value, _)| (name, value)))
-}
-
-/// Returns keys or values `[P, K, T, D]`, zero where `kept` `[P, T]` is false.
-fn cached(part: &Value, kept: &Value) -> Value {
-    kept.broadcast_in_dim(part.shape(), &[0, 2]).select(part, &part.like(0.0))
+    decoder.split().finish(f.clone(), name, results.into_iter().map(|(name, value, _)| (name, value)))
 }
 
 /// Returns the sets of tokens `[P, V]` among the ids `[P, T]` where `there` is true.
@@ -102,13 +120,13 @@ fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
     none.scatter(&f.concatenate(&[&row, &column], 2), &updates, dimensions, Reducer::Or)
 }
 
-/// Logical axes of keys and values of prompts `[L, P, K, T, D]` where they are copied to slots: a prompt may start samples on any device.
+/// Logical axes of keys and values of prompts `[L, P, K, C, D]` where they are copied to slots: a prompt may start samples on any device.
 const PROMPTS: [Option<Axis>; 5] = [None, None, Some(Axis::Kv), None, None];
 /// The same of states of Gated DeltaNets.
 const PROMPT_STATES: [Option<Axis>; 5] = [None, None, Some(Axis::LinearHeads), None, None];
 
-/// Builds the admission program. Arguments: state; keys and values of prompts (and their sets of tokens, and their states); for every shard of slots the number
-/// of new samples (`[N]`, i32, for N shards), and for each new sample its slot within the shard and the row of its prompt (`[B]`, i32: each
+/// Builds the admission program. Arguments: state; keys and values of prompts of each cache (and their sets of tokens, and their states); for every
+/// shard of slots the number of new samples (`[N]`, i32, for N shards), and for each new sample its slot within the shard and the row of its prompt (`[B]`, i32: each
 /// shard has B / N entries, and uses the first ones); for all slots whether a sample begins (`[B]`), the last token and the length of its prompt
 /// (`[B]`, i32) and its random key (`[B, 2]`, u32). Result: the state.
 ///
@@ -116,10 +134,13 @@ const PROMPT_STATES: [Option<Axis>; 5] = [None, None, Some(Axis::LinearHeads), N
 pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result<Module> {
     let (f, config, compute, split) = (Builder::new(), decoder.config(), decoder.compute(), decoder.split());
     let state = shape.arguments(&f, decoder);
-    let prefilled = cache_type(config, compute, prompts.rows, prompts.tokens);
-    let keys = f.argument("prompt_keys", prefilled.clone());
-    let values = f.argument("prompt_values", prefilled);
-    [&keys, &values].into_iter().for_each(|part| split.argument(part, &CACHE));
+    let caches = CachedLayers::of(config);
+    let of_cache = |name| {
+        let types = caches.iter().map(|of| prompts.ty(of, compute));
+        types.map(|ty| f.argument(name, ty)).collect::<Vec<Value>>()
+    };
+    let [keys, values] = ["prompt_keys", "prompt_values"].map(of_cache);
+    keys.iter().chain(&values).for_each(|part| split.argument(part, &CACHE));
     let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
     let delta = DeltaStates::types(config, prompts.rows, compute).into_iter().flatten();
@@ -137,8 +158,8 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let begun = Begun::arguments(&f, shape);
 
     // The tensors to copy row by row: source, its axes, destination, its axes, row dimension.
-    let mut moves =
-        vec![(&keys, &PROMPTS[..], &state.keys, &CACHE[..], 1), (&values, &PROMPTS, &state.values, &CACHE, 1)];
+    let of_caches = keys.iter().chain(&values).zip(state.keys.iter().chain(&state.values));
+    let mut moves: Vec<_> = of_caches.map(|(from, to)| (from, &PROMPTS[..], to, &CACHE[..], 1)).collect();
     let of_sets = seen.iter().zip(&state.seen);
     moves.extend(of_sets.map(|(from, to)| (from, &[None, None][..], to, &TABLE[..], 0)));
     let of_states = delta.iter().zip(state.delta.iter().flat_map(DeltaStates::parts));
@@ -156,10 +177,11 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     });
     let name = "rollout_admit";
     let moved = moved.map_err(program_error(name))?;
-    let [keys, values, others @ ..] = &moved[..] else { unreachable!("keys and values") };
+    let (copied, others) = moved.split_at(2 * caches.len());
+    let Window { keys, values } = Window::of(copied);
     let (seen, delta) = others.split_at(state.seen.iter().len());
     let (seen, delta) = (seen.first().cloned(), DeltaStates::of(delta));
-    let next = begun.state(&StateValues { keys: keys.clone(), values: values.clone(), seen, delta, ..state });
+    let next = begun.state(&StateValues { keys, values, seen, delta, ..state });
     split.finish(f, name, next.results())
 }
 

@@ -1,5 +1,6 @@
 //! Sizes of a rollout's programs, rounded to few values so that few executables are compiled.
 
+use super::cache::Columns;
 use super::decode::Decode;
 use super::engine::RolloutOptions;
 use super::extend::TOKENS;
@@ -62,12 +63,22 @@ impl RolloutSizes {
         (self.longest_prompt + self.max_completion_length.next_multiple_of(tokens_per_call)).saturating_sub(1)
     }
 
+    /// Returns how many positions from the next token of a sequence on calls may have written ([`Columns::ahead`]). In conversations, the next
+    /// token is one of the last call of a turn, and later calls for other sequences write behind the end of this call.
+    fn columns_ahead(&self, tokens_per_call: usize) -> usize {
+        let most = TOKENS.into_iter().fold(tokens_per_call, usize::max);
+        if self.conversations { tokens_per_call + most } else { tokens_per_call }
+    }
+
     /// Returns the shape of the state. Slots are a multiple of the shards of rows.
     pub(crate) fn shape(&self, options: RolloutOptions, sampler: Sampler, split: &Split) -> Shape {
         let slots = rows((self.prompts * self.num_generations).min(options.slots).max(FEWEST_SLOTS));
         Shape {
             slots: slots.next_multiple_of(split.parts(Axis::Batch)),
-            columns: columns(self.columns_written(options.tokens_per_call)),
+            columns: Columns {
+                all: columns(self.columns_written(options.tokens_per_call)),
+                ahead: self.columns_ahead(options.tokens_per_call),
+            },
             tokens: self.max_completion_length,
             seen: sampler.repetition_penalty,
         }
@@ -79,8 +90,8 @@ impl RolloutSizes {
     }
 }
 
-/// Returns the number of rows and columns of the KV cache for these sizes.
-pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions, split: &Split) -> (usize, usize) {
+/// Returns the numbers of rows and of columns of the KV caches for these sizes.
+pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions, split: &Split) -> (usize, Columns) {
     let (sampler, ..) = Sampler::of(&Sampling::Greedy, 0, false);
     let shape = sizes.shape(options, sampler, split);
     (shape.slots, shape.columns)
@@ -90,7 +101,8 @@ impl Prompts {
     /// Returns the shape of a prefill of at most `count` prompts of at most `longest` tokens.
     pub(crate) fn of(count: usize, longest: usize, shape: Shape, split: &Split) -> Self {
         let rows = rows(count).next_multiple_of(split.parts(Axis::Batch));
-        Self { rows, tokens: bucket(longest).min(shape.columns), seen: shape.seen }
+        let Shape { columns, seen, .. } = shape;
+        Self { rows, tokens: bucket(longest).min(columns.all), columns, seen }
     }
 }
 
@@ -107,7 +119,7 @@ fn bucket(length: usize) -> usize {
 }
 
 /// Returns the number of columns of a cache for sequences of `length` tokens.
-fn columns(length: usize) -> usize {
+pub(super) fn columns(length: usize) -> usize {
     if length > COLUMNS { length.next_multiple_of(COLUMNS) } else { length.next_multiple_of(FEWEST_COLUMNS) }
 }
 
@@ -152,7 +164,8 @@ impl RolloutPrograms {
         let (sampler, ..) = Sampler::of(sampling, config.vocab_size, return_sampling_mask);
         let shape = sizes.shape(options, sampler, decoder.split());
         let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape, decoder.split());
-        let mut columns: Vec<usize> = (1..=sizes.longest()).map(|length| columns_read(length, shape.columns)).collect();
+        let lengths = 1..=sizes.longest();
+        let mut columns: Vec<usize> = lengths.map(|length| columns_read(length, shape.columns.all)).collect();
         columns.dedup();
         let decode = columns.into_iter().map(|columns_read| {
             let (turns, stop_ids) = (options.tokens_per_call, places(stop_ids));
@@ -199,8 +212,30 @@ mod tests {
                 max_completion_length,
                 conversations: false,
             };
-            assert_eq!(sizes.shape(RolloutOptions::default(), sampler, &Split::default()).columns, columns);
+            assert_eq!(sizes.shape(RolloutOptions::default(), sampler, &Split::default()).columns.all, columns);
         }
+    }
+
+    #[test]
+    fn a_cache_of_a_sliding_window_does_not_grow_with_the_sequence() {
+        let (sampler, ..) = Sampler::of(&Sampling::Greedy, 10, false);
+        let of = |max_completion_length, conversations, window| {
+            let sizes = RolloutSizes {
+                prompts: 2,
+                longest_prompt: 16,
+                num_generations: 8,
+                max_completion_length,
+                conversations,
+            };
+            sizes.shape(RolloutOptions::default(), sampler, &Split::default()).columns.of(window)
+        };
+        // 511 earlier tokens and 16 of a call; in conversations 16 that a turn drops, and 64 of an extension.
+        for (length, expected) in [(100, 128), (1000, 640), (10_000, 640)] {
+            assert_eq!(of(length, false, Some(512)), expected);
+        }
+        assert_eq!([of(10_000, true, Some(512)), of(10_000, true, Some(561))], [640, 640]);
+        assert_eq!([of(10_000, true, Some(562)), of(10_000, false, Some(562))], [768, 640]);
+        assert_eq!([of(10_000, false, Some(1)), of(10_000, false, Some(20_000))], [16, of(10_000, false, None)]);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The state that the programs of a rollout pass on.
 //!
-//! Legend: L layers with attention, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
+//! Legend: L layers of a cache, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
 
+use super::cache::{CachedLayers, Columns};
 use crate::DeviceTensor;
-use crate::decoder::{Axis, Compute, DELTA, Decoder, DeltaStates, attention_layers, zeros};
+use crate::decoder::{Axis, Compute, DELTA, Decoder, DeltaStates, zeros};
 use crate::error::{Error, Result};
 use crate::program::unnamed;
 use crate::runtime::Runtime;
@@ -15,8 +16,8 @@ use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 pub(crate) struct Shape {
     /// B, the number of sequences that decode concurrently.
     pub(crate) slots: usize,
-    /// S, the number of tokens of a sequence with keys and values.
-    pub(crate) columns: usize,
+    /// S of each cache.
+    pub(crate) columns: Columns,
     /// M, the largest number of tokens of a completion.
     pub(crate) tokens: usize,
     /// `true` if the state has the set of tokens of each sequence, for the repetition penalty.
@@ -29,12 +30,12 @@ pub(crate) const CACHE: [Option<Axis>; 5] = [None, Some(Axis::Batch), Some(Axis:
 /// Logical axes of a tensor with one element per slot, `[B]`.
 pub(crate) const ROWS: [Option<Axis>; 1] = [Some(Axis::Batch)];
 
-/// The tensors of a state, in the order of a program's arguments and results.
+/// The tensors of a state, in the order of a program's arguments and results: keys and values are the last ones.
 #[derive(Clone, Debug)]
 pub(crate) struct StateValues {
-    /// Keys and values `[L, B, K, S, D]`.
-    pub(crate) keys: Value,
-    pub(crate) values: Value,
+    /// Keys and values `[L, B, K, S, D]` of each of [`CachedLayers::of`].
+    pub(crate) keys: Vec<Value>,
+    pub(crate) values: Vec<Value>,
     /// Tokens of the completions, `[B, M]`, i32.
     pub(crate) ids: Value,
     /// Their log-probabilities, `[B, M]`, f32.
@@ -61,22 +62,14 @@ type Part = (&'static str, TensorType, &'static [Option<Axis>]);
 /// Logical axes of a tensor with a row per slot, `[B, ...]`.
 pub(super) const TABLE: [Option<Axis>; 2] = [Some(Axis::Batch), None];
 
-/// Returns the type of keys, and of values, of `columns` tokens of `rows` sequences.
-pub(super) fn cache_type(config: &ModelConfig, compute: Compute, rows: usize, columns: usize) -> TensorType {
-    let layers = attention_layers(config);
-    TensorType::new(compute.dtype(), [layers, rows, config.num_key_value_heads, columns, config.head_dim()])
-}
-
 impl Shape {
     /// Returns every tensor.
     fn parts(self, config: &ModelConfig, compute: Compute) -> Vec<Part> {
         let Self { slots, columns, tokens, seen } = self;
-        let cache = cache_type(config, compute, slots, columns);
+        let caches = CachedLayers::of(config);
         let row = |name, dtype| (name, TensorType::new(dtype, [slots]), &ROWS[..]);
         let table = |name, dtype, columns| (name, TensorType::new(dtype, [slots, columns]), &TABLE[..]);
         let mut parts = vec![
-            ("keys", cache.clone(), &CACHE[..]),
-            ("values", cache, &CACHE),
             table("ids", Dtype::I32, tokens),
             table("logps", Dtype::F32, tokens),
             row("last", Dtype::I32),
@@ -88,6 +81,9 @@ impl Shape {
         parts.extend(seen.then(|| table("seen", Dtype::Pred, config.vocab_size)));
         let delta = DeltaStates::types(config, slots, compute).into_iter().flatten();
         parts.extend(["delta_inputs", "delta_memory"].into_iter().zip(delta).map(|(name, ty)| (name, ty, &DELTA[..])));
+        let ty = |of: &CachedLayers| of.ty(compute, slots, columns.of(of.window));
+        let of_caches = |name| caches.iter().map(move |of| (name, ty(of), &CACHE[..]));
+        parts.extend(["keys", "values"].into_iter().flat_map(of_caches));
         parts
     }
 
@@ -101,7 +97,7 @@ impl Shape {
             decoder.split().result(f, index, axes);
             argument
         });
-        StateValues::new(parts.collect())
+        StateValues::new(parts.collect(), CachedLayers::of(decoder.config()).len())
     }
 
     /// Builds the program without arguments that returns a state of empty slots.
@@ -117,50 +113,41 @@ impl Shape {
                 _ => zeros(&f, ty.dtype, &ty.shape),
             }
         });
-        let state = StateValues::new(parts.collect());
+        let state = StateValues::new(parts.collect(), CachedLayers::of(decoder.config()).len());
         split.finish(f, "rollout_empty", state.results())
     }
 }
 
 impl StateValues {
-    /// Creates the state from its tensors in order.
-    pub(crate) fn new(parts: Vec<Value>) -> Self {
+    /// Creates the state from its tensors in order, with keys and values of this number of caches.
+    fn new(mut parts: Vec<Value>, caches: usize) -> Self {
+        let mut keys = parts.split_off(parts.len() - 2 * caches);
+        let values = keys.split_off(caches);
         let mut parts = parts.into_iter();
-        let mut next = || parts.next().unwrap_or_else(|| unreachable!("a state has at least nine parts"));
-        let mut state = Self {
-            keys: next(),
-            values: next(),
-            ids: next(),
-            logps: next(),
-            last: next(),
-            length: next(),
-            count: next(),
-            ended: next(),
-            random: next(),
-            seen: None,
-            delta: None,
-        };
+        let mut next = || parts.next().unwrap_or_else(|| unreachable!("a state has at least seven parts and caches"));
+        let [ids, logps, last, length, count, ended, random] = std::array::from_fn(|_| next());
         let mut rest: Vec<Value> = parts.collect();
         let delta = rest.split_off(rest.len() % 2);
-        (state.seen, state.delta) = (rest.pop(), DeltaStates::of(&delta));
-        state
+        let (seen, delta) = (rest.pop(), DeltaStates::of(&delta));
+        Self { keys, values, ids, logps, last, length, count, ended, random, seen, delta }
     }
 
     /// Returns the tensors in order.
     pub(crate) fn parts(&self) -> Vec<&Value> {
-        let Self { keys, values, ids, logps, last, length, count, ended, random, seen, delta } = self;
-        let all = [keys, values, ids, logps, last, length, count, ended, random];
-        all.into_iter().chain(seen).chain(delta.iter().flat_map(DeltaStates::parts)).collect()
+        self.rows().into_iter().chain(&self.keys).chain(&self.values).collect()
     }
 
     /// Returns the tensors without keys and values.
     pub(crate) fn rows(&self) -> Vec<&Value> {
-        self.parts().split_off(2)
+        let Self { ids, logps, last, length, count, ended, random, seen, delta, .. } = self;
+        let all = [ids, logps, last, length, count, ended, random];
+        all.into_iter().chain(seen).chain(delta.iter().flat_map(DeltaStates::parts)).collect()
     }
 
     /// Returns a state with the same keys and values and other tensors, in the order of [`StateValues::rows`].
     pub(crate) fn with_rows(&self, rows: &[Value]) -> Self {
-        Self::new([&self.keys, &self.values].into_iter().chain(rows).cloned().collect())
+        let (keys, values) = (self.keys.clone(), self.values.clone());
+        Self { keys, values, ..Self::new(rows.to_vec(), 0) }
     }
 
     /// Returns the results of a program that returns this state.
@@ -185,21 +172,21 @@ impl State {
 
     /// Reads the ids `[B, M]`.
     pub(crate) fn ids(&self, runtime: &Runtime) -> Result<Vec<i32>> {
-        self.part(runtime, 2, "ids of completions")
+        self.part(runtime, 0, "ids of completions")
     }
 
     /// Reads the log-probabilities `[B, M]`.
     pub(crate) fn logps(&self, runtime: &Runtime) -> Result<Vec<f32>> {
-        self.part(runtime, 3, "log-probabilities of completions")
+        self.part(runtime, 1, "log-probabilities of completions")
     }
 
     /// Reads the numbers of tokens of the completions, `[B]`.
     pub(crate) fn counts(&self, runtime: &Runtime) -> Result<Vec<i32>> {
-        self.part(runtime, 6, "lengths of completions")
+        self.part(runtime, 4, "lengths of completions")
     }
 
     /// Reads which slots are finished or empty, `[B]`.
     pub(crate) fn ended(&self, runtime: &Runtime) -> Result<Vec<bool>> {
-        self.part(runtime, 7, "ends of completions")
+        self.part(runtime, 5, "ends of completions")
     }
 }

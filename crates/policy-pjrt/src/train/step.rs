@@ -39,8 +39,8 @@ impl TrainPrograms {
         let counts = batch.counts();
 
         // The first part of a parameter is what the decoder reads.
-        let read = trained.iter().zip(&state.parameters).map(|(p, parts)| (p.role, parts[0].clone()));
-        let weights = ParameterValues::new(frozen.iter().map(|(role, value)| (role, value.clone())).chain(read));
+        let read = trained.iter().zip(&state.parameters).map(|(p, parts)| (p.id(), parts[0].clone()));
+        let weights = ParameterValues::new(frozen.iter().map(|(id, value)| (id, value.clone())).chain(read));
         // With groups of layers, start from zeroed accumulators, which the loop over groups adds to in place. Otherwise it holds the
         // gradients of one group in addition to those of all layers: 0.72 GB more for Qwen2.5-1.5B in groups of four, according to libtpu.
         let begun = matches!(self.save, Save::Every(_))

@@ -1,7 +1,7 @@
 //! Export of weights with merged adapters.
 
 use super::{DeviceWeights, layer_of};
-use crate::decoder::{Decoder, Matrix, Parameter, Role, Split};
+use crate::decoder::{Decoder, Matrix, Parameter, ParameterId, Role, Split};
 use crate::error::Result;
 use crate::program::Programs;
 use crate::storage::Storage;
@@ -16,34 +16,36 @@ impl DeviceWeights {
     /// # Errors
     /// The sink's error; [`crate::Error::Device`].
     pub(crate) fn export_merged(&self, decoder: &Decoder, sink: &mut dyn policy::TensorSink) -> Result<()> {
-        let position = |role| self.table.iter().position(|parameter| parameter.role == role);
-        let adapter_of = |matrix| position(Role::LoraA(matrix)).zip(position(Role::LoraB(matrix)));
+        let position = |id| self.table.iter().position(|parameter| parameter.id() == id);
+        let adapter_of =
+            |matrix, number| position((Role::LoraA(matrix), number)).zip(position((Role::LoraB(matrix), number)));
         let (mut reader, mut programs) = (self.reader(), Programs::new());
-        let mut merge = |role, at: usize, (a, b): (usize, usize), layer: usize, name: &str| -> Result<Vec<f32>> {
-            let parts = [at, a, b].map(|at| &self.table[at]);
-            let program =
-                programs.get(&self.runtime, role, |_| module(decoder, parts, self.storage, self.runtime.split()))?;
-            let layer = self.runtime.upload(&[layer as i32], &[])?;
-            let mut arguments = [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
-            arguments.push(layer.into());
-            self.runtime.read(&program.run_one(arguments)?, name)
-        };
+        let mut merge =
+            |id: ParameterId, at: usize, (a, b): (usize, usize), layer: usize, name: &str| -> Result<Vec<f32>> {
+                let parts = [at, a, b].map(|at| &self.table[at]);
+                let program =
+                    programs.get(&self.runtime, id, |_| module(decoder, parts, self.storage, self.runtime.split()))?;
+                let layer = self.runtime.upload(&[layer as i32], &[])?;
+                let mut arguments = [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
+                arguments.push(layer.into());
+                self.runtime.read(&program.run_one(arguments)?, name)
+            };
         for (at, parameter) in self.table.iter().enumerate().filter(|(_, p)| p.role.is_of_model()) {
-            let adapter = Matrix::of(parameter.role).and_then(adapter_of);
+            let adapter = Matrix::of(parameter.role).and_then(|matrix| adapter_of(matrix, parameter.number));
             for (layer, name) in parameter.tensors() {
                 let adapted = adapter.filter(|(a, _)| self.table[*a].tensors().any(|(of, _)| of == layer));
                 let data = match adapted {
                     None => reader.read(at, layer, name)?,
-                    Some(adapter) => merge(parameter.role, at, adapter, layer, name)?,
+                    Some(adapter) => merge(parameter.id(), at, adapter, layer, name)?,
                 };
                 let shape = parameter.tensor_shape().to_vec();
                 sink.tensor(NamedTensor { name: name.to_owned(), shape, data })?;
             }
         }
-        let tied = position(Role::EmbedTokens).filter(|_| position(Role::LmHead).is_none());
-        if let Some((at, adapter)) = tied.zip(adapter_of(Matrix::LmHead)) {
+        let tied = position((Role::EmbedTokens, 0)).filter(|_| position((Role::LmHead, 0)).is_none());
+        if let Some((at, adapter)) = tied.zip(adapter_of(Matrix::LmHead, 0)) {
             let (name, shape) = ("lm_head.weight", self.table[at].tensor_shape().to_vec());
-            let data = merge(Role::LmHead, at, adapter, 0, name)?;
+            let data = merge((Role::LmHead, 0), at, adapter, 0, name)?;
             sink.tensor(NamedTensor { name: name.to_owned(), shape, data })?;
         }
         Ok(())

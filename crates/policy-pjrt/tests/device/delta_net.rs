@@ -2,11 +2,15 @@
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::support::{
-    assert_near, assert_same_completions, assert_same_tensors, blocks_of, cross_entropy, device_weights,
-    expected_gradients, gradients, halves, on_device, random, request, rollout, whole,
+    assert_close, assert_near, assert_same_completions, assert_same_tensors, blocks_of, both, cross_entropy,
+    device_weights, expected_gradients, gradients, halves, host_gradients, host_loss, on_device, random, request,
+    rollout, runtime, whole,
 };
+use grpo_core::LossConfig;
+use models::{LayerSpec, LinearAttention, ModelConfig};
 use policy::{LogitsProcessors, Policy, Sampling, Sequence, SequenceBatch, StepLoss};
-use policy_pjrt::{PjrtPolicyOptions, TrainShape};
+use policy_cpu::CpuPolicy;
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, TrainShape};
 use stablehlo::{Dtype, Save};
 
 /// The allowed error of gradients.
@@ -64,4 +68,41 @@ fn completions_do_not_depend_on_slots() {
         assert_same_completions("eight slots", &of(8, 16), &all);
         assert_same_completions("four tokens per call", &of(8, 4), &all);
     }
+}
+
+/// A model without keys and values.
+#[test]
+fn a_model_of_gated_delta_nets_alone_matches_the_cpu_policy() {
+    let config = ModelConfig {
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 2,
+        initializer_range: 0.3,
+        layers: vec![LayerSpec::GATED_DELTA_NET],
+        linear_attention: Some(LinearAttention {
+            linear_key_head_dim: 8,
+            linear_value_head_dim: 8,
+            ..LinearAttention::default()
+        }),
+        ..ModelConfig::default()
+    };
+    let mut host = CpuPolicy::new(&config, 3, host_loss(LossConfig::default())).unwrap();
+    let mut device =
+        PjrtPolicy::new(runtime(), &config, 3, LossConfig::default(), PjrtPolicyOptions::default()).unwrap();
+    let prompts = [vec![1, 9, 4], vec![7], vec![1, 20, 21, 22, 23, 24, 25]];
+    let request = request(&prompts, 3, 19, &[5, 6], Sampling::Greedy);
+    let [found, expected] = both(&mut device, &mut host, |policy| policy.generate(&request).unwrap());
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(found.ids, expected.ids);
+        assert_close("log-probabilities", &found.logps, &expected.logps, 1e-4);
+    }
+    let sequences: Vec<Sequence> = prompts
+        .iter()
+        .zip(found.iter().step_by(3))
+        .map(|(prompt, completion)| Sequence { prompt: prompt.clone(), completion: completion.ids.clone() })
+        .collect();
+    let (parts, loss) = (halves(&sequences), cross_entropy(&sequences));
+    let [found, expected] = both(&mut device, &mut host, |policy| policy.accumulate(&parts, loss).unwrap().loss);
+    assert_near("loss", found, expected);
+    assert_same_tensors("gradients", &gradients(&mut device), &host_gradients(&host), GRADIENTS);
 }

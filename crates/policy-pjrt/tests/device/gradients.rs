@@ -3,12 +3,13 @@
 use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
 use crate::support::{
     assert_close, assert_near, assert_same_tensors, blocks_of, both, by_name, cross_entropy, expected_gradients,
-    exported, gradients, halves, host_gradients, import, on_device, on_host, state, weights,
+    exported, gradients, halves, host_gradients, import, on_device, on_host, runtime, state, to_host, weights,
 };
+use grpo_core::LossConfig;
 use models::{ModelConfig, NamedTensor};
-use policy::{AdamWConfig, Policy};
-use policy_pjrt::PjrtPolicyOptions;
+use policy::{AdamWConfig, Policy, Weights};
 use policy_pjrt::decoder::ATTENTION;
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use stablehlo::Save;
 use std::collections::BTreeMap;
 
@@ -42,11 +43,6 @@ fn gradients_with_every_save_policy_match_torch_and_the_cpu_policy() {
 
 fn all() -> impl Iterator<Item = &'static str> {
     checkpoint::ALL.into_iter().chain(checkpoint::GATED_DELTA_NETS)
-}
-
-/// Returns the allowed difference between device and host. Gated DeltaNets have longer chains of f32 operations.
-fn to_host(name: &str) -> f32 {
-    if checkpoint::GATED_DELTA_NETS.contains(&name) { 1e-4 } else { 1e-5 }
 }
 
 fn assert_gradients(mut options: impl FnMut(&ModelConfig) -> PjrtPolicyOptions) {
@@ -92,6 +88,11 @@ fn an_optimizer_step_matches_torch() {
         assert!(report.applied && report.grad_norm > 2.0 * adamw.max_grad_norm, "{name}: the gradient is not clipped");
 
         let (expected, found) = (Tensors::read(&path).0, exported(&policy));
+        let (constant, found): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            found.into_iter().partition(|(parameter, _)| checkpoint::is_constant(parameter));
+        for (parameter, found) in constant {
+            assert_eq!(found.data, checkpoint.weights.tensor(&parameter).unwrap().to_vec(), "{name}: {parameter}");
+        }
         assert_eq!(found.len(), expected.len(), "{name}");
         for (parameter, found) in found {
             let (expected, before) = (&expected[&parameter], checkpoint.weights.tensor(&parameter).unwrap().to_vec());
@@ -122,6 +123,64 @@ fn frozen_routers_are_not_trained() {
         for (parameter, after) in exported(&policy) {
             let is_same = after.data == checkpoint.weights.tensor(&parameter).unwrap().to_vec();
             assert_eq!(is_same, is_router(&parameter), "{name}: {parameter}");
+        }
+    }
+}
+
+#[test]
+fn a_loss_with_another_softcap_than_the_model_is_refused() {
+    let checkpoint = Checkpoint::open("gemma4");
+    let with = |cap| {
+        let loss = LossConfig { final_logit_softcapping: Some(cap), ..LossConfig::default() };
+        let (config, weights, options) = (checkpoint.config(), &checkpoint.weights, PjrtPolicyOptions::default());
+        PjrtPolicy::from_weights(runtime(), config, weights, loss, options)
+    };
+    assert!(with(3.0).is_ok());
+    let error = with(2.0).err().unwrap().to_string();
+    assert!(error.contains("loss.final_logit_softcapping") && error.contains("3") && error.contains("2"), "{error}");
+}
+
+/// Factors of layers and frozen routers are in no state: the policy that imports one keeps its own.
+#[test]
+fn states_without_frozen_parameters_resume_on_the_other_policy() {
+    let adamw = AdamWConfig { adam_epsilon: 1e-3, ..AdamWConfig::default() };
+    for (name, freeze_router) in [("gemma4", false), ("qwen3_moe", true)] {
+        let checkpoint = Checkpoint::open(name);
+        let sequences = checkpoint.completions();
+        let (parts, loss) = (halves(&sequences), cross_entropy(&sequences));
+        let is_frozen =
+            |parameter: &str| checkpoint::is_constant(parameter) || freeze_router && parameter.contains("mlp.gate.");
+        let step = |policy: &mut dyn Policy| {
+            policy.accumulate(&parts, loss).unwrap();
+            policy.apply(0.01).unwrap();
+        };
+        for from_host in [true, false] {
+            let device = on_device(&checkpoint, PjrtPolicyOptions { freeze_router, ..Default::default() });
+            let host = on_host(&checkpoint);
+            let host = if freeze_router { host.with_frozen_routers().unwrap() } else { host };
+            let (mut from, mut to): (Box<dyn Policy>, Box<dyn Policy>) = match from_host {
+                true => (Box::new(host), Box::new(device)),
+                false => (Box::new(device), Box::new(host)),
+            };
+            from.reset_optimizer(&adamw).unwrap();
+            from.freeze_ref_policy().unwrap();
+            step(&mut *from);
+            from.mix_ref_policy(0.3).unwrap();
+            let saved = state(&*from);
+            assert!(!saved.iter().flatten().any(|tensor| is_frozen(&tensor.name)), "{name}");
+            import(&mut *to, &saved[0], Some(&saved[1]), &saved[2], 1, &adamw);
+            assert_eq!(state(&*to).map(by_name), saved.map(by_name), "{name}");
+            for of in [Weights::Policy, Weights::RefPolicy] {
+                let [found, expected] = [&mut to, &mut from].map(|policy| policy.score(of, &parts).unwrap().logp);
+                assert_close(&format!("{name}: {of:?}"), &found, &expected, 1e-4);
+            }
+            [&mut to, &mut from].into_iter().for_each(|policy| step(&mut **policy));
+            let (found, expected) = (exported(&*to), exported(&*from));
+            assert_same_tensors(name, &found, &expected, 1e-4);
+            for (parameter, after) in found {
+                let is_same = after.data == checkpoint.weights.tensor(&parameter).unwrap().to_vec();
+                assert_eq!(is_same, is_frozen(&parameter), "{name}: {parameter}");
+            }
         }
     }
 }

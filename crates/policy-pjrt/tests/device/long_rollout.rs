@@ -2,7 +2,7 @@
 
 use crate::support::{assert_same_completions, exported, host_loss, random, request, runtime};
 use grpo_core::LossConfig;
-use models::{ModelConfig, NamedTensor};
+use models::{LayerRope, LayerSpec, ModelConfig, NamedTensor};
 use policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sampling};
 use policy_cpu::CpuPolicy;
 use policy_pjrt::decoder::Compute;
@@ -24,6 +24,21 @@ fn config() -> ModelConfig {
     }
 }
 
+/// Returns the same model with windows that are shorter than a call, shorter than most sequences, and shorter than the longest ones. Layers with
+/// full attention have wider heads.
+fn with_windows() -> ModelConfig {
+    let sliding = |window| LayerSpec { sliding_window: Some(window), rope: LayerRope::Local, ..LayerSpec::default() };
+    let wide = LayerSpec { head_dim: Some(24), num_key_value_heads: Some(1), ..LayerSpec::default() };
+    ModelConfig {
+        num_hidden_layers: 6,
+        layers: vec![sliding(1), sliding(40), wide, sliding(40), sliding(200)],
+        rope_local_theta: Some(100.0),
+        qk_norm: true,
+        value_norm: true,
+        ..config()
+    }
+}
+
 /// Returns prompts of very different lengths. Alone, they have caches of 384, 32, 256 and 640 columns; together, calls read 512 or 640.
 fn prompts() -> Vec<Vec<u32>> {
     let id = |prompt: usize, i: usize| 3 + ((i * i + 31 * i + 17 * prompt) % (config().vocab_size - 3)) as u32;
@@ -35,14 +50,14 @@ fn of(prompts: &[Vec<u32>], sampling: Sampling) -> RolloutRequest<'_> {
 }
 
 /// Checks that completions depend neither on the number of slots nor on other prompts, and, if greedy, that they match the CPU policy.
-fn check(sampling: impl Fn(usize) -> Sampling) {
+fn check(config: &ModelConfig, sampling: impl Fn(usize) -> Sampling) {
     let prompts = prompts();
-    let mut host = CpuPolicy::new(&config(), 7, host_loss(LossConfig::default())).unwrap();
+    let mut host = CpuPolicy::new(config, 7, host_loss(LossConfig::default())).unwrap();
     let tensors: Vec<NamedTensor> = exported(&host).into_values().collect();
-    let weights = DeviceWeights::from_tensors(runtime(), &config(), &tensors, Dtype::F32).unwrap();
+    let weights = DeviceWeights::from_tensors(runtime(), config, &tensors, Dtype::F32).unwrap();
     let generate = |prompts: &[Vec<u32>], sampling, slots| {
         let options = RolloutOptions { slots, tokens_per_call: 8 };
-        let mut rollout = DeviceRollout::new(runtime(), &config(), Compute::F32, options).unwrap();
+        let mut rollout = DeviceRollout::new(runtime(), config, Compute::F32, options).unwrap();
         rollout.generate(&weights, &of(prompts, sampling)).unwrap()
     };
     let all = generate(&prompts, sampling(0), 64);
@@ -70,16 +85,21 @@ fn check(sampling: impl Fn(usize) -> Sampling) {
 
 #[test]
 fn greedy_completions_do_not_depend_on_other_prompts() {
-    check(|_| Sampling::Greedy);
+    check(&config(), |_| Sampling::Greedy);
 }
 
 #[test]
 fn samples_of_the_full_distribution_do_not_depend_on_other_prompts() {
-    check(|first| random(1.0, LogitsProcessors::default(), first));
+    check(&config(), |first| random(1.0, LogitsProcessors::default(), first));
+}
+
+#[test]
+fn completions_with_sliding_windows_do_not_depend_on_other_prompts() {
+    check(&with_windows(), |_| Sampling::Greedy);
 }
 
 #[test]
 fn top_k_and_top_p_samples_do_not_depend_on_other_prompts() {
     let processors = LogitsProcessors { top_k: Some(20), top_p: Some(0.9), ..LogitsProcessors::default() };
-    check(|first| random(1.0, processors, first));
+    check(&config(), |first| random(1.0, processors, first));
 }

@@ -4,7 +4,7 @@ use crate::checkpoint::{self, Checkpoint, Tensors};
 use crate::support::{
     assert_close, assert_near, assert_same_scores, assert_same_tensors, both, by_name, cross_entropy,
     expected_gradients, exported, gradients, halves, host_gradients, host_loss, import, moved, narrow, on_device,
-    request, runtime, state, weights,
+    request, runtime, state, to_host, weights,
 };
 use grpo_core::LossConfig;
 use models::{Adapter, LoraConfig, TargetModules};
@@ -91,6 +91,8 @@ fn adapters_of_every_family_match_the_cpu_policy() {
         ("granite", lora(2, names(&["o_proj", "down_proj", "lm_head"]))),
         ("phi3", lora(2, names(&["gate_up_proj", "qkv_proj"]))),
         ("gemma3", lora(2, all_linear())),
+        ("gemma4", lora(2, all_linear())),
+        ("gemma4_vision", lora(2, names(&["v_proj", "down_proj"]))),
     ] {
         let checkpoint = Checkpoint::open(name);
         let what = format!("{name}, {:?}", lora.target_modules);
@@ -116,13 +118,14 @@ fn adapters_of_every_family_match_the_cpu_policy() {
 
         let [found, expected] = both(&mut device, &mut host, |policy| policy.accumulate(&parts, loss).unwrap().loss);
         assert_near(&what, found, expected);
-        assert_same_tensors(&what, &gradients(&mut device), &host_gradients(&host), 1e-5);
+        let tolerance = to_host(name);
+        assert_same_tensors(&what, &gradients(&mut device), &host_gradients(&host), tolerance);
         let [found, expected] = both(&mut device, &mut host, |policy| policy.apply(0.01).unwrap());
         assert!(found.applied, "{what}");
         assert_near(&what, found.grad_norm, expected.grad_norm);
-        assert_same_tensors(&what, &weights(&device), &weights(&host), 1e-5);
+        assert_same_tensors(&what, &weights(&device), &weights(&host), tolerance);
         let ([stepped, _, moments], [_, _, of_host]) = (state(&device), state(&host));
-        assert_same_tensors(&what, &by_name(moments.clone()), &by_name(of_host), 2e-5);
+        assert_same_tensors(&what, &by_name(moments.clone()), &by_name(of_host), 2.0 * tolerance);
         let of_ref = device.score(Weights::RefPolicy, &parts).unwrap();
         assert_eq!(of_ref, references[0], "{what}: the base model changed");
 
@@ -132,7 +135,7 @@ fn adapters_of_every_family_match_the_cpu_policy() {
             policy.accumulate(&parts, loss).unwrap();
             policy.apply(0.01).unwrap();
         });
-        assert_same_tensors(&what, &weights(&device), &weights(&host), 2e-5);
+        assert_same_tensors(&what, &weights(&device), &weights(&host), 2.0 * tolerance);
 
         let prompts = [vec![1, 9, 4], vec![7], vec![1, 20, 21, 22, 23]];
         let request = request(&prompts, 2, 6, &[], Sampling::Greedy);
@@ -143,7 +146,7 @@ fn adapters_of_every_family_match_the_cpu_policy() {
         }
         let found = exported(&device);
         assert_eq!(found.len(), lora.merged_into(checkpoint.config()).unwrap().parameters().len(), "{what}");
-        assert_same_tensors(&what, &found, &exported(&host), 2e-5);
+        assert_same_tensors(&what, &found, &exported(&host), 2.0 * tolerance);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::support::{
     Named, assert_close, assert_same_tensors, gradients, moved, random, request, runtime, weights, whole,
 };
 use grpo_core::LossConfig;
-use models::{ClampedSwiglu, Experts, LayerSpec, LinearAttention, LoraConfig, ModelConfig, TargetModules};
+use models::{ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, LoraConfig, ModelConfig, TargetModules};
 use pjrt::install::{Kind, install};
 use policy::contract::{Fixture, Setup, batches};
 use policy::{
@@ -272,6 +272,27 @@ fn gated_delta_nets_on_meshes_match_one_device() {
     let policy = PjrtPolicy::new(&on_mesh(&[("tensor", 2)]), &config, 1, loss(), PjrtPolicyOptions::default());
     let error = policy.map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("the key heads of Gated DeltaNets"), "{error}");
+}
+
+#[test]
+fn layers_with_other_heads_on_meshes_match_one_device() {
+    let sliding = LayerSpec { sliding_window: Some(3), rope: LayerRope::Local, ..LayerSpec::default() };
+    let full = LayerSpec { head_dim: Some(8), keys_are_values: true, ..LayerSpec::default() };
+    let config = ModelConfig {
+        num_hidden_layers: 5,
+        layers: vec![sliding, full, full],
+        attention_bias: false,
+        qk_norm: true,
+        value_norm: true,
+        layer_scalars: true,
+        final_logit_softcapping: Some(2.0),
+        ..config()
+    };
+    let on = |runtime: &Runtime| PjrtPolicy::new(runtime, &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
+    let expected = train(on(runtime()));
+    for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
+        assert_same(&format!("{axes:?}"), &train(on(&on_mesh(axes))), &expected);
+    }
 }
 
 #[test]

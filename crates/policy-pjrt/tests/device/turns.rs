@@ -67,6 +67,7 @@ fn converse(
 #[case::plain("qwen2", 16)]
 #[case::fewer_slots_than_conversations("qwen2", 8)]
 #[case::sliding_windows("gemma3", 16)]
+#[case::other_heads("gemma4", 16)]
 #[case::layers_without_rotation("smollm3", 16)]
 fn turns_that_continue_sample_what_a_prefill_does(#[case] name: &str, #[case] slots: usize) {
     let checkpoint = Checkpoint::open(name);

@@ -2,6 +2,7 @@
 
 mod experts_json;
 pub(super) mod gemma3;
+pub(super) mod gemma4;
 mod gpt_oss;
 mod granite;
 mod layer_types;
@@ -54,6 +55,8 @@ pub enum Family {
     Phi3,
     /// Gemma 3 without vision: norms of inputs and outputs with weights around 0, GeGLU, a sliding window in five of six layers.
     Gemma3,
+    /// Gemma 4, dense and without vision: layers with full attention have wider heads, and may have keys as values.
+    Gemma4,
 }
 
 /// The reading and writing of a family's `config.json`. Fields that all families have are read by [`ConfigJson`].
@@ -102,7 +105,7 @@ impl Defaults {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Qwen2,
         Self::Qwen3,
         Self::Qwen3Moe,
@@ -117,6 +120,7 @@ impl Family {
         Self::Granite,
         Self::Phi3,
         Self::Gemma3,
+        Self::Gemma4,
     ];
 
     /// Returns the first family whose `config.json` can describe `config`.
@@ -215,6 +219,7 @@ impl Family {
             Self::Granite => &granite::TABLE,
             Self::Phi3 => &phi3::TABLE,
             Self::Gemma3 => &gemma3::TABLE,
+            Self::Gemma4 => &gemma4::TABLE,
         }
     }
 }

@@ -146,11 +146,6 @@ impl Decoder {
         self.frozen_routers
     }
 
-    /// Returns the decoder with routers that updates may write.
-    pub(crate) fn with_free_routers(self) -> Self {
-        Self { frozen_routers: false, ..self }
-    }
-
     /// Adds a value head initialised to zero: every state has value 0.
     #[must_use]
     pub fn with_value_head(mut self) -> Self {

@@ -39,9 +39,9 @@ impl TrainPrograms {
         let forward = self.forward(&table, shape, outputs).map_err(program_error(name))?;
         let arguments = self.arguments(&table, weights, &batch, outputs);
         // Indices of trained parameters among the arguments of `forward` and among the accumulators.
-        let place = |role| trained.iter().position(|p| p.role == role);
+        let place = |id| trained.iter().position(|p| p.id() == id);
         let inside = table.iter().filter(|p| outputs.depend_on(p.role)).enumerate();
-        let (asked, places): (Vec<usize>, Vec<usize>) = inside.filter_map(|(i, p)| Some((i, place(p.role)?))).unzip();
+        let (asked, places): (Vec<usize>, Vec<usize>) = inside.filter_map(|(i, p)| Some((i, place(p.id())?))).unzip();
         let (mut results, pullback) = match asked.is_empty() {
             // Only the head has adapters.
             true => (f.call(&forward, &arguments), None),
@@ -64,7 +64,7 @@ impl TrainPrograms {
         });
 
         let adapter = weights.adapter(Matrix::LmHead);
-        let place_of_head = self.trained_head().and_then(place);
+        let place_of_head = self.trained_head().and_then(|role| place((role, 0)));
         let of_head = place_of_head.map(|i| match (adapter, &sums[i]) {
             (None, Some(begun)) => begun.clone(),
             // The adapted head is a separate tensor with its own gradient.
@@ -85,7 +85,8 @@ impl TrainPrograms {
             let low_rank = trace(&types, |_, values| vec![self.decoder.low_rank([&values[0], &values[1]])]);
             let low_rank = low_rank.map_err(program_error(name))?;
             let (_, pullback) = f.vjp(&low_rank, &adapter, &[0, 1]).map_err(program_error(name))?;
-            let places = [ParameterRole::LoraA(Matrix::LmHead), ParameterRole::LoraB(Matrix::LmHead)].map(place);
+            let places = [ParameterRole::LoraA(Matrix::LmHead), ParameterRole::LoraB(Matrix::LmHead)]
+                .map(|role| place((role, 0)));
             let places: Vec<usize> = places.into_iter().flatten().collect();
             let begun: Vec<Option<&Value>> = places.iter().map(|i| sums[*i].as_ref()).collect();
             let added = pullback.add_to_begun(&[result(Role::GradLmHead)], &begun);

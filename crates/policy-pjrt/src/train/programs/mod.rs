@@ -118,10 +118,10 @@ impl TrainPrograms {
         self.decoder.config()
     }
 
-    /// Returns the specification of the loss head.
+    /// Returns the specification of the loss head, with the softcap of the model's logits.
     ///
     /// # Errors
-    /// [`crate::Error::Loss`] for an invalid loss or tiling.
+    /// [`crate::Error::Loss`] for an invalid loss or tiling, [`crate::Error::Policy`] for a loss with another softcap.
     pub fn head(&self, loss: &LossConfig, tokens: usize) -> Result<Spec> {
         let config = self.config();
         let dtype = match self.decoder.compute() {
@@ -133,7 +133,7 @@ impl TrainPrograms {
         let shards = self.decoder.split().parts(Axis::Vocab);
         let workspace_budget = self.tiling.workspace_budget.saturating_mul(shards);
         let request = PlanRequest {
-            loss: loss.clone().into(),
+            loss: policy::loss_of_model(loss, config)?.into(),
             implementation: Implementation::Fused,
             tiling: Tiling { workspace_budget, ..self.tiling.clone() },
             max_tokens: tokens,
@@ -341,7 +341,7 @@ impl TrainPrograms {
         batch: &'a Batch,
         outputs: Outputs,
     ) -> Vec<&'a Value> {
-        let inside = table.iter().filter(|p| outputs.depend_on(p.role)).map(|p| &weights[p.role]);
+        let inside = table.iter().filter(|p| outputs.depend_on(p.role)).map(|p| weights.of(p.id()));
         inside.chain(&batch.rows).collect()
     }
 
@@ -355,7 +355,7 @@ impl TrainPrograms {
             let (parameters, rows) = values.split_at(inside.len());
             let [ids, predicting, predicts, rest @ ..] = rows else { unreachable!("as many as there are types") };
             let (positions, counted) = rest.split_at(usize::from(shape.shared));
-            let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
+            let weights = ParameterValues::new(inside.iter().map(|p| p.id()).zip(parameters.iter().cloned()));
             let mut rows = Rows::of_sequences(ids);
             if let [positions] = positions {
                 rows = Rows { positions: positions.clone(), shared: true, ..rows };
