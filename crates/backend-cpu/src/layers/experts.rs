@@ -189,12 +189,20 @@ impl Layers {
     /// # Ok::<(), grpo_core::Error>(())
     /// ```
     pub fn route(&self, logits: &[f32], experts: usize, top: usize, normalised: bool) -> Result<Routing> {
+        self.route_to(logits, experts, top, self.choose(logits, experts, top)?, normalised)
+    }
+
+    /// Returns the experts `[N, top]` that [`Layers::route`] chooses, from the largest logit to the smallest.
+    ///
+    /// # Errors
+    /// As [`Layers::route`].
+    pub fn choose(&self, logits: &[f32], experts: usize, top: usize) -> Result<Vec<u32>> {
         if !(1..=experts).contains(&top) {
             return Err(Error::shape("route", "top", format!("between 1 and {experts}"), top));
         }
         let n = logits.len() / experts;
         fits("route", "logits", logits.len(), &[n, experts])?;
-        let (mut weights, mut chosen) = (Vec::with_capacity(n * top), Vec::with_capacity(n * top));
+        let mut chosen = Vec::with_capacity(n * top);
         let mut order: Vec<u32> = Vec::with_capacity(experts);
         for logits in logits.chunks_exact(experts) {
             order.clear();
@@ -205,14 +213,43 @@ impl Layers {
             }
             let best = &mut order[..top];
             best.sort_unstable_by(descending);
-            let max = logits[best[0] as usize];
-            let share = |expert: &u32| (logits[*expert as usize] - max).exp();
+            chosen.extend_from_slice(best);
+        }
+        Ok(chosen)
+    }
+
+    /// Returns the routing of tokens to given experts `chosen` `[N, top]`, with the weights of [`Layers::route`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the sizes do not fit each other, or a token has an unknown expert or the same one twice.
+    pub fn route_to(
+        &self,
+        logits: &[f32],
+        experts: usize,
+        top: usize,
+        chosen: Vec<u32>,
+        normalised: bool,
+    ) -> Result<Routing> {
+        let n = chosen.len() / top.max(1);
+        fits("route_to", "chosen", chosen.len(), &[n, top])?;
+        fits("route_to", "logits", logits.len(), &[n, experts])?;
+        let mut weights = Vec::with_capacity(n * top);
+        for (logits, best) in logits.chunks_exact(experts.max(1)).zip(chosen.chunks_exact(top.max(1))) {
+            let repeats = |i: usize| best[..i].contains(&best[i]);
+            if best.iter().any(|expert| *expert as usize >= experts) || (0..top).any(repeats) {
+                let expected = format!("different experts below {experts} for each token");
+                return Err(Error::shape("route_to", "chosen", expected, format!("{best:?}")));
+            }
+            let of_best = || best.iter().map(|expert| logits[*expert as usize]);
+            let max = match normalised {
+                true => of_best().fold(f32::NEG_INFINITY, f32::max),
+                false => logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+            };
             let sum: f32 = match normalised {
-                true => best.iter().map(share).sum(),
+                true => of_best().map(|logit| (logit - max).exp()).sum(),
                 false => logits.iter().map(|logit| (logit - max).exp()).sum(),
             };
-            weights.extend(best.iter().map(|expert| share(expert) / sum));
-            chosen.extend_from_slice(best);
+            weights.extend(of_best().map(|logit| (logit - max).exp() / sum));
         }
         let mut starts = vec![0; experts + 1];
         chosen.iter().for_each(|expert| starts[*expert as usize + 1] += 1);

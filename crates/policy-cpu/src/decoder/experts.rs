@@ -73,7 +73,7 @@ impl ExpertsMlp {
     /// Returns the weighted sum of the outputs of each token's experts, `x` `[N, H]` -> `[N, H]`.
     pub(crate) fn forward(&self, x: Tensor<2>, routers: &mut Routers) -> Result<Tensor<2>> {
         let logits = self.router.forward(x.clone())?;
-        let (weights, routing) = route(logits.clone(), &self.spec)?;
+        let (weights, routing) = route(logits.clone(), &self.spec, routers)?;
         routers.observe(logits, &routing)?;
         self.mix(x, weights, routing)
     }
@@ -109,13 +109,15 @@ impl ExpertsMlp {
     }
 }
 
-/// Returns the weights `[N, k]` of each token's experts, given the router's logits `[N, E]`.
-fn route(logits: Tensor<2>, spec: &Experts) -> Result<(Tensor<2>, Arc<Routing>)> {
+/// Returns the weights `[N, k]` of each token's experts, given the router's logits `[N, E]`. `routers` may have other experts for a token.
+fn route(logits: Tensor<2>, spec: &Experts, routers: &mut Routers) -> Result<(Tensor<2>, Arc<Routing>)> {
     let [n, experts] = logits.dims();
     let top = spec.num_experts_per_tok;
     let mut graph = Graph::default();
     let logits = operand(&mut graph, "logits", logits)?;
-    let routing = Layers::new().route(read("logits", &logits.storage)?, experts, top, spec.norm_topk_prob)?;
+    let (kernels, values) = (Layers::new(), read("logits", &logits.storage)?);
+    let chosen = routers.replay(kernels.choose(values, experts, top)?, top);
+    let routing = kernels.route_to(values, experts, top, chosen, spec.norm_topk_prob)?;
     let (weights, routing) = (tensor(routing.weights.clone(), [n, top]), Arc::new(routing));
     let derivative = RouteGrad { logits: logits.storage, routing: Arc::clone(&routing), dims: [n, experts] };
     Ok((record(graph, weights, [logits.node], derivative), routing))

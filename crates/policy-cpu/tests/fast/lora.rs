@@ -109,7 +109,7 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
         let tokens = token_batch(&sequences).unwrap().with_advantages(vec![1.0; sequences.len()]).unwrap();
         let of = |mut policy: CpuPolicy| {
             policy.freeze_ref_policy().unwrap();
-            let batch = || SequenceBatch { sequences: &sequences, tokens: tokens.clone() };
+            let batch = || SequenceBatch { routed_experts: &[], sequences: &sequences, tokens: tokens.clone() };
             let old = policy.score(Weights::Policy, &[batch()]).unwrap();
             for _ in 0..2 {
                 policy.accumulate(&[batch()], StepLoss::Grpo).unwrap();
@@ -133,6 +133,7 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
                 stop: None,
                 sampling,
                 return_sampling_mask: false,
+                return_routed_experts: false,
                 turn: None,
             };
             let completions = policy.generate(&request).unwrap();
