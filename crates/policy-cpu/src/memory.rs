@@ -92,8 +92,9 @@ impl StepMemory {
         let of_layers = all_matrices(config).into_iter().map(|(matrix, count)| product([bytes(&matrix, false), count]));
         let packed = sum(of_layers.chain([bytes(&[h, vocab], self.head_adapter)]));
         table.push_in(SAMPLING, "weights packed for products", packed);
-        if let (Trained::Adapters(count), true) = (weights.trained, in_files || kernels.rounds_operands()) {
-            // Matrices with few columns are padded to panels of 32, about twice their size.
+        let are_separate = in_files || kernels.rounds_operands() || config.experts.is_some();
+        if let (Trained::Adapters(count), true) = (weights.trained, are_separate) {
+            // Adapters of experts stay separate in every dtype. Matrices with few columns are padded to panels of 32, about twice their size.
             table.push_in(SAMPLING, "packed adapters", product([2, count, SINGLE]));
         }
         // Every thread runs a batch of sequences.

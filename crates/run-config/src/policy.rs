@@ -163,6 +163,15 @@ impl TrainConfig {
             let on_host = "false, or policy.device: host: devices do not record experts";
             check(*device == PolicyDevice::Host, key, on_host, true)?;
         }
+        if let Some(lora) = self.lora.as_ref().filter(|lora| !lora.target_parameters.is_empty()) {
+            let (engine, key) = (self.rollout.engine, "lora.target_parameters");
+            let found = format!("{:?}", lora.target_parameters);
+            let of_server =
+                format!("[] with rollout.engine {}: adapters of experts are not sent to servers", engine.name());
+            check(!engine.is_server(), key, &of_server, &found)?;
+            let on_host = "[], or policy.device: host: devices have no adapters of experts";
+            check(*device == PolicyDevice::Host, key, on_host, &found)?;
+        }
         check(coef.is_finite() && coef >= 0.0, "policy.router_aux_loss_coef", "a finite number from 0", coef)?;
         if *device == PolicyDevice::Host {
             let of_device = "left out: it is for a policy.device of PJRT";

@@ -216,7 +216,7 @@ fn experts_of_a_rollout_are_those_of_training_with_the_same_weights() {
             let tokens = sequence.prompt.len() + sequence.completion.len() - 1;
             assert_eq!(routed.ids.len(), tokens * routed.width, "{name}");
         }
-        let tokens = token_batch(&sequences).unwrap();
+        let tokens = token_batch(&sequences).unwrap().with_advantages(vec![1.0; sequences.len()]).unwrap();
         let chosen = [SequenceBatch { sequences: &sequences, tokens: tokens.clone(), routed_experts: &[] }];
         let replayed = [SequenceBatch { sequences: &sequences, tokens, routed_experts: &routed }];
         let [chosen, replayed] = [chosen, replayed].map(|batch| {
@@ -239,7 +239,7 @@ fn scores_and_updates_with_other_weights_replay_the_same_experts() {
         let mut policy = policy(&checkpoint);
         let completions = policy.generate(&request(&prompts, None)).unwrap();
         let (sequences, routed) = sequences(&prompts, &completions);
-        let tokens = token_batch(&sequences).unwrap();
+        let tokens = token_batch(&sequences).unwrap().with_advantages(vec![1.0; sequences.len()]).unwrap();
         let batch = |routed_experts| [SequenceBatch { sequences: &sequences, tokens: tokens.clone(), routed_experts }];
         policy.accumulate(&batch(&[]), StepLoss::CrossEntropy { tokens: tokens.tokens() }).unwrap();
         policy.apply(0.05).unwrap();

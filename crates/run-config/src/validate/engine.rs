@@ -103,6 +103,14 @@ mod tests {
         "`policy.replay_routing`: expected false, or policy.device: host"
     )]
     #[case::replay_routing_on_the_host("{rollout: {engine: policy, server: null}, policy: {replay_routing: true}}", "")]
+    #[case::adapted_experts(
+        "{lora: {target_parameters: [experts.down_proj]}}",
+        "`lora.target_parameters`: expected [] with rollout.engine vllm"
+    )]
+    #[case::adapted_experts_on_a_device(
+        "{rollout: {engine: policy, server: null}, lora: {target_parameters: [experts.down_proj]}, policy: {device: 'pjrt:cpu'}}",
+        "`lora.target_parameters`: expected [], or policy.device: host"
+    )]
     #[case::aux_loss(
         "{policy: {router_aux_loss_coef: -1}}",
         "`policy.router_aux_loss_coef`: expected a finite number from 0"
