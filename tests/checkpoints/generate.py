@@ -205,6 +205,12 @@ LORA = {
     "qwen3_5": ["in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj", "q_proj", "o_proj", "down_proj"],
     "gpt_oss": ["k_proj", "o_proj", "lm_head"],
 }
+# Adapters of the parameters of experts.
+EXPERTS_LORA = {
+    "qwen3_moe": {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]},
+    "qwen3_moe_fused": {"target_modules": [], "target_parameters": ["mlp.experts.down_proj"]},
+    "gpt_oss": {"target_modules": ["o_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]},
+}
 # Families with norms whose weights are around 0.
 CENTRED = {"gemma3", "qwen3_5"}
 # The 4-bit floats of MXFP4 without their sign.
@@ -491,10 +497,10 @@ def make_wrapper(out, name, seed):
     print(f"{name:16} loss {loss.item():.4f}  largest logit {logits.abs().max():.2f}  {size / 1e3:.0f} kB")
 
 
-def make_adapter(out, name):
+def make_adapter(out, name, suffix, targets):
     """Writes an adapter in PEFT's layout with random A and B, and the results of the adapted model; the frozen base has no gradient."""
-    config = {"r": 4, "lora_alpha": 6, "target_modules": LORA[name]}
-    folder = out / f"{name}_lora"
+    config = {"r": 4, "lora_alpha": 6, **targets}
+    folder = out / f"{name}{suffix}"
     shutil.rmtree(folder, ignore_errors=True)
     torch.manual_seed(99)
     load = transformers.AutoModelForCausalLM.from_pretrained
@@ -510,8 +516,9 @@ def make_adapter(out, name):
     # peft writes a set, whose order changes from run to run.
     path = folder / "adapter_config.json"
     written = json.loads(path.read_text())
-    if not isinstance(written["target_modules"], str):
-        written["target_modules"].sort()
+    for key in ["target_modules", "target_parameters"]:
+        if isinstance(written[key], list):
+            written[key].sort()
     path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     saved = load_file(folder / "adapter_model.safetensors")
 
@@ -527,7 +534,7 @@ def make_adapter(out, name):
     merged = of_text(merged) if name in WRAPPERS else merged
     save_file(merged, folder / "merged.safetensors", {"format": "pt"})
     size = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"{name + '_lora':16} loss {loss.item():.4f}  largest logit {logits.abs().max():.2f}  {size / 1e3:.0f} kB")
+    print(f"{name + suffix:16} loss {loss.item():.4f}  largest logit {logits.abs().max():.2f}  {size / 1e3:.0f} kB")
 
 
 def make_router(out, name):
@@ -595,7 +602,10 @@ def main():
             make_wrapper(out, name, seed)
     for name in LORA:
         if name in wanted:
-            make_adapter(out, name)
+            make_adapter(out, name, "_lora", {"target_modules": LORA[name]})
+    for name, targets in EXPERTS_LORA.items():
+        if name in wanted:
+            make_adapter(out, name, "_experts_lora", targets)
     for name in ROUTERS:
         if name in wanted:
             make_router(out, name)

@@ -61,6 +61,7 @@ impl Ppo {
             let parts = [0..1, 1..3].map(|rows| SequenceBatch {
                 sequences: &sequences[rows.clone()],
                 tokens: batch.select_sequences(rows).unwrap(),
+                routed_experts: &[],
             });
             let output = policy.accumulate(&parts, StepLoss::Grpo).unwrap();
             let grad_norm = policy.apply(settings.number("lr")).unwrap().grad_norm;

@@ -208,6 +208,7 @@ mod tests {
             stop: None,
             sampling: Sampling::Greedy,
             return_sampling_mask: false,
+            return_routed_experts: false,
             turn: None,
         };
         let of = |ids: &[u32], truncated, request| ended(completion(ids, truncated), request).unwrap();

@@ -76,6 +76,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             stop: None,
             sampling,
             return_sampling_mask: false,
+            return_routed_experts: false,
             turn: None,
         };
         let (busy, began) = (processor_time()?, Instant::now());

@@ -34,6 +34,8 @@ pub struct StepMemory {
     pub products: Products,
     /// `true` if the LM head has an adapter: every micro-batch then computes the merged head.
     pub head_adapter: bool,
+    /// `true` if completions have the experts of their tokens ([`policy::Completion::routed_experts`]).
+    pub records_experts: bool,
 }
 
 impl StepMemory {
@@ -45,6 +47,12 @@ impl StepMemory {
     pub fn table(&self, config: &ModelConfig, weights: &TrainingMemory, loss: &PolicyLoss) -> Result<MemoryTable> {
         let mut table = weights.table();
         self.sampling(config, weights, &mut table);
+        if let (Some(experts), true) = (&config.experts, self.records_experts) {
+            let tokens = product([self.samples as u64, sum([self.prompt as u64, self.completion as u64])]);
+            let of_token = product([config.num_hidden_layers as u64, experts.num_experts_per_tok as u64, 2]);
+            // The completions have them beside the caches during sampling, and beside the sequences of the step during updates.
+            table.push("recorded experts (16 bits)", product([2, tokens, of_token]));
+        }
         self.updates(config, weights, loss, &mut table)?;
         // The process keeps freed memory for the next step, up to a limit (`backend_cpu::keep_freed_memory`). If micro-batches run
         // concurrently, other threads than the sampling ones allocated it, and sampling cannot reuse it; otherwise it can.
@@ -84,8 +92,9 @@ impl StepMemory {
         let of_layers = all_matrices(config).into_iter().map(|(matrix, count)| product([bytes(&matrix, false), count]));
         let packed = sum(of_layers.chain([bytes(&[h, vocab], self.head_adapter)]));
         table.push_in(SAMPLING, "weights packed for products", packed);
-        if let (Trained::Adapters(count), true) = (weights.trained, in_files || kernels.rounds_operands()) {
-            // Matrices with few columns are padded to panels of 32, about twice their size.
+        let are_separate = in_files || kernels.rounds_operands() || config.experts.is_some();
+        if let (Trained::Adapters(count), true) = (weights.trained, are_separate) {
+            // Adapters of experts stay separate in every dtype. Matrices with few columns are padded to panels of 32, about twice their size.
             table.push_in(SAMPLING, "packed adapters", product([2, count, SINGLE]));
         }
         // Every thread runs a batch of sequences.

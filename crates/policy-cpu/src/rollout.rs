@@ -44,8 +44,12 @@ pub(crate) fn generate(
 ) -> Result<Vec<Completion>> {
     request.check()?;
     let (inference, earlier) = match turns.take() {
-        Some(Turns { inference, chunks }) if request.turn.is_some() => (inference, chunks),
-        _ => (model().inference()?, Vec::new()),
+        Some(Turns { inference, chunks })
+            if request.turn.is_some() && inference.records_experts() == request.return_routed_experts =>
+        {
+            (inference, chunks)
+        }
+        _ => (model().inference()?.recording_experts(request.return_routed_experts), Vec::new()),
     };
     let (prompts, per_prompt) = (request.prompts, request.num_generations);
     let chunks = sample(&inference, request, batch_size, &earlier)?;
@@ -134,7 +138,7 @@ fn sample_fresh(model: &Inference, request: &RolloutRequest<'_>, prompts: &[usiz
     let mut samples = samplers(request, &indices);
     // All samples of a prompt draw their first token from the same row of logits.
     let row = |i: usize| &of_prompts[i / per_prompt * vocab..(i / per_prompt + 1) * vocab];
-    extend(samples.iter_mut().enumerate().map(|(i, sample)| (sample, row(i))), vocab)?;
+    extend(samples.iter_mut().enumerate().map(|(i, sample)| ((i, sample), row(i))), vocab, &cache)?;
     let completions = decode(model, samples, &mut cache)?;
     Ok(Chunk { indices, completions, cache: Some(cache) })
 }
@@ -149,7 +153,7 @@ fn sample_continued(model: &Inference, request: &RolloutRequest<'_>, prompts: &[
     let mut cache = Cache::continued(&sources, capacity.unwrap_or(0))?;
     let logits = model.extend(&new, &mut cache)?;
     let mut samples = samplers(request, &indices);
-    extend(samples.iter_mut().zip(logits.chunks_exact(model.vocab())), model.vocab())?;
+    extend(samples.iter_mut().enumerate().zip(logits.chunks_exact(model.vocab())), model.vocab(), &cache)?;
     let completions = decode(model, samples, &mut cache)?;
     Ok(Chunk { indices, completions, cache: Some(cache) })
 }
@@ -177,19 +181,22 @@ fn decode(model: &Inference, mut samples: Vec<CompletionSampler<'_>>, cache: &mu
         let logits = model.decode(&last, &open, cache)?;
         let mut open = open.iter().peekable();
         let of_open = samples.iter_mut().enumerate().filter(|(i, _)| open.next_if_eq(&i).is_some());
-        let rows = logits.chunks_exact(model.vocab());
-        extend(of_open.map(|(_, sample)| sample).zip(rows), model.vocab())?;
+        extend(of_open.zip(logits.chunks_exact(model.vocab())), model.vocab(), cache)?;
     }
 }
 
-/// Samples the next token of each sample from its logits `[vocab]`, in parallel.
+/// Samples the next token of each sample from its logits `[vocab]`, in parallel. Samples have their index in the cache.
 fn extend<'a: 'b, 'b>(
-    samples: impl Iterator<Item = (&'b mut CompletionSampler<'a>, &'b [f32])>,
+    samples: impl Iterator<Item = ((usize, &'b mut CompletionSampler<'a>), &'b [f32])>,
     vocab: usize,
+    cache: &Cache,
 ) -> Result<()> {
     let mut samples: Vec<_> = samples.collect();
     let at_once = LOGITS_PER_TASK.div_ceil(vocab.max(1));
-    samples.par_iter_mut().with_min_len(at_once).try_for_each(|(sample, logits)| sample.extend(logits))
+    samples
+        .par_iter_mut()
+        .with_min_len(at_once)
+        .try_for_each(|((index, sample), logits)| sample.extend_with_experts(logits, || cache.routed_experts(*index)))
 }
 
 #[cfg(test)]
@@ -250,6 +257,7 @@ mod tests {
             stop: None,
             sampling,
             return_sampling_mask: false,
+            return_routed_experts: false,
             turn: None,
         }
     }

@@ -2,23 +2,28 @@
 
 use crate::decoder::{Decoder, PackedBatch, Routers};
 use burn::tensor::Tensor;
-use policy::{Result, Sequence};
+use policy::{Result, RoutedExperts, Sequence, SequenceBatch};
 
 /// Returns the hidden states `[N, H]` at the positions that predict completion tokens, concatenated. Sequences with the same prompt share
-/// its rows.
-pub(crate) fn completion_hidden(model: &Decoder, sequences: &[Sequence]) -> Result<Tensor<2>> {
-    let (batch, rows) = PackedBatch::of_completions(sequences)?;
-    model.forward_rows(&batch, &rows, &mut Routers::default())
-}
-
-/// Returns [`completion_hidden`], and the observed routers of experts; `with_aux_loss` requests their load balancing loss.
-pub(crate) fn observed_hidden(
+/// its rows. Routers of experts replay `routed_experts`, if there are any.
+pub(crate) fn completion_hidden(
     model: &Decoder,
     sequences: &[Sequence],
+    routed_experts: &[RoutedExperts],
+) -> Result<Tensor<2>> {
+    let (batch, rows) = PackedBatch::of_completions(sequences, routed_experts)?;
+    let mut routers = model.replaying(&batch, routed_experts, Routers::default())?;
+    model.forward_rows(&batch, &rows, &mut routers)
+}
+
+/// Returns [`completion_hidden`] of a micro-batch, and the observed routers of experts; `with_aux_loss` requests their load balancing loss.
+pub(crate) fn observed_hidden(
+    model: &Decoder,
+    SequenceBatch { sequences, routed_experts, .. }: &SequenceBatch<'_>,
     with_aux_loss: bool,
 ) -> Result<(Tensor<2>, Routers)> {
-    let (batch, rows) = PackedBatch::of_completions(sequences)?;
-    let mut routers = batch.routers(with_aux_loss);
+    let (batch, rows) = PackedBatch::of_completions(sequences, routed_experts)?;
+    let mut routers = model.replaying(&batch, routed_experts, batch.routers(with_aux_loss))?;
     Ok((model.forward_rows(&batch, &rows, &mut routers)?, routers))
 }
 
@@ -38,7 +43,7 @@ mod tests {
             Sequence { prompt: vec![1, 9], completion: vec![8, 10, 2] },
             Sequence { prompt: vec![1, 5, 6], completion: vec![9, 7, 2] },
         ];
-        let hidden = to_host(completion_hidden(&model, &sequences).unwrap());
+        let hidden = to_host(completion_hidden(&model, &sequences, &[]).unwrap());
         let h = model.config().hidden_size;
         let row = |ids: &[u32]| {
             let all = to_host(model.forward(&PackedBatch::new(&[ids]).unwrap()).unwrap());

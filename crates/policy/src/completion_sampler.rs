@@ -3,6 +3,7 @@
 use crate::categorical::Categorical;
 use crate::error::Result;
 use crate::rollout::{Completion, RolloutRequest};
+use crate::routed_experts::RoutedExperts;
 use crate::sampling::{LogitsProcessors, Sampling};
 use grpo_core::batch::SamplingMask;
 use rand::RngExt;
@@ -48,6 +49,8 @@ pub struct CompletionSampler<'a> {
     logps: Vec<f32>,
     /// Of no tokens, unless the request asks for it.
     sampling_mask: SamplingMask,
+    /// Of the finished completion.
+    routed_experts: RoutedExperts,
     /// `true` if the last token ends the completion.
     has_ended: bool,
 }
@@ -74,6 +77,7 @@ impl<'a> CompletionSampler<'a> {
             ids: Vec::new(),
             logps: Vec::new(),
             sampling_mask: SamplingMask::default(),
+            routed_experts: RoutedExperts::default(),
             has_ended: false,
         }
     }
@@ -90,6 +94,19 @@ impl<'a> CompletionSampler<'a> {
     /// # Errors
     /// The errors of [`RolloutRequest::ends`].
     pub fn extend(&mut self, logits: &[f32]) -> Result<()> {
+        self.extend_with_experts(logits, RoutedExperts::default)
+    }
+
+    /// Samples like [`CompletionSampler::extend`] from a model that records experts. If the token finishes the completion, `routed_experts`
+    /// returns the experts of all tokens before it.
+    ///
+    /// # Errors
+    /// The errors of [`RolloutRequest::ends`].
+    pub fn extend_with_experts(
+        &mut self,
+        logits: &[f32],
+        routed_experts: impl FnOnce() -> RoutedExperts,
+    ) -> Result<()> {
         let of = Categorical::new(logits, self.temperature, &self.processors, &self.seen);
         let id = match &mut self.random {
             None => of.best(),
@@ -104,18 +121,21 @@ impl<'a> CompletionSampler<'a> {
         if self.processors.penalises_repetition() {
             self.seen.insert(id as u32);
         }
-        if self.request.turn.is_some_and(|turn| turn.finished.is_some()) && self.next_input().is_none() {
-            let completion = Completion::sampled(self.ids.clone(), self.logps.clone(), !self.has_ended);
-            let sampling_mask = self.sampling_mask.clone();
-            self.request.report(self.index, &Completion { sampling_mask, ..completion });
+        if self.next_input().is_none() {
+            self.routed_experts = routed_experts();
+            if self.request.turn.is_some_and(|turn| turn.finished.is_some()) {
+                let completion = Completion::sampled(self.ids.clone(), self.logps.clone(), !self.has_ended);
+                let (sampling_mask, routed_experts) = (self.sampling_mask.clone(), self.routed_experts.clone());
+                self.request.report(self.index, &Completion { sampling_mask, routed_experts, ..completion });
+            }
         }
         Ok(())
     }
 
     /// Returns the completion; it is truncated if no stop condition has ended it.
     pub fn finish(self) -> Completion {
-        let sampling_mask = self.sampling_mask;
-        Completion { sampling_mask, ..Completion::sampled(self.ids, self.logps, !self.has_ended) }
+        let (sampling_mask, routed_experts) = (self.sampling_mask, self.routed_experts);
+        Completion { sampling_mask, routed_experts, ..Completion::sampled(self.ids, self.logps, !self.has_ended) }
     }
 }
 
@@ -134,6 +154,7 @@ mod tests {
             stop: None,
             sampling,
             return_sampling_mask: false,
+            return_routed_experts: false,
             turn: None,
         }
     }

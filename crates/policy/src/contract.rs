@@ -118,7 +118,7 @@ pub fn batches<'a>(policy: &mut dyn Policy, sequences: &'a [Sequence], size: usi
 
 /// Returns the sequences in micro-batches of `size`, without inputs of the GRPO loss.
 fn plain(sequences: &[Sequence], size: usize) -> Vec<SequenceBatch<'_>> {
-    let of = |sequences| SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() };
+    let of = |sequences| SequenceBatch { routed_experts: &[], sequences, tokens: token_batch(sequences).unwrap() };
     sequences.chunks(size).map(of).collect()
 }
 
@@ -191,6 +191,7 @@ pub fn scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler<F: Fix
             stop: None,
             sampling: Sampling::Random { temperature, processors, seed: 3, purpose, step: 0, first: 0 },
             return_sampling_mask: true,
+            return_routed_experts: false,
             turn: None,
         };
         let completions = policy.generate(&request).unwrap();
@@ -206,7 +207,7 @@ pub fn scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler<F: Fix
         let whole = token_batch(&sequences).unwrap();
         let batch = whole.clone().with_sampling_mask(mask).unwrap();
         let mut score = |batch: &TokenBatch| {
-            let parts = [SequenceBatch { sequences: &sequences, tokens: batch.clone() }];
+            let parts = [SequenceBatch { routed_experts: &[], sequences: &sequences, tokens: batch.clone() }];
             policy.score(Weights::Policy, &parts).unwrap().logp
         };
         let (scores, of_whole) = (score(&batch), score(&whole));
@@ -216,7 +217,7 @@ pub fn scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler<F: Fix
         // The loss sees the same log-probabilities.
         let batch = batch.with_advantages(vec![1.0, -0.5, 0.5, 2.0, -1.0, 0.1]).unwrap();
         let batch = batch.with_old_logp(scores.clone()).unwrap();
-        let parts = [SequenceBatch { sequences: &sequences, tokens: batch }];
+        let parts = [SequenceBatch { routed_experts: &[], sequences: &sequences, tokens: batch }];
         let output = policy.accumulate(&parts, StepLoss::Grpo).unwrap();
         let pairs = output.scores.logp.iter().zip(&scores);
         pairs.for_each(|(found, expected)| assert!((found - expected).abs() <= F::SCORE_TOLERANCE));

@@ -98,11 +98,14 @@ impl InitialWeights {
                     let index = parts.iter().take_while(|other| **other != part).filter(is_adapted).count();
                     format!("layers.{layer}.{module}.adapters.{index}.a")
                 }
-                None => "lora_head.a".to_owned(),
+                None => match (matrix.experts, matrix.name.strip_prefix("model.")) {
+                    (Some(_), Some(name)) => format!("{name}.adapter.a"),
+                    _ => "lora_head.a".to_owned(),
+                },
             };
             let a = Distribution::Uniform { stream, bound: 1.0 / (matrix.input as f64).sqrt() };
-            tensors.push((Parameter { name: matrix.lora_a(), shape: vec![lora.r, matrix.input] }, a));
-            let b = Parameter { name: matrix.lora_b(), shape: vec![matrix.output, lora.r] };
+            tensors.push((Parameter { name: matrix.lora_a(), shape: vec![matrix.rank(lora.r), matrix.input] }, a));
+            let b = Parameter { name: matrix.lora_b(), shape: vec![matrix.output, matrix.rank(lora.r)] };
             tensors.push((b, Distribution::Constant(0.0)));
         }
         Ok(Self { seed, tensors })

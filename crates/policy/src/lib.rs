@@ -14,6 +14,7 @@ mod error;
 mod initial;
 mod policy;
 mod rollout;
+mod routed_experts;
 mod router_statistics;
 mod sampling;
 mod sequence;
@@ -28,6 +29,7 @@ pub use policy::{Policy, Weights, accumulate_and_apply};
 pub use rollout::{
     Completion, Finished, Pending, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition, Turn, WeightVersion,
 };
+pub use routed_experts::RoutedExperts;
 pub use router_statistics::{RouterStatistics, check_router_aux_loss};
 pub use sampling::{LogitsProcessors, Sampling};
 pub use sequence::{Sequence, SequenceBatch, token_batch};

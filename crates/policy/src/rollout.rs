@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::policy::Policy;
+use crate::routed_experts::RoutedExperts;
 use crate::sampling::Sampling;
 use grpo_core::batch::SamplingMask;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,8 @@ pub struct RolloutRequest<'a> {
     pub sampling: Sampling,
     /// `true` if completions have the ids that every token was sampled from ([`Completion::sampling_mask`]).
     pub return_sampling_mask: bool,
+    /// `true` if completions have the experts of their tokens ([`Completion::routed_experts`]).
+    pub return_routed_experts: bool,
     /// The conversations that the completions continue; `None` for completions of one turn.
     pub turn: Option<Turn<'a>>,
 }
@@ -168,6 +171,8 @@ pub struct Completion {
     /// `[T]`: the ids that top_k, top_p and min_p kept for each sampled token, none if they kept the whole vocabulary; a mask of no tokens
     /// unless [`RolloutRequest::return_sampling_mask`].
     pub sampling_mask: SamplingMask,
+    /// The experts of all tokens of prompt and completion; none unless [`RolloutRequest::return_routed_experts`].
+    pub routed_experts: RoutedExperts,
     /// The weights that the sampled tokens were sampled from, in order; empty if they are the weights that the policy has now.
     pub weight_versions: Vec<WeightVersion>,
 }
@@ -212,8 +217,7 @@ impl std::fmt::Debug for Pending {
 impl Completion {
     /// Returns a completion whose tokens were all sampled. `ids` and `logps` have the same length.
     pub fn sampled(ids: Vec<u32>, logps: Vec<f32>, truncated: bool) -> Self {
-        let (sampling_mask, weight_versions) = Default::default();
-        Self { mask: vec![true; ids.len()], ids, logps, truncated, sampling_mask, weight_versions }
+        Self { mask: vec![true; ids.len()], ids, logps, truncated, ..Self::default() }
     }
 
     /// Returns the number of sampled tokens.
@@ -230,6 +234,7 @@ impl Completion {
 
     /// Drops all tokens but the first `length`.
     pub fn truncate(&mut self, length: usize) {
+        self.routed_experts.drop_last(self.ids.len().saturating_sub(length));
         self.ids.truncate(length);
         self.logps.truncate(length);
         self.mask.truncate(length);
@@ -248,6 +253,10 @@ impl Completion {
         if turn.sampling_mask.tokens() > 0 {
             self.sampling_mask.resize(begin);
             self.sampling_mask.extend(&turn.sampling_mask);
+        }
+        // A turn has the experts of the whole sequence.
+        if !turn.routed_experts.ids.is_empty() {
+            self.routed_experts = turn.routed_experts;
         }
         self.ids.extend(turn.ids);
         self.logps.extend(turn.logps);

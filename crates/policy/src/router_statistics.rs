@@ -42,18 +42,29 @@ pub struct RouterStatistics {
     tokens: Vec<f64>,
     /// The sum of the load balancing losses of micro-batches, and the number of micro-batches.
     aux_loss: Option<(f64, f64)>,
+    /// The number of pairs of token and layer with recorded experts, and of those in which the router chooses others.
+    replayed: [f64; 2],
+    /// The number of tokens with recorded experts, and of those for which the router of a layer chooses others.
+    replayed_tokens: [f64; 2],
 }
 
 impl RouterStatistics {
     /// Creates the statistics of a micro-batch from the number of tokens of each of `experts` experts in each layer, `[L, E]`.
     pub fn new(experts: usize, tokens: Vec<f64>) -> Self {
-        Self { experts, tokens, aux_loss: None }
+        Self { experts, tokens, ..Self::default() }
     }
 
     /// Adds the load balancing loss of the micro-batch.
     #[must_use]
     pub fn with_aux_loss(self, aux_loss: f64) -> Self {
         Self { aux_loss: Some((aux_loss, 1.0)), ..self }
+    }
+
+    /// Adds the replayed routing: the number of pairs of token and layer with recorded experts, and of those in which the router chooses
+    /// others; and the number of tokens with recorded experts, and of those for which the router of a layer chooses others.
+    #[must_use]
+    pub fn with_replay(self, replayed: [f64; 2], replayed_tokens: [f64; 2]) -> Self {
+        Self { replayed, replayed_tokens, ..self }
     }
 
     /// Adds the next micro-batch.
@@ -63,6 +74,10 @@ impl RouterStatistics {
             return;
         }
         self.tokens.iter_mut().zip(next.tokens).for_each(|(sum, tokens)| *sum += tokens);
+        for i in 0..2 {
+            self.replayed[i] += next.replayed[i];
+            self.replayed_tokens[i] += next.replayed_tokens[i];
+        }
         if let (Some((sum, count)), Some((loss, more))) = (&mut self.aux_loss, next.aux_loss) {
             (*sum, *count) = (*sum + loss, *count + more);
         }
@@ -70,7 +85,9 @@ impl RouterStatistics {
 
     /// Records the load of an expert, its share of a layer's tokens over 1/E: the largest and the smallest of all layers as `moe/load_max`
     /// and `moe/load_min`; the mean over layers of the largest load minus 1 as `moe/max_vio` (arXiv 2408.15664), and of the entropy of the
-    /// shares over ln E as `moe/load_entropy`. The mean load balancing loss of micro-batches is `aux_loss`, TRL's name.
+    /// shares over ln E as `moe/load_entropy`. The mean load balancing loss of micro-batches is `aux_loss`, TRL's name. `moe/routing_mismatch` is
+    /// the share of the pairs of token and layer with recorded experts in which the router chooses others, and `moe/routing_mismatch_tokens` the
+    /// share of tokens for which the router of a layer does.
     pub fn record(&self, metrics: &mut Metrics) {
         let experts = self.experts as f64;
         for layer in self.tokens.chunks_exact(self.experts.max(1)) {
@@ -88,6 +105,13 @@ impl RouterStatistics {
         }
         if let Some((sum, count)) = self.aux_loss {
             metrics.mean("aux_loss", sum, count);
+        }
+        for (name, [all, others]) in
+            [("moe/routing_mismatch", self.replayed), ("moe/routing_mismatch_tokens", self.replayed_tokens)]
+        {
+            if all > 0.0 {
+                metrics.mean(name, others, all);
+            }
         }
     }
 }
@@ -120,6 +144,18 @@ mod tests {
     fn one_expert_is_balanced_and_has_no_entropy() {
         assert_eq!(metrics(1, &[7.0]), named(1.0, 1.0, 1.0, 0.0)[1..]);
         assert_eq!(metrics(0, &[]), []);
+    }
+
+    #[test]
+    fn mismatches_are_shares_of_all_micro_batches() {
+        let mut step = RouterStatistics::default();
+        for (replayed, of_tokens) in [([8.0, 1.0], [4.0, 1.0]), ([4.0, 2.0], [2.0, 2.0])] {
+            step.merge(RouterStatistics::new(2, vec![6.0, 2.0]).with_replay(replayed, of_tokens));
+        }
+        let mut metrics = Metrics::default();
+        step.record(&mut metrics);
+        assert_eq!(metrics.value("moe/routing_mismatch"), Some(0.25));
+        assert_eq!(metrics.value("moe/routing_mismatch_tokens"), Some(0.5));
     }
 
     #[test]

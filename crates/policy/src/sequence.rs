@@ -1,5 +1,6 @@
 //! Prompts with completions, to be scored or trained on.
 
+use crate::routed_experts::RoutedExperts;
 use grpo_core::TokenBatch;
 
 /// A prompt and its completion, as token ids.
@@ -18,7 +19,7 @@ pub struct Sequence {
 ///
 /// # fn main() -> Result<(), grpo_core::Error> {
 /// let sequences = [Sequence { prompt: vec![1, 5], completion: vec![7, 2] }];
-/// let batch = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences)? };
+/// let batch = SequenceBatch { routed_experts: &[], sequences: &sequences, tokens: token_batch(&sequences)? };
 /// assert_eq!(batch.tokens.targets(), [7, 2]);
 /// # Ok(())
 /// # }
@@ -30,6 +31,8 @@ pub struct SequenceBatch<'a> {
     /// The completion tokens `[N]` of the same sequences with the inputs of the loss: mask, advantages, weights, recorded
     /// log-probabilities.
     pub tokens: TokenBatch,
+    /// The recorded experts of each sequence `[B]`, which replace the choices of the policy's routers; empty if the routers choose.
+    pub routed_experts: &'a [RoutedExperts],
 }
 
 /// Returns the concatenated completion tokens of `sequences` as targets of a loss. All other columns are unset.

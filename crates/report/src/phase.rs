@@ -124,6 +124,8 @@ pub(crate) fn about(name: &str) -> &'static str {
         "moe/load_max" => "largest share of an expert in the tokens of a layer, over 1/E",
         "moe/load_min" => "smallest share of an expert in the tokens of a layer, over 1/E",
         "moe/max_vio" => "largest load minus 1, mean of the layers",
+        "moe/routing_mismatch" => "share of replayed choices that the router would change",
+        "moe/routing_mismatch_tokens" => "share of replayed tokens for which a router would choose other experts",
         "moe/load_entropy" => "entropy of the shares of experts, over ln E",
         "eval/pass@1" => "share of held-out problems that the greedy answer solves",
         "eval/reward" => "mean reward of sampled answers to held-out problems",
@@ -138,6 +140,7 @@ pub(crate) fn about(name: &str) -> &'static str {
 /// Returns `true` if a metric is a share in [0, 1], which is shown in percent on an axis from 0 to 100.
 pub(crate) fn is_share(name: &str) -> bool {
     name.contains("pass@")
+        || name.starts_with("moe/routing_mismatch")
         || matches!(name, "frac_reward_zero_std" | "frac_rows_empty" | "completions/clipped_ratio" | "mfu")
 }
 

@@ -120,6 +120,8 @@ pub struct Rollout<'a> {
     pub store: Option<&'a Store>,
     /// The maximum number of tokens of a prompt of an agent; `None` is what the completion leaves of the context.
     pub max_prompt_length: Option<usize>,
+    /// `true` if completions that are trained on have the experts of their tokens.
+    pub return_routed_experts: bool,
     /// The section `rollout`: stop tokens and texts, and the limits of conversations.
     pub config: &'a RolloutConfig,
 }
@@ -206,6 +208,8 @@ impl Rollout<'_> {
 
     /// Samples completions, and checks their number.
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        let return_routed_experts = self.return_routed_experts && is_trained_on(&request.sampling);
+        let request = &RolloutRequest { return_routed_experts, ..*request };
         checked(request, self.engine.generate(self.policy, request)?)
     }
 }
@@ -219,8 +223,6 @@ fn request<'a>(
     sampling: Sampling,
 ) -> RolloutRequest<'a> {
     let (stop_ids, stop) = (&stops.ids, stops.condition());
-    // Nothing is trained on evaluations.
-    let is_trained_on = matches!(sampling, Sampling::Random { purpose: Purpose::Rollout, .. });
     RolloutRequest {
         prompts,
         num_generations,
@@ -228,20 +230,29 @@ fn request<'a>(
         stop_ids,
         stop,
         sampling,
-        return_sampling_mask: rollout.replay_sampling_mask && is_trained_on,
+        return_sampling_mask: rollout.replay_sampling_mask && is_trained_on(&sampling),
+        return_routed_experts: false,
         turn: None,
     }
+}
+
+/// Returns `true` unless the completions belong to an evaluation.
+fn is_trained_on(sampling: &Sampling) -> bool {
+    matches!(sampling, Sampling::Random { purpose: Purpose::Rollout, .. })
 }
 
 /// Checks the number of completions, and the lengths of their lists.
 fn checked(request: &RolloutRequest<'_>, completions: Vec<Completion>) -> Result<Vec<Completion>> {
     let count = request.prompts.len() * request.num_generations;
     let masks = |c: &Completion| !request.return_sampling_mask || c.sampling_mask.tokens() == c.ids.len();
-    let is_valid = |c: &Completion| !c.ids.is_empty() && [c.logps.len(), c.mask.len()] == [c.ids.len(); 2] && masks(c);
+    let routed = |c: &Completion| !request.return_routed_experts || !c.routed_experts.ids.is_empty();
+    let lengths = |c: &Completion| !c.ids.is_empty() && [c.logps.len(), c.mask.len()] == [c.ids.len(); 2];
+    let is_valid = |c: &Completion| lengths(c) && masks(c) && routed(c);
     if completions.len() != count || !completions.iter().all(is_valid) {
         let replayed = if request.return_sampling_mask { ", and with the ids that it was sampled from" } else { "" };
+        let experts = if request.return_routed_experts { ", and with its experts" } else { "" };
         let expected = format!(
-            "{count} completions of at least one token, each token with a log-probability and a mask{replayed}"
+            "{count} completions of at least one token, each token with a log-probability and a mask{replayed}{experts}"
         );
         return Err(Error::Completions { expected, found: format!("{} completions", completions.len()) });
     }

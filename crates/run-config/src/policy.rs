@@ -61,6 +61,9 @@ pub struct PolicyConfig {
     /// The factor of the load balancing loss of the routers of a mixture of experts, which is added to the loss of every update, with TRL's
     /// name and transformers' definition. 0 is no such loss; the value in config.json is not used.
     pub router_aux_loss_coef: f64,
+    /// `true` if scoring and training send every token to the experts that sampled it (R3, rollout routing replay). Needs `policy.device: host` and
+    /// `rollout.engine: policy`.
+    pub replay_routing: bool,
 }
 
 /// A device that holds weights.
@@ -153,6 +156,22 @@ impl TrainConfig {
         let PolicyConfig { recompute_granularity, recompute_num_layers, wait_limit_minutes, .. } = &self.policy;
         self.validate_mesh()?;
         let coef = self.policy.router_aux_loss_coef;
+        if self.policy.replay_routing {
+            let (engine, key) = (self.rollout.engine, "policy.replay_routing");
+            let of_server = format!("false with rollout.engine {}: its completions have no experts", engine.name());
+            check(!engine.is_server(), key, &of_server, true)?;
+            let on_host = "false, or policy.device: host: devices do not record experts";
+            check(*device == PolicyDevice::Host, key, on_host, true)?;
+        }
+        if let Some(lora) = self.lora.as_ref().filter(|lora| !lora.target_parameters.is_empty()) {
+            let (engine, key) = (self.rollout.engine, "lora.target_parameters");
+            let found = format!("{:?}", lora.target_parameters);
+            let of_server =
+                format!("[] with rollout.engine {}: adapters of experts are not sent to servers", engine.name());
+            check(!engine.is_server(), key, &of_server, &found)?;
+            let on_host = "[], or policy.device: host: devices have no adapters of experts";
+            check(*device == PolicyDevice::Host, key, on_host, &found)?;
+        }
         check(coef.is_finite() && coef >= 0.0, "policy.router_aux_loss_coef", "a finite number from 0", coef)?;
         if *device == PolicyDevice::Host {
             let of_device = "left out: it is for a policy.device of PJRT";

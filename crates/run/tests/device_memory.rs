@@ -107,7 +107,7 @@ fn saved(position: CheckpointId) -> SavedState {
 
 fn train(policy: &mut PjrtPolicy) {
     let sequences = [Sequence { prompt: vec![3; LENGTH / 2], completion: vec![5; LENGTH / 2] }];
-    let batch = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
+    let batch = SequenceBatch { routed_experts: &[], sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
     policy.accumulate(&[batch], StepLoss::CrossEntropy { tokens: LENGTH / 2 }).unwrap();
     policy.apply(1e-3).unwrap();
 }

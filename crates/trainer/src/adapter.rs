@@ -41,11 +41,13 @@ pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
             ("lora.lora_alpha", lora.lora_alpha.to_string()),
             ("lora.use_rslora", lora.use_rslora.to_string()),
             ("lora.target_modules", format!("{:?}", lora.target_modules)),
+            ("lora.target_parameters", format!("{:?}", lora.target_parameters)),
         ]
     };
-    // The default target modules mean the target modules of the adapter.
+    // The default targets mean the targets of the adapter.
     let targets = if given.target_modules == fresh.target_modules { &own } else { &given }.target_modules.clone();
-    let given = keys(&LoraConfig { target_modules: targets, ..given });
+    let parameters = if given.target_parameters.is_empty() { &own } else { &given }.target_parameters.clone();
+    let given = keys(&LoraConfig { target_modules: targets, target_parameters: parameters, ..given });
     let differs = keys(&own).into_iter().zip(given).find(|(own, given)| is_set && own != given);
     if let Some(((key, expected), (_, found))) = differs {
         let expected = format!("{expected}, that of the adapter {}, or left out", folder.display());

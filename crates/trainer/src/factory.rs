@@ -86,6 +86,7 @@ impl Parts {
             endpoint: endpoint.as_ref(),
             store: store.as_deref(),
             max_prompt_length: config.data.max_prompt_length,
+            return_routed_experts: config.policy.replay_routing,
             config: &config.rollout,
         }
     }
@@ -213,6 +214,8 @@ impl PolicyTarget {
     ) -> Result<Box<dyn Policy>> {
         let has_router = shape.experts.is_some() || !config.policy.freeze_router;
         check(has_router, "policy.freeze_router", "false, or a model with a mixture of experts", true)?;
+        let has_router = shape.experts.is_some() || !config.policy.replay_routing;
+        check(has_router, "policy.replay_routing", "false, or a model with a mixture of experts", true)?;
         let coef = config.policy.router_aux_loss_coef;
         let has_router = shape.experts.is_some() || coef == 0.0;
         check(has_router, "policy.router_aux_loss_coef", "0, or a model with a mixture of experts", coef)?;

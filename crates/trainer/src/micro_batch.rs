@@ -2,17 +2,21 @@
 
 use crate::error::Result;
 use grpo_core::TokenBatch;
-use policy::{Sequence, SequenceBatch};
+use policy::{RoutedExperts, Sequence, SequenceBatch};
 use std::ops::Range;
 
-/// Returns a micro-batch of `sequences` for each range of `parts`; `tokens` has their completion tokens.
+/// Returns a micro-batch of `sequences` for each range of `parts`; `tokens` has their completion tokens, `routed_experts` the experts that are
+/// replayed, or nothing.
 pub(crate) fn sequence_batches<'a>(
     sequences: &'a [Sequence],
+    routed_experts: &'a [RoutedExperts],
     tokens: &TokenBatch,
     parts: impl Iterator<Item = Range<usize>>,
 ) -> Result<Vec<SequenceBatch<'a>>> {
     let batch = |rows: Range<usize>| {
-        Ok(SequenceBatch { sequences: &sequences[rows.clone()], tokens: tokens.select_sequences(rows)? })
+        let routed_experts = if routed_experts.is_empty() { routed_experts } else { &routed_experts[rows.clone()] };
+        let (sequences, tokens) = (&sequences[rows.clone()], tokens.select_sequences(rows)?);
+        Ok(SequenceBatch { sequences, tokens, routed_experts })
     };
     parts.map(batch).collect()
 }

@@ -83,6 +83,7 @@ pub(crate) fn training_memory(
         batch: config.rollout.batch_size,
         micro_batch: grpo.micro_batch_sequences(),
         products: config.policy.dtype.into(),
+        records_experts: config.policy.replay_routing,
         head_adapter: config.lora.as_ref().is_some_and(|lora| {
             let matrices = lora.resolve(shape);
             matrices.is_ok_and(|matrices| matrices.iter().any(|matrix| matrix.name == "lm_head"))

@@ -55,7 +55,7 @@ pub(crate) fn warmup_step(
         .collect::<Result<_>>()?;
     let batch = token_batch(&sequences)?;
     let parts = split_evenly(items.len(), items.len().div_ceil(MICRO_BATCH));
-    let parts = sequence_batches(&sequences, &batch, parts)?;
+    let parts = sequence_batches(&sequences, &[], &batch, parts)?;
     let loss = StepLoss::CrossEntropy { tokens: batch.tokens() };
     let check = |sum: &LossOutput| match sum.loss.is_finite() {
         true => Ok(()),

@@ -65,8 +65,73 @@ pub struct ExpertWeights<'a> {
     pub matrices: Vec<ExpertMatrix<'a>>,
     /// Biases `[E, out]`.
     pub biases: Option<&'a [f32]>,
+    /// LoRA adapters of the matrices.
+    pub adapter: Option<ExpertAdapter<'a>>,
     /// `[in, out]`.
     pub dims: [usize; 2],
+}
+
+/// LoRA adapters of the same matrix of all experts: an expert adds `scale` x A^T B^T to its output, in f32.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertAdapter<'a> {
+    /// A `[E, r, in]`.
+    pub a: &'a [f32],
+    /// B `[E, out, r]`.
+    pub b: &'a [f32],
+    /// r, the rank of an expert's adapter.
+    pub rank: usize,
+    /// The scaling of B A.
+    pub scale: f32,
+}
+
+/// The gradients of an [`ExpertAdapter`]; empty without an adapter.
+#[derive(Clone, Debug, Default)]
+pub struct ExpertAdapterGrad {
+    /// dL/dA `[E, r, in]`.
+    pub da: Vec<f32>,
+    /// dL/dB `[E, out, r]`.
+    pub db: Vec<f32>,
+}
+
+impl<'a> ExpertAdapter<'a> {
+    /// Returns A `[r, in]` and B `[out, r]` of an expert.
+    fn of(&self, expert: usize, [input, output]: [usize; 2]) -> [&'a [f32]; 2] {
+        let (a, b) = (self.rank * input, output * self.rank);
+        [&self.a[expert * a..(expert + 1) * a], &self.b[expert * b..(expert + 1) * b]]
+    }
+
+    /// Adds `scale` x A^T B^T to y `[n, out]`.
+    fn add_to(&self, y: &mut [f32], expert: usize, x: &[f32], dims: [usize; 2]) -> Result<()> {
+        let ([a, b], layers, [input, output]) = (self.of(expert, dims), Layers::new(), dims);
+        let n = x.len() / input;
+        let inner = layers.linear_dx(a, x, [n, self.rank, input])?;
+        let outer = layers.linear_dx(b, &inner, [n, output, self.rank])?;
+        y.iter_mut().zip(outer).for_each(|(y, added)| *y += self.scale * added);
+        Ok(())
+    }
+
+    /// Adds `scale` dy B A to dx `[n, in]`.
+    fn add_dx_to(&self, dx: &mut [f32], expert: usize, dy: &[f32], dims: [usize; 2]) -> Result<()> {
+        let ([a, b], layers, [input, output]) = (self.of(expert, dims), Layers::new(), dims);
+        let n = dy.len() / output;
+        let inner = layers.linear(dy, b, Add::Nothing, [n, output, self.rank])?;
+        let outer = layers.linear(&inner, a, Add::Nothing, [n, self.rank, input])?;
+        dx.iter_mut().zip(outer).for_each(|(dx, added)| *dx += self.scale * added);
+        Ok(())
+    }
+
+    /// Returns the gradients of an expert's A `[r, in]` and B `[out, r]` for x `[n, in]` and dL/dy `[n, out]`.
+    fn grad(&self, expert: usize, x: &[f32], dy: &[f32], dims: [usize; 2]) -> Result<ExpertAdapterGrad> {
+        let ([a, b], layers, [input, output]) = (self.of(expert, dims), Layers::new(), dims);
+        let n = x.len() / input;
+        let scaled: Vec<f32> = dy.iter().map(|dy| self.scale * dy).collect();
+        let dinner = layers.linear(&scaled, b, Add::Nothing, [n, output, self.rank])?;
+        let inner = layers.linear_dx(a, x, [n, self.rank, input])?;
+        Ok(ExpertAdapterGrad {
+            da: layers.linear_dweight(&dinner, x, [n, self.rank, input])?,
+            db: layers.linear_dweight(&scaled, &inner, [n, output, self.rank])?,
+        })
+    }
 }
 
 /// The matrix of an expert.
@@ -85,20 +150,28 @@ impl ExpertWeights<'_> {
         let [input, output] = self.dims;
         let bias = self.bias(expert);
         let add = bias.map_or(Add::Nothing, Add::Rows);
-        match &self.matrices[expert] {
+        let mut y = match &self.matrices[expert] {
             ExpertMatrix::Plain(weight) => layers.linear(x, weight, add, [n, input, output]),
             ExpertMatrix::Stored(weight) => layers.linear_stored(x, weight, add, n),
             ExpertMatrix::Packed(weight) => layers.linear_packed(x, weight, add, n),
+        }?;
+        if let Some(adapter) = &self.adapter {
+            adapter.add_to(&mut y, expert, x, self.dims)?;
         }
+        Ok(y)
     }
 
     fn dx(&self, layers: &Layers, expert: usize, dy: &[f32], n: usize) -> Result<Vec<f32>> {
         let [input, output] = self.dims;
-        match &self.matrices[expert] {
+        let mut dx = match &self.matrices[expert] {
             ExpertMatrix::Plain(weight) => layers.linear_dx(weight, dy, [n, input, output]),
             ExpertMatrix::Stored(weight) => layers.linear_stored_dx(weight, dy, n),
             ExpertMatrix::Packed(_) => Err(Error::shape("experts_grad", "weights", "plain or stored", "packed")),
+        }?;
+        if let Some(adapter) = &self.adapter {
+            adapter.add_dx_to(&mut dx, expert, dy, self.dims)?;
         }
+        Ok(dx)
     }
 
     fn bias(&self, expert: usize) -> Option<&[f32]> {
@@ -126,6 +199,10 @@ impl ExpertWeights<'_> {
                 ExpertMatrix::Packed(weight) => self.has_dims(weight.dims())?,
             }
         }
+        if let Some(ExpertAdapter { a, b, rank, .. }) = self.adapter {
+            fits("experts", "A of adapters", a.len(), &[experts, rank, self.dims[0]])?;
+            fits("experts", "B of adapters", b.len(), &[experts, self.dims[1], rank])?;
+        }
         match self.biases {
             Some(biases) => fits("experts", "biases", biases.len(), &[experts, self.dims[1]]),
             None => Ok(()),
@@ -148,6 +225,10 @@ pub struct ExpertsGrad {
     pub ddown: Vec<f32>,
     /// dL/d(bias of down) `[E, H]`; empty if there is none, or it was not requested.
     pub ddown_bias: Vec<f32>,
+    /// The gradients of the adapters of gate and up.
+    pub dgate_up_adapter: ExpertAdapterGrad,
+    /// The gradients of the adapters of down.
+    pub ddown_adapter: ExpertAdapterGrad,
 }
 
 /// What an expert adds to the gradients.
@@ -159,6 +240,8 @@ struct Part {
     dgate_up_bias: Vec<f32>,
     ddown: Vec<f32>,
     ddown_bias: Vec<f32>,
+    dgate_up_adapter: ExpertAdapterGrad,
+    ddown_adapter: ExpertAdapterGrad,
 }
 
 /// Checks that the matrices of gate and up `[H, 2I]` and of the output `[I, H]` fit each other.
@@ -189,12 +272,20 @@ impl Layers {
     /// # Ok::<(), grpo_core::Error>(())
     /// ```
     pub fn route(&self, logits: &[f32], experts: usize, top: usize, normalised: bool) -> Result<Routing> {
+        self.route_to(logits, experts, top, self.choose(logits, experts, top)?, normalised)
+    }
+
+    /// Returns the experts `[N, top]` that [`Layers::route`] chooses, from the largest logit to the smallest.
+    ///
+    /// # Errors
+    /// As [`Layers::route`].
+    pub fn choose(&self, logits: &[f32], experts: usize, top: usize) -> Result<Vec<u32>> {
         if !(1..=experts).contains(&top) {
             return Err(Error::shape("route", "top", format!("between 1 and {experts}"), top));
         }
         let n = logits.len() / experts;
         fits("route", "logits", logits.len(), &[n, experts])?;
-        let (mut weights, mut chosen) = (Vec::with_capacity(n * top), Vec::with_capacity(n * top));
+        let mut chosen = Vec::with_capacity(n * top);
         let mut order: Vec<u32> = Vec::with_capacity(experts);
         for logits in logits.chunks_exact(experts) {
             order.clear();
@@ -205,14 +296,43 @@ impl Layers {
             }
             let best = &mut order[..top];
             best.sort_unstable_by(descending);
-            let max = logits[best[0] as usize];
-            let share = |expert: &u32| (logits[*expert as usize] - max).exp();
+            chosen.extend_from_slice(best);
+        }
+        Ok(chosen)
+    }
+
+    /// Returns the routing of tokens to given experts `chosen` `[N, top]`, with the weights of [`Layers::route`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the sizes do not fit each other, or a token has an unknown expert or the same one twice.
+    pub fn route_to(
+        &self,
+        logits: &[f32],
+        experts: usize,
+        top: usize,
+        chosen: Vec<u32>,
+        normalised: bool,
+    ) -> Result<Routing> {
+        let n = chosen.len() / top.max(1);
+        fits("route_to", "chosen", chosen.len(), &[n, top])?;
+        fits("route_to", "logits", logits.len(), &[n, experts])?;
+        let mut weights = Vec::with_capacity(n * top);
+        for (logits, best) in logits.chunks_exact(experts.max(1)).zip(chosen.chunks_exact(top.max(1))) {
+            let repeats = |i: usize| best[..i].contains(&best[i]);
+            if best.iter().any(|expert| *expert as usize >= experts) || (0..top).any(repeats) {
+                let expected = format!("different experts below {experts} for each token");
+                return Err(Error::shape("route_to", "chosen", expected, format!("{best:?}")));
+            }
+            let of_best = || best.iter().map(|expert| logits[*expert as usize]);
+            let max = match normalised {
+                true => of_best().fold(f32::NEG_INFINITY, f32::max),
+                false => logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+            };
             let sum: f32 = match normalised {
-                true => best.iter().map(share).sum(),
+                true => of_best().map(|logit| (logit - max).exp()).sum(),
                 false => logits.iter().map(|logit| (logit - max).exp()).sum(),
             };
-            weights.extend(best.iter().map(|expert| share(expert) / sum));
-            chosen.extend_from_slice(best);
+            weights.extend(of_best().map(|logit| (logit - max).exp() / sum));
         }
         let mut starts = vec![0; experts + 1];
         chosen.iter().for_each(|expert| starts[*expert as usize + 1] += 1);
@@ -345,7 +465,7 @@ impl Layers {
     }
 
     /// Computes the gradients of [`Layers::experts`] from dL/dy `[N, H]`; `gates` are the second result of the forward pass. `of_weights`
-    /// requests the gradients of the experts' matrices and biases.
+    /// requests the gradients of the experts' matrices and biases; those of adapters are always computed.
     ///
     /// # Errors
     /// As [`Layers::experts`]; packed weights.
@@ -386,8 +506,16 @@ impl Layers {
             let dgates = self.gated_grad(gates, &dmixed, activation, width)?;
             let dx = gate_up.dx(self, expert, &dgates, count)?;
             let mut part = Part { dx, dweights, ..Part::default() };
-            if of_weights {
+            if of_weights || down.adapter.is_some() {
                 scale_rows(&mut mixed, &weights, width);
+            }
+            if let Some(adapter) = gate_up.adapter {
+                part.dgate_up_adapter = adapter.grad(expert, &rows, &dgates, gate_up.dims)?;
+            }
+            if let Some(adapter) = down.adapter {
+                part.ddown_adapter = adapter.grad(expert, &mixed, &dy, down.dims)?;
+            }
+            if of_weights {
                 part.dgate_up = self.linear_dweight(&rows, &dgates, [count, hidden, both])?;
                 part.ddown = self.linear_dweight(&mixed, &dy, [count, width, hidden])?;
                 if gate_up.biases.is_some() {
@@ -405,6 +533,10 @@ impl Layers {
         let mut tasks: Vec<(usize, Result<Part>)> = used.map(|expert| (expert, Ok(Part::default()))).collect();
         tasks.par_chunks_mut(1).for_each(|tasks| tasks.iter_mut().for_each(|(expert, part)| *part = run(*expert)));
         let zeros = |is_there: bool, size: usize| vec![0.0; if is_there { experts * size } else { 0 }];
+        let zeros_of_adapter = |of: &ExpertWeights<'_>| {
+            let zeros = |values: fn(&ExpertAdapter<'_>) -> usize| vec![0.0; of.adapter.as_ref().map_or(0, values)];
+            ExpertAdapterGrad { da: zeros(|adapter| adapter.a.len()), db: zeros(|adapter| adapter.b.len()) }
+        };
         let mut grad = ExpertsGrad {
             dx: vec![0.0; n * hidden],
             dweights: vec![0.0; n * top],
@@ -412,6 +544,8 @@ impl Layers {
             dgate_up_bias: zeros(of_weights && gate_up.biases.is_some(), both),
             ddown: zeros(of_weights, width * hidden),
             ddown_bias: zeros(of_weights && down.biases.is_some(), hidden),
+            dgate_up_adapter: zeros_of_adapter(gate_up),
+            ddown_adapter: zeros_of_adapter(down),
         };
         let mut dpairs = Vec::with_capacity(n * top * hidden);
         for (expert, part) in tasks {
@@ -425,6 +559,10 @@ impl Layers {
                 (&mut grad.dgate_up_bias, part.dgate_up_bias),
                 (&mut grad.ddown, part.ddown),
                 (&mut grad.ddown_bias, part.ddown_bias),
+                (&mut grad.dgate_up_adapter.da, part.dgate_up_adapter.da),
+                (&mut grad.dgate_up_adapter.db, part.dgate_up_adapter.db),
+                (&mut grad.ddown_adapter.da, part.ddown_adapter.da),
+                (&mut grad.ddown_adapter.db, part.ddown_adapter.db),
             ] {
                 to[expert * of_expert.len()..(expert + 1) * of_expert.len()].copy_from_slice(&of_expert);
             }

@@ -53,8 +53,9 @@ impl<P: Shown> ModelPolicy for Compared<P> {
         let of = |ids: &Vec<u32>| Sequence { prompt: ids[..1].to_vec(), completion: ids[1..].to_vec() };
         let sequences: Vec<Sequence> = sequences.iter().filter(|ids| ids.len() > 1).map(of).collect();
         let tokens = sequences.iter().map(|sequence| sequence.completion.len()).sum();
-        let batches =
-            sequences.chunks(P::ROWS).map(|sequences| Ok(SequenceBatch { sequences, tokens: token_batch(sequences)? }));
+        let batches = sequences
+            .chunks(P::ROWS)
+            .map(|sequences| Ok(SequenceBatch { routed_experts: &[], sequences, tokens: token_batch(sequences)? }));
         let batches = batches.collect::<Result<Vec<_>, grpo_core::Error>>()?;
         let loss = self.policy.accumulate(&batches, StepLoss::CrossEntropy { tokens }).map_err(Error::policy)?.loss;
         if let Some(see) = gradients {

@@ -392,6 +392,7 @@ fn sampled(
         stop: None,
         sampling,
         return_sampling_mask: false,
+        return_routed_experts: false,
         turn: None,
     };
     let completion = policy.generate(&request).map_err(|error| error.to_string())?.remove(0);

@@ -142,6 +142,7 @@ fn request(prompts: &[Vec<u32>], sampling: Sampling) -> RolloutRequest<'_> {
         stop: None,
         sampling,
         return_sampling_mask: false,
+        return_routed_experts: false,
         turn: None,
     }
 }

@@ -37,8 +37,11 @@ pub struct LoraConfig {
     pub r: usize,
     /// The numerator of [`LoraConfig::scaling`].
     pub lora_alpha: f64,
-    /// The matrices that get an adapter.
+    /// The matrices that get an adapter. The list may be empty beside `target_parameters`.
     pub target_modules: TargetModules,
+    /// The parameters of mixtures of experts that get an adapter, by name or its suffix after a dot: `mlp.experts.gate_up_proj`,
+    /// `mlp.experts.down_proj`. Every expert has its own A and B of rank r.
+    pub target_parameters: Vec<String>,
     /// `true` if s is `lora_alpha / sqrt(r)` (rsLoRA, <https://arxiv.org/abs/2312.03732>) instead of `lora_alpha / r`.
     pub use_rslora: bool,
     /// A folder in PEFT's layout from which training starts; `None` starts with fresh adapters. Its rank, alpha and targets are taken where
@@ -61,23 +64,51 @@ pub enum TargetModules {
 /// A matrix with an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdaptedMatrix {
-    /// The module name in `transformers`, such as `model.layers.0.self_attn.q_proj` or `lm_head`; the weight's name adds `.weight`.
+    /// The module name in `transformers`, such as `model.layers.0.self_attn.q_proj` or `lm_head`; the weight's name adds `.weight`. A
+    /// parameter of experts has its own name, such as `model.layers.0.mlp.experts.down_proj`.
     pub name: String,
     /// The number of rows of the matrix.
     pub output: usize,
     /// The number of columns of the matrix.
     pub input: usize,
+    /// The experts that have such a matrix each, if it is a parameter of a mixture of experts; `None` for the matrix of a module.
+    pub experts: Option<AdaptedExperts>,
+}
+
+/// The adapter of a parameter of all experts of a layer ([`LoraConfig::target_parameters`]).
+///
+/// PEFT keeps all experts in one A `[E r, in]`, expert by expert, and one B `[out, r E]`, in which the columns of an expert are E apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdaptedExperts {
+    /// E, the number of experts.
+    pub count: usize,
+    /// `true` if PEFT stores the adapter inside the adapter of another parameter of the same module.
+    pub is_inner: bool,
 }
 
 impl AdaptedMatrix {
+    /// Returns the number of rows of A and of columns of B for rank `r`: `r`, or `r` times the number of experts.
+    pub fn rank(&self, r: usize) -> usize {
+        r * self.experts.map_or(1, |experts| experts.count)
+    }
+
     /// Returns the name of A `[r, in]` in PEFT's files.
     pub fn lora_a(&self) -> String {
-        format!("{PREFIX}{}.lora_A.weight", self.name)
+        format!("{PREFIX}{}.lora_A.weight", self.module())
     }
 
     /// Returns the name of B `[out, r]` in PEFT's files.
     pub fn lora_b(&self) -> String {
-        format!("{PREFIX}{}.lora_B.weight", self.name)
+        format!("{PREFIX}{}.lora_B.weight", self.module())
+    }
+
+    /// Returns the name of PEFT's module.
+    fn module(&self) -> String {
+        match (self.experts, self.name.rsplit_once('.')) {
+            (Some(AdaptedExperts { is_inner: true, .. }), Some((module, _))) => format!("{module}.base_layer"),
+            (Some(_), Some((module, _))) => module.to_owned(),
+            _ => self.name.clone(),
+        }
     }
 
     /// Returns the name by which PEFT stores the original head with an adapter of the head.
@@ -93,6 +124,7 @@ impl Default for LoraConfig {
             r: 16,
             lora_alpha: 32.0,
             target_modules: TargetModules::Pattern(ALL_LINEAR.into()),
+            target_parameters: Vec::new(),
             use_rslora: false,
             adapter: None,
         }
@@ -120,9 +152,43 @@ impl LoraConfig {
     ///
     /// # Errors
     /// [`Error::Config`] from [`LoraConfig::validate`]; [`Error::Target`] for an unknown name, an invalid pattern or one without a match, and a
-    /// target that is not a matrix (the embedding, a norm, a whole layer).
+    /// target that is not a matrix (the embedding, a norm, a whole layer) or not a parameter of experts.
     pub fn resolve(&self, model: &ModelConfig) -> Result<Vec<AdaptedMatrix>> {
         self.validate()?;
+        let mut matrices = self.resolve_modules(model)?;
+        for adapted in self.resolve_parameters(model)? {
+            let layer = |matrix: &AdaptedMatrix| layer_of(&matrix.name).unwrap_or(usize::MAX);
+            let place = matrices.iter().position(|matrix| layer(matrix) > layer(&adapted)).unwrap_or(matrices.len());
+            matrices.insert(place, adapted);
+        }
+        Ok(matrices)
+    }
+
+    /// Returns the adapted parameters of experts, in layer order.
+    fn resolve_parameters(&self, model: &ModelConfig) -> Result<Vec<AdaptedMatrix>> {
+        let mut all = expert_parameters(model);
+        for target in &self.target_parameters {
+            if !all.iter().any(|matrix| is_at_end(&matrix.name, target)) {
+                let reason = match all.is_empty() {
+                    true => "lora.target_parameters are parameters of experts, and the model has no experts",
+                    false => {
+                        "lora.target_parameters are parameters of experts: mlp.experts.gate_up_proj, mlp.experts.down_proj"
+                    }
+                };
+                return Err(no_match(target, reason));
+            }
+        }
+        all.retain(|matrix| self.target_parameters.iter().any(|target| is_at_end(&matrix.name, target)));
+        // PEFT wraps the module for one parameter after the other, in the order of the module.
+        let modules: Vec<String> = all.iter().map(AdaptedMatrix::module).collect();
+        for (matrix, module) in all.iter_mut().enumerate().map(|(i, matrix)| (matrix, &modules[i..])) {
+            let is_inner = module[1..].contains(&module[0]);
+            matrix.experts = matrix.experts.map(|experts| AdaptedExperts { is_inner, ..experts });
+        }
+        Ok(all)
+    }
+
+    fn resolve_modules(&self, model: &ModelConfig) -> Result<Vec<AdaptedMatrix>> {
         let mut matrices = matrices(model);
         let others = other_modules(model);
         match &self.target_modules {
@@ -161,7 +227,8 @@ impl LoraConfig {
                     }
                 }
                 matrices.retain(|matrix| names.iter().any(|target| is_at_end(&matrix.name, target)));
-                check(!matrices.is_empty(), "lora.target_modules", "at least one name", "an empty list")?;
+                let is_any = !matrices.is_empty() || !self.target_parameters.is_empty();
+                check(is_any, "lora.target_modules", "at least one name", "an empty list")?;
             }
         }
         Ok(matrices)
@@ -193,12 +260,25 @@ impl LoraConfig {
     /// # Errors
     /// The errors of [`LoraConfig::resolve`].
     pub fn target_names(&self, model: &ModelConfig) -> Result<Vec<String>> {
-        let matrices = self.resolve(model)?;
+        let matrices = self.resolve_modules(model)?;
         let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
         let short: BTreeSet<String> = matrices.iter().map(|matrix| last(&matrix.name)).collect();
         let names = TargetModules::Names(short.iter().cloned().collect());
-        let is_same = Self { target_modules: names, ..self.clone() }.resolve(model)? == matrices;
+        let is_same = Self { target_modules: names, ..self.clone() }.resolve_modules(model)? == matrices;
         Ok(if is_same { short.into_iter().collect() } else { matrices.into_iter().map(|matrix| matrix.name).collect() })
+    }
+
+    /// Returns PEFT's `target_parameters`: names within a layer, such as `mlp.experts.down_proj`, if all layers have the same adapters, and
+    /// full names otherwise.
+    ///
+    /// # Errors
+    /// The errors of [`LoraConfig::resolve`].
+    pub fn parameter_names(&self, model: &ModelConfig) -> Result<Vec<String>> {
+        let adapted = self.resolve_parameters(model)?;
+        let of_layer = |matrix: &AdaptedMatrix| matrix.name.splitn(4, '.').nth(3).unwrap_or_default().to_owned();
+        let short: BTreeSet<String> = adapted.iter().map(of_layer).collect();
+        let is_same = short.len() * model.num_hidden_layers == adapted.len();
+        Ok(if is_same { short.into_iter().collect() } else { adapted.into_iter().map(|matrix| matrix.name).collect() })
     }
 
     /// Returns the adapter tensors, A and B of every matrix of [`LoraConfig::resolve`], by PEFT's names.
@@ -208,8 +288,8 @@ impl LoraConfig {
     pub fn parameters(&self, model: &ModelConfig) -> Result<Vec<Parameter>> {
         let list = self.resolve(model)?.into_iter().flat_map(|matrix| {
             [
-                Parameter { name: matrix.lora_a(), shape: vec![self.r, matrix.input] },
-                Parameter { name: matrix.lora_b(), shape: vec![matrix.output, self.r] },
+                Parameter { name: matrix.lora_a(), shape: vec![matrix.rank(self.r), matrix.input] },
+                Parameter { name: matrix.lora_b(), shape: vec![matrix.output, matrix.rank(self.r)] },
             ]
         });
         Ok(list.collect())
@@ -225,7 +305,12 @@ fn is_at_end(name: &str, target: &str) -> bool {
 
 fn expect_matrices(target: &str, others: &[String], matches: impl Fn(&str) -> bool) -> Result<()> {
     match others.iter().find(|name| matches(name)) {
-        Some(name) => Err(no_match(target, &format!("`{name}` is not a matrix that can have an adapter here"))),
+        Some(name) => {
+            let is_of_experts =
+                [".gate_up_proj", ".down_proj"].iter().any(|end| name.ends_with(&format!("{EXPERTS}{end}")));
+            let hint = if is_of_experts { "; it is a parameter of experts, for lora.target_parameters" } else { "" };
+            Err(no_match(target, &format!("`{name}` is not a matrix that can have an adapter here{hint}")))
+        }
         None => Ok(()),
     }
 }
@@ -241,10 +326,32 @@ fn matrices(model: &ModelConfig) -> Vec<AdaptedMatrix> {
             name: format!("model.layers.{layer}.{}", matrix.name),
             output: matrix.output,
             input: matrix.input,
+            experts: None,
         })
     });
-    let head = AdaptedMatrix { name: HEAD_MODULE.into(), output: model.vocab_size, input: model.hidden_size };
+    let name = HEAD_MODULE.into();
+    let head = AdaptedMatrix { name, output: model.vocab_size, input: model.hidden_size, experts: None };
     layers.chain([head]).collect()
+}
+
+/// Returns all parameters of experts, in the order of transformers' modules.
+fn expert_parameters(model: &ModelConfig) -> Vec<AdaptedMatrix> {
+    let Some(experts) = &model.experts else { return Vec::new() };
+    let (hidden, wide) = (model.hidden_size, experts.moe_intermediate_size);
+    let of_layer = |layer: usize| {
+        [("gate_up_proj", 2 * wide, hidden), ("down_proj", hidden, wide)].map(|(matrix, output, input)| AdaptedMatrix {
+            name: format!("model.layers.{layer}.{EXPERTS}.{matrix}"),
+            output,
+            input,
+            experts: Some(AdaptedExperts { count: experts.num_experts, is_inner: false }),
+        })
+    };
+    (0..model.num_hidden_layers).flat_map(of_layer).collect()
+}
+
+/// Returns the layer of a module; `None` for the head.
+fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 
 /// Returns the modules of `transformers` that cannot have an adapter.

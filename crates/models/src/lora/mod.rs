@@ -4,5 +4,5 @@ mod config;
 mod peft;
 
 pub(crate) use config::PREFIX;
-pub use config::{AdaptedMatrix, LoraConfig, TargetModules};
+pub use config::{AdaptedExperts, AdaptedMatrix, LoraConfig, TargetModules};
 pub use peft::{Adapter, AdapterOptions, AdapterWriter};

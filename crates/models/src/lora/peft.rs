@@ -27,7 +27,6 @@ const NOT_SUPPORTED: &[(&str, Neutral, &str)] = &[
     ("layers_pattern", Neutral::Off, "null: a pattern in target_modules can say the same"),
     ("layer_replication", Neutral::Off, "null: the layers of the model as they are"),
     ("fan_in_fan_out", Neutral::Off, "false: matrices [out, in]"),
-    ("target_parameters", Neutral::Off, "null: matrices of modules"),
     ("trainable_token_indices", Neutral::Off, "null: embeddings that are not trained"),
     ("ensure_weight_tying", Neutral::Off, "false: an adapter of the head is not one of the embedding"),
     ("use_qalora", Neutral::Off, "false"),
@@ -117,7 +116,7 @@ impl Adapter {
         &self.matrices
     }
 
-    /// Returns A `[r, in]` of a matrix.
+    /// Returns A `[r, in]` of a matrix, with r as in [`AdaptedMatrix::rank`].
     ///
     /// # Errors
     /// [`Error::UnknownTensor`] for a matrix that is not in [`Adapter::matrices`].
@@ -125,7 +124,7 @@ impl Adapter {
         self.weights.tensor(&matrix.lora_a())
     }
 
-    /// Returns B `[out, r]` of a matrix.
+    /// Returns B `[out, r]` of a matrix, with r as in [`AdaptedMatrix::rank`].
     ///
     /// # Errors
     /// [`Error::UnknownTensor`] for a matrix that is not in [`Adapter::matrices`].
@@ -179,7 +178,11 @@ fn read_config(fields: &Fields) -> Result<LoraConfig> {
         }
         _ => None,
     })?;
+    let parameters = fields.typed("target_parameters", "a list of texts", |value| {
+        value.as_array()?.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
+    })?;
     Ok(LoraConfig {
+        target_parameters: parameters.unwrap_or_default(),
         r: fields.required("r", fields.count("r")?, "a whole number above 0")?,
         lora_alpha: fields.required("lora_alpha", fields.number("lora_alpha")?, "a number above 0")?,
         target_modules: fields.required("target_modules", targets, "a text or a list of texts")?,
@@ -237,14 +240,18 @@ impl AdapterWriter {
             lora.parameters(config)?.into_iter().map(|parameter| FileTensor::of(parameter, dtype)).collect();
         let targets = match is_wrapped {
             // The last components of names would also select modules of the vision tower.
-            true => lora.resolve(config)?.iter().map(|matrix| wrapped(&matrix.name)).collect(),
+            true => lora.resolve(config)?.iter().filter(|m| m.experts.is_none()).map(|m| wrapped(&m.name)).collect(),
             false => lora.target_names(config)?,
         };
         if is_wrapped {
             tensors.iter_mut().for_each(|tensor| tensor.name = wrapped(&tensor.name));
         }
+        let mut parameters = lora.parameter_names(config)?;
+        if is_wrapped {
+            parameters.iter_mut().for_each(|name| *name = wrapped(name));
+        }
         let folder = NewFolder::create(target, replace)?;
-        put(&folder, CONFIG, &pretty(&config_json(lora, &targets, base_model.as_deref())))?;
+        put(&folder, CONFIG, &pretty(&config_json(lora, [&targets, &parameters], base_model.as_deref())))?;
         if let Some(card) = card {
             put(&folder, "README.md", &card.render_for("peft"))?;
         }
@@ -276,7 +283,7 @@ impl AdapterWriter {
 }
 
 /// Returns the `adapter_config.json`, with the fields that PEFT requires.
-fn config_json(lora: &LoraConfig, target_modules: &[String], base_model: Option<&str>) -> Value {
+fn config_json(lora: &LoraConfig, [modules, parameters]: [&[String]; 2], base_model: Option<&str>) -> Value {
     // PEFT's alpha is an integer, so integers are written as such.
     let alpha = lora.lora_alpha;
     let alpha = if alpha.fract() == 0.0 { json!(alpha as u64) } else { json!(alpha) };
@@ -291,7 +298,8 @@ fn config_json(lora: &LoraConfig, target_modules: &[String], base_model: Option<
         "modules_to_save": null,
         "peft_type": "LORA",
         "r": lora.r,
-        "target_modules": target_modules,
+        "target_modules": modules,
+        "target_parameters": if parameters.is_empty() { Value::Null } else { json!(parameters) },
         "task_type": "CAUSAL_LM",
         "use_dora": false,
         "use_rslora": lora.use_rslora,

@@ -498,7 +498,7 @@ fn layers_and_sizes_of_a_gated_delta_net_belong_together() {
 }
 
 #[test]
-fn experts_have_no_adapters() {
+fn modules_of_experts_have_no_adapters() {
     let config = model(Family::Qwen3Moe, moe());
     let matrices = LoraConfig::default().resolve(&config).unwrap();
     assert!(matrices.iter().all(|matrix| matrix.name.contains("self_attn")), "{matrices:?}");

@@ -1,7 +1,7 @@
 //! LoRA: the adapted matrices, and PEFT's folder.
 
 use crate::support::{Folder, Tensor, Tensors, qwen2, says, whole_text, with};
-use models::{Adapter, AdapterOptions, AdapterWriter, LoraConfig, ModelCard, ModelConfig, TargetModules};
+use models::{Adapter, AdapterOptions, AdapterWriter, Experts, LoraConfig, ModelCard, ModelConfig, TargetModules};
 use safetensors::Dtype as FileDtype;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -50,6 +50,79 @@ fn targets_are_resolved_as_peft_does() {
     }
     let plain = LoraConfig { r: 4, lora_alpha: 6.0, ..LoraConfig::default() };
     assert_eq!((plain.scaling(), LoraConfig { use_rslora: true, ..plain }.scaling()), (1.5, 3.0));
+}
+
+/// Returns a model with three experts in each of two layers.
+fn moe() -> ModelConfig {
+    let experts = Experts { num_experts: 3, num_experts_per_tok: 2, moe_intermediate_size: 12, ..Experts::default() };
+    let plain = ModelConfig { attention_bias: false, qk_norm: true, ..ModelConfig::default() };
+    ModelConfig { experts: Some(experts), num_hidden_layers: 2, hidden_size: 32, ..plain }
+}
+
+fn lora_of_experts(modules: Value, parameters: &[&str]) -> LoraConfig {
+    LoraConfig { target_parameters: parameters.iter().map(|name| (*name).to_owned()).collect(), ..lora(modules) }
+}
+
+#[test]
+fn target_parameters_are_resolved_as_peft_does() {
+    let model = moe();
+    let both = lora_of_experts(json!(["q_proj"]), &["experts.down_proj", "mlp.experts.gate_up_proj"]);
+    let names: Vec<String> = both.resolve(&model).unwrap().into_iter().map(|matrix| matrix.name).collect();
+    let of_layer = |layer: usize| {
+        ["self_attn.q_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+            .map(|name| format!("model.layers.{layer}.{name}"))
+    };
+    assert_eq!(names, [of_layer(0), of_layer(1)].concat());
+    // The wrapper of the second parameter encloses that of the first one.
+    let tensors = |lora: &LoraConfig| {
+        let parameters = lora.parameters(&model).unwrap().into_iter();
+        parameters.map(|p| (p.name.replace("base_model.model.model.layers.", ""), p.shape)).collect::<Vec<_>>()
+    };
+    let of = |name: &str, shape: [usize; 2]| (name.to_owned(), shape.to_vec());
+    assert_eq!(
+        tensors(&both)[2..6],
+        [
+            of("0.mlp.experts.base_layer.lora_A.weight", [6, 32]),
+            of("0.mlp.experts.base_layer.lora_B.weight", [24, 6]),
+            of("0.mlp.experts.lora_A.weight", [6, 12]),
+            of("0.mlp.experts.lora_B.weight", [32, 6]),
+        ]
+    );
+    let one = lora_of_experts(json!([]), &["1.mlp.experts.gate_up_proj"]);
+    assert_eq!(tensors(&one), [of("1.mlp.experts.lora_A.weight", [6, 32]), of("1.mlp.experts.lora_B.weight", [24, 6])]);
+    assert_eq!(one.parameter_names(&model).unwrap(), ["model.layers.1.mlp.experts.gate_up_proj"]);
+    assert_eq!(both.parameter_names(&model).unwrap(), ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]);
+    assert_eq!(both.target_names(&model).unwrap(), ["q_proj"]);
+    for (target, words) in [
+        ("mlp.gate.weight", "parameters of experts: mlp.experts.gate_up_proj"),
+        ("xperts.down_proj", "parameters of experts"),
+        ("q_proj.weight", "parameters of experts"),
+    ] {
+        let error = lora_of_experts(json!([]), &[target]).resolve(&model).unwrap_err().to_string();
+        says(&error, &[target, "lora.target_parameters", words]);
+    }
+    let dense = lora_of_experts(json!([]), &["down_proj"]).resolve(&Folder::new(qwen2()).model()).unwrap_err();
+    says(&dense.to_string(), &["lora.target_parameters", "the model has no experts"]);
+    let of_modules = lora(json!(["experts.down_proj"])).resolve(&model).unwrap_err().to_string();
+    says(&of_modules, &["not a matrix that can have an adapter here", "for lora.target_parameters"]);
+}
+
+#[test]
+fn adapters_of_experts_are_read_as_they_were_written() {
+    let (model, place) = (moe(), tempfile::tempdir().unwrap());
+    let target = place.path().join("adapter");
+    for (modules, parameters) in
+        [(json!(["q_proj"]), &["experts.down_proj", "experts.gate_up_proj"][..]), (json!([]), &["experts.down_proj"])]
+    {
+        let lora = lora_of_experts(modules, parameters);
+        written(&target, &lora, &model, AdapterOptions { replace: true, ..AdapterOptions::default() });
+        let adapter = Adapter::open(&target, &model).unwrap();
+        assert_eq!(adapter.matrices(), lora.resolve(&model).unwrap());
+        assert_eq!(adapter.config().target_parameters, lora.parameter_names(&model).unwrap());
+        let last = adapter.matrices().last().unwrap();
+        let (a, b) = (adapter.lora_a(last).unwrap(), adapter.lora_b(last).unwrap());
+        assert_eq!((a.shape(), b.shape()), (&[6, 12][..], &[32, 6][..]));
+    }
 }
 
 /// Writes an adapter of `lora` with ascending values.

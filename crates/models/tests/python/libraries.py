@@ -206,6 +206,9 @@ ADAPTERS = [
     ("gemma4", dict(target_modules="all-linear")),
     ("qwen3_5", dict(target_modules="all-linear")),
     ("qwen3_5-vision", dict(target_modules=r"model\.language_model\..*(in_proj_qkv|in_proj_b|out_proj|q_proj)")),
+    ("qwen3_moe", dict(target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])),
+    ("gpt_oss", dict(target_modules=[], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])),
+    ("gpt_oss", dict(target_modules=["o_proj"], target_parameters=["model.layers.1.mlp.experts.down_proj"])),
 ]
 
 
@@ -281,7 +284,7 @@ def compare(place):
             PeftModel.from_pretrained(load(place / name, "auto"), place / f"{whose}-{number}").eval() for whose in ["theirs", "ours"]
         )
         assert not torch.equal(logits(ours), logits(load(place / name, "auto"))), "the adapter changes nothing"
-        same(f"adapter {settings['target_modules']} of {name}", ours, theirs)
+        same(f"adapter {settings} of {name}", ours, theirs)
 
 
 def main():

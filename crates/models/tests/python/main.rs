@@ -34,7 +34,7 @@ const CHECKPOINTS: [&str; 23] = [
     "ministral3-vision",
 ];
 /// The checkpoints of the adapters that libraries.py makes.
-const ADAPTED: [&str; 14] = [
+const ADAPTED: [&str; 17] = [
     "qwen2",
     "qwen2",
     "qwen2-untied",
@@ -49,6 +49,9 @@ const ADAPTED: [&str; 14] = [
     "gemma4",
     "qwen3_5",
     "qwen3_5-vision",
+    "qwen3_moe",
+    "gpt_oss",
+    "gpt_oss",
 ];
 
 #[test]

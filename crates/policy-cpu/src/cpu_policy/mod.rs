@@ -260,6 +260,10 @@ impl Policy for CpuPolicy {
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        if request.return_routed_experts && self.model.config().experts.is_none() {
+            let expected = "a model with a mixture of experts, for routed experts";
+            return Err(Error::argument("generate", expected, "a model without"));
+        }
         rollout::generate(|| self.model.valid(), request, self.rollout_batch_size, &mut self.turns)
     }
 
@@ -271,7 +275,10 @@ impl Policy for CpuPolicy {
         };
         let loss = &self.loss;
         let scores = of_each(&model, batches, |model, batch| {
-            loss.score(completion_hidden(model, batch.sequences)?, model.lm_head()?, &batch.tokens)
+            // Only the policy's own routers have chosen the recorded experts.
+            let routed = if of == Weights::Policy { batch.routed_experts } else { &[] };
+            let hidden = completion_hidden(model, batch.sequences, routed)?;
+            loss.score(hidden, model.lm_head()?, &batch.tokens)
         })?;
         let mut all = Scores::default();
         for part in scores {
@@ -288,7 +295,8 @@ impl Policy for CpuPolicy {
     fn values(&mut self, batches: &[SequenceBatch<'_>]) -> Result<Vec<f32>> {
         self.turns = None;
         let values = of_each(&self.model.valid(), batches, |model, batch| {
-            Ok(to_host(model.values(completion_hidden(model, batch.sequences)?)?))
+            let hidden = completion_hidden(model, batch.sequences, batch.routed_experts)?;
+            Ok(to_host(model.values(hidden)?))
         })?;
         Ok(values.concat())
     }
@@ -298,7 +306,7 @@ impl Policy for CpuPolicy {
         let (grpo, cross_entropy, value_loss) = (&self.loss, &self.cross_entropy, self.value_loss.as_ref());
         let aux_loss = self.router_aux_loss_coef / batches.len().max(1) as f64;
         accumulate(&self.model, batches, &mut self.sums, |model, batch| {
-            let (hidden, routers) = observed_hidden(model, batch.sequences, aux_loss > 0.0)?;
+            let (hidden, routers) = observed_hidden(model, batch, aux_loss > 0.0)?;
             let partial = match loss {
                 StepLoss::Grpo => match (value_loss, batch.tokens.value_targets()) {
                     (None, None) => grpo.loss(hidden, model.lm_head()?, &batch.tokens),

@@ -1,9 +1,9 @@
 //! Packed sequences, without padding.
 
 use super::autodiff_ops::Sequences;
-use super::routers::Routers;
+use super::routers::{MISSING, Routers};
 use backend_cpu::layers::Span;
-use policy::{Error, Result, Sequence};
+use policy::{Error, Result, RoutedExperts, Sequence};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -21,6 +21,8 @@ pub struct PackedBatch {
     ids: Vec<u32>,
     /// The number of sequences of each row, `[N]`.
     counts: Arc<[f32]>,
+    /// A sequence of each row, and its position in it, `[N]`.
+    origins: Vec<(usize, usize)>,
     pub(super) sequences: Arc<Sequences>,
 }
 
@@ -36,24 +38,25 @@ impl PackedBatch {
             return Err(Error::argument("PackedBatch", expected, format!("{lengths:?}")));
         }
         let mut rows = Rows::default();
-        sequences.iter().for_each(|sequence| rows.add(sequence.as_ref(), 0..0, 0));
+        sequences.iter().enumerate().for_each(|(i, sequence)| rows.add(i, sequence.as_ref(), 0..0, 0));
         Ok(rows.into_batch())
     }
 
     /// Packs prompts and completions, each distinct prompt once. Also returns the rows `[N]` that predict the completion tokens,
-    /// concatenated.
+    /// concatenated. `routed_experts` are those of each sequence, or none: prompts with other experts are distinct.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty prompt or completion.
-    pub fn of_completions(sequences: &[Sequence]) -> Result<(Self, Vec<usize>)> {
+    pub fn of_completions(sequences: &[Sequence], routed_experts: &[RoutedExperts]) -> Result<(Self, Vec<usize>)> {
         if sequences.iter().any(|s| s.prompt.is_empty() || s.completion.is_empty()) {
             let expected = "prompts and completions of at least one token";
             return Err(Error::argument("PackedBatch", expected, "an empty one"));
         }
         let (mut rows, mut prompts, mut predicting) = (Rows::default(), HashMap::new(), Vec::new());
-        for Sequence { prompt, completion } in sequences {
-            let prefix = prompts.entry(&prompt[..]).or_insert_with(|| {
-                rows.add(prompt, 0..0, 0);
+        for (i, Sequence { prompt, completion }) in sequences.iter().enumerate() {
+            let routed = routed_experts.get(i).map(|routed| routed.first(prompt.len()));
+            let prefix = prompts.entry((&prompt[..], routed)).or_insert_with(|| {
+                rows.add(i, prompt, 0..0, 0);
                 let added = rows.ids.len() - prompt.len()..rows.ids.len();
                 rows.counts[added.clone()].fill(0.0);
                 added
@@ -62,7 +65,7 @@ impl PackedBatch {
             predicting.push(prefix.end - 1);
             predicting.extend(rows.ids.len()..rows.ids.len() + completion.len() - 1);
             // The last token predicts nothing, so it has no row.
-            rows.add(&completion[..completion.len() - 1], prefix.clone(), prompt.len());
+            rows.add(i, &completion[..completion.len() - 1], prefix.clone(), prompt.len());
         }
         Ok((rows.into_batch(), predicting))
     }
@@ -77,6 +80,26 @@ impl PackedBatch {
         Routers::new(Arc::clone(&self.counts), with_aux_loss)
     }
 
+    /// Returns the recorded experts `[N, L, k]` of the rows, `width` numbers per row; `None` if no sequence has any.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if there are not as many as sequences, or they do not fit the model.
+    pub(super) fn recorded(&self, routed: &[RoutedExperts], width: usize) -> Result<Option<Vec<u16>>> {
+        if routed.is_empty() {
+            return Ok(None);
+        }
+        let missing = vec![MISSING; width];
+        let rows = self.origins.iter().map(|(sequence, position)| match routed.get(*sequence) {
+            Some(of_sequence) if of_sequence.width == width => Ok(of_sequence.at(*position).unwrap_or(&missing)),
+            other => {
+                let expected = format!("for every sequence {width} recorded experts per token, of all layers");
+                let found = other.map_or("a sequence without".to_owned(), |other| other.width.to_string());
+                Err(Error::argument("routed_experts", expected, found))
+            }
+        });
+        Ok(Some(rows.collect::<Result<Vec<_>>>()?.concat()))
+    }
+
     /// Returns the number of positions of the longest sequence.
     pub(super) fn longest(&self) -> usize {
         self.sequences.positions.iter().max().map_or(0, |position| position + 1)
@@ -87,23 +110,25 @@ impl PackedBatch {
 struct Rows {
     ids: Vec<u32>,
     counts: Vec<f32>,
+    origins: Vec<(usize, usize)>,
     positions: Vec<usize>,
     spans: Vec<Span>,
 }
 
 impl Rows {
-    /// Adds tokens that attend to the rows `prefix` and to each other, with positions from `position` on.
-    fn add(&mut self, ids: &[u32], prefix: std::ops::Range<usize>, position: usize) {
+    /// Adds tokens of a sequence that attend to the rows `prefix` and to each other, with positions from `position` on.
+    fn add(&mut self, sequence: usize, ids: &[u32], prefix: std::ops::Range<usize>, position: usize) {
         let first = self.ids.len();
         self.ids.extend_from_slice(ids);
         self.counts.resize(self.ids.len(), 1.0);
+        self.origins.extend((position..position + ids.len()).map(|position| (sequence, position)));
         self.positions.extend(position..position + ids.len());
         self.spans.push(Span { rows: first..self.ids.len(), prefix });
     }
 
     fn into_batch(self) -> PackedBatch {
         let sequences = Sequences { spans: self.spans, positions: self.positions };
-        PackedBatch { ids: self.ids, counts: self.counts.into(), sequences: Arc::new(sequences) }
+        PackedBatch { ids: self.ids, counts: self.counts.into(), origins: self.origins, sequences: Arc::new(sequences) }
     }
 }
 
@@ -118,7 +143,7 @@ mod tests {
     #[test]
     fn completions_share_the_rows_of_their_prompt() {
         let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[1, 9], &[2]), sequence(&[1, 5, 6], &[9, 2])];
-        let (batch, rows) = PackedBatch::of_completions(&sequences).unwrap();
+        let (batch, rows) = PackedBatch::of_completions(&sequences, &[]).unwrap();
         assert_eq!(batch.ids(), [1, 5, 6, 7, 8, 1, 9, 9]);
         assert_eq!(batch.sequences.positions, [0, 1, 2, 3, 4, 0, 1, 3]);
         assert_eq!(*batch.counts, [2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
@@ -132,7 +157,7 @@ mod tests {
     fn empty_input_is_an_error() {
         assert!(PackedBatch::new::<Vec<u32>>(&[]).is_err());
         assert!(PackedBatch::new(&[vec![1], vec![]]).is_err());
-        assert!(PackedBatch::of_completions(&[sequence(&[], &[1])]).is_err());
-        assert!(PackedBatch::of_completions(&[sequence(&[1], &[])]).is_err());
+        assert!(PackedBatch::of_completions(&[sequence(&[], &[1])], &[]).is_err());
+        assert!(PackedBatch::of_completions(&[sequence(&[1], &[])], &[]).is_err());
     }
 }

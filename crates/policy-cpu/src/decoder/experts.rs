@@ -1,14 +1,18 @@
 //! The mixture of experts of a layer as differentiable burn operations, on the kernels of [`backend_cpu::layers`].
 //!
-//! Letters in shapes: E experts, k experts of a token, I width of an expert's MLP.
+//! Letters in shapes: E experts, k experts of a token, I width of an expert's MLP, r rank of an expert's adapter.
 
 use super::autodiff_ops::{fitting, operand, read, reread};
 use super::build::Builder;
 use super::layers::{Linear, activation};
+use super::lora::LowRank;
 use super::params;
 use super::routers::Routers;
 use super::weight::{Stored, Weight};
-use backend_cpu::layers::{Activation, ExpertMatrix, ExpertWeights, ExpertsGrad, Layers, Routing};
+use backend_cpu::layers::{
+    Activation, ExpertAdapter, ExpertAdapterGrad, ExpertMatrix, ExpertWeights, ExpertsGrad, Layers, Routing,
+};
+use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::flex::FlexTensor;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -30,6 +34,10 @@ pub struct ExpertsMlp {
     pub experts_down: Weight,
     /// Bias of the output projections `[E, H]`, in gpt-oss.
     pub experts_down_bias: Option<Param<Tensor<2>>>,
+    /// Adapter of gate and up.
+    pub experts_gate_up_adapter: Option<LowRank>,
+    /// Adapter of the output projections.
+    pub experts_down_adapter: Option<LowRank>,
     #[module(skip)]
     spec: Experts,
     #[module(skip)]
@@ -64,6 +72,8 @@ impl ExpertsMlp {
             experts_gate_up_bias: bias(of, &format!("{name}.experts_gate_up_bias"), gate_up[1])?,
             experts_down: of.weight(&format!("{name}.experts_down"), all(down))?,
             experts_down_bias: bias(of, &format!("{name}.experts_down_bias"), down[1])?,
+            experts_gate_up_adapter: None,
+            experts_down_adapter: None,
             spec: spec.clone(),
             activation: activation(of.config),
             kernels: Layers::new(),
@@ -73,7 +83,7 @@ impl ExpertsMlp {
     /// Returns the weighted sum of the outputs of each token's experts, `x` `[N, H]` -> `[N, H]`.
     pub(crate) fn forward(&self, x: Tensor<2>, routers: &mut Routers) -> Result<Tensor<2>> {
         let logits = self.router.forward(x.clone())?;
-        let (weights, routing) = route(logits.clone(), &self.spec)?;
+        let (weights, routing) = route(logits.clone(), &self.spec, routers)?;
         routers.observe(logits, &routing)?;
         self.mix(x, weights, routing)
     }
@@ -84,14 +94,61 @@ impl ExpertsMlp {
         let mut graph = Graph::default();
         let x = operand(&mut graph, "x", x)?;
         let weights = operand(&mut graph, "weights", weights)?;
-        let gate_up = Matrices::new(&mut graph, &self.experts_gate_up, &self.experts_gate_up_bias, gate_up_dims)?;
-        let down = Matrices::new(&mut graph, &self.experts_down, &self.experts_down_bias, down_dims)?;
-        let ((gate_up, [first, second]), (down, [third, fourth])) = (gate_up, down);
+        let (gate_up, down) = (self.gate_up(gate_up_dims), self.down(down_dims));
+        let (gate_up, [w_gate_up, b_gate_up, a_gate_up, c_gate_up]) = Matrices::new(&mut graph, gate_up)?;
+        let (down, [w_down, b_down, a_down, c_down]) = Matrices::new(&mut graph, down)?;
         let (y, gates) =
             self.kernels.experts(read("x", &x.storage)?, &routing, &gate_up.view()?, &down.view()?, self.activation)?;
         let (activation, kernels) = (self.activation, self.kernels);
         let derivative = MixGrad { x: x.storage, gates: gates.into(), gate_up, down, routing, activation, kernels };
-        Ok(record(graph, tensor(y, [n, hidden]), [x.node, weights.node, first, second, third, fourth], derivative))
+        let parents =
+            [x.node, weights.node, w_gate_up, b_gate_up, a_gate_up, c_gate_up, w_down, b_down, a_down, c_down];
+        Ok(record(graph, tensor(y, [n, hidden]), parents, derivative))
+    }
+
+    fn gate_up(&self, dims: [usize; 2]) -> Parameters<'_> {
+        Parameters {
+            weight: &self.experts_gate_up,
+            bias: &self.experts_gate_up_bias,
+            adapter: &self.experts_gate_up_adapter,
+            dims,
+        }
+    }
+
+    fn down(&self, dims: [usize; 2]) -> Parameters<'_> {
+        Parameters {
+            weight: &self.experts_down,
+            bias: &self.experts_down_bias,
+            adapter: &self.experts_down_adapter,
+            dims,
+        }
+    }
+
+    /// Returns the adapters of the parameters of experts, with the names of the parameters in transformers.
+    pub(super) fn adapters(&mut self) -> [(&'static str, &mut Option<LowRank>); 2] {
+        [("gate_up_proj", &mut self.experts_gate_up_adapter), ("down_proj", &mut self.experts_down_adapter)]
+    }
+
+    /// Returns the values `[E in, out]` of the parameter `name` plus its adapter; `None` if it has no adapter.
+    pub(super) fn merged(&self, name: &str, values: &[f32]) -> Result<Option<Vec<f32>>> {
+        let adapter = match name {
+            "experts_gate_up" => &self.experts_gate_up_adapter,
+            "experts_down" => &self.experts_down_adapter,
+            _ => &None,
+        };
+        let Some(adapter) = adapter else { return Ok(None) };
+        let mut values = values.to_vec();
+        let ([all, input], [output, _]) = (adapter.a.dims(), adapter.b.dims());
+        let (rank, scale) = (all / self.spec.num_experts, adapter.scale as f32);
+        let a = to_vec(adapter.a.val())?;
+        let b = by_expert(&to_vec(adapter.b.val())?, self.spec.num_experts, rank);
+        let experts = a.chunks_exact(rank * input).zip(b.chunks_exact(output * rank));
+        for (values, (a, b)) in values.chunks_exact_mut(input * output).zip(experts) {
+            let turned: Vec<f32> = (0..input * rank).map(|at| scale * a[at % rank * input + at / rank]).collect();
+            let product = Layers::new().linear_dx(b, &turned, [input, output, rank])?;
+            values.iter_mut().zip(product).for_each(|(value, product)| *value += product);
+        }
+        Ok(Some(values))
     }
 
     /// Returns the sizes.
@@ -103,19 +160,21 @@ impl ExpertsMlp {
     pub(super) fn packed(&self, hidden: usize) -> Result<[PackedExperts; 2]> {
         let [gate_up, down] = dims(&self.spec, hidden);
         Ok([
-            PackedExperts::new(self.kernels, &self.experts_gate_up, &self.experts_gate_up_bias, gate_up)?,
-            PackedExperts::new(self.kernels, &self.experts_down, &self.experts_down_bias, down)?,
+            PackedExperts::new(self.kernels, self.gate_up(gate_up), self.spec.num_experts)?,
+            PackedExperts::new(self.kernels, self.down(down), self.spec.num_experts)?,
         ])
     }
 }
 
-/// Returns the weights `[N, k]` of each token's experts, given the router's logits `[N, E]`.
-fn route(logits: Tensor<2>, spec: &Experts) -> Result<(Tensor<2>, Arc<Routing>)> {
+/// Returns the weights `[N, k]` of each token's experts, given the router's logits `[N, E]`. `routers` may have other experts for a token.
+fn route(logits: Tensor<2>, spec: &Experts, routers: &mut Routers) -> Result<(Tensor<2>, Arc<Routing>)> {
     let [n, experts] = logits.dims();
     let top = spec.num_experts_per_tok;
     let mut graph = Graph::default();
     let logits = operand(&mut graph, "logits", logits)?;
-    let routing = Layers::new().route(read("logits", &logits.storage)?, experts, top, spec.norm_topk_prob)?;
+    let (kernels, values) = (Layers::new(), read("logits", &logits.storage)?);
+    let chosen = routers.replay(kernels.choose(values, experts, top)?, top);
+    let routing = kernels.route_to(values, experts, top, chosen, spec.norm_topk_prob)?;
     let (weights, routing) = (tensor(routing.weights.clone(), [n, top]), Arc::new(routing));
     let derivative = RouteGrad { logits: logits.storage, routing: Arc::clone(&routing), dims: [n, experts] };
     Ok((record(graph, weights, [logits.node], derivative), routing))
@@ -135,13 +194,64 @@ impl Derivative<1> for RouteGrad {
     }
 }
 
-/// The matrices and biases of all experts in an operation.
+/// The parameters of one matrix of all experts.
+#[derive(Clone, Copy)]
+struct Parameters<'a> {
+    weight: &'a Weight,
+    bias: &'a Option<Param<Tensor<2>>>,
+    adapter: &'a Option<LowRank>,
+    /// `[in, out]`.
+    dims: [usize; 2],
+}
+
+/// The matrices, biases and adapters of all experts in an operation.
 #[derive(Clone, Debug)]
 struct Matrices {
     matrices: Form,
     biases: Option<FlexTensor>,
+    adapter: Option<Adapter<FlexTensor>>,
     /// `[in, out]`.
     dims: [usize; 2],
+}
+
+/// Adapters of all experts.
+#[derive(Clone, Debug)]
+struct Adapter<A> {
+    /// A `[E r, in]`.
+    a: A,
+    /// B `[E, out, r]`.
+    b: Vec<f32>,
+    rank: usize,
+    scale: f32,
+}
+
+impl<A> Adapter<A> {
+    fn new(of: &LowRank, a: A, experts: usize) -> Result<Self> {
+        let rank = of.a.dims()[0] / experts.max(1);
+        Ok(Self { a, b: by_expert(&to_vec(of.b.val())?, experts, rank), rank, scale: of.scale as f32 })
+    }
+
+    fn view<'a>(&'a self, a: &'a [f32]) -> ExpertAdapter<'a> {
+        ExpertAdapter { a, b: &self.b, rank: self.rank, scale: self.scale }
+    }
+}
+
+/// Returns B `[out, r E]` of PEFT, in which the columns of an expert are E apart, as `[E, out, r]`.
+fn by_expert(b: &[f32], experts: usize, rank: usize) -> Vec<f32> {
+    let output = b.len() / (experts * rank).max(1);
+    let entry = |at: usize| b[(at / rank % output * rank + at % rank) * experts + at / (rank * output)];
+    (0..b.len()).map(entry).collect()
+}
+
+/// The inverse of [`by_expert`].
+fn by_column(b: &[f32], experts: usize, rank: usize) -> Vec<f32> {
+    let output = b.len() / (experts * rank).max(1);
+    let entry = |at: usize| b[(at % experts * output + at / (experts * rank)) * rank + at / experts % rank];
+    (0..b.len()).map(entry).collect()
+}
+
+fn to_vec(tensor: Tensor<2>) -> Result<Vec<f32>> {
+    Ok(params::read(&params::storage(tensor)?)?.to_vec())
 }
 
 #[derive(Clone, Debug)]
@@ -153,28 +263,36 @@ enum Form {
 }
 
 impl Matrices {
-    /// Returns the matrices, and the nodes of the weight and of the biases.
-    fn new(
-        graph: &mut Graph,
-        weight: &Weight,
-        biases: &Option<Param<Tensor<2>>>,
-        dims: [usize; 2],
-    ) -> Result<(Self, [burn::backend::autodiff::ops::NodeGuard; 2])> {
-        let (matrices, node) = match weight {
+    /// Returns the matrices, and the nodes of the weight, of the biases, and of A and B of the adapter.
+    fn new(graph: &mut Graph, of: Parameters<'_>) -> Result<(Self, [NodeGuard; 4])> {
+        let dims = of.dims;
+        let (matrices, node) = match of.weight {
             Weight::Parameter(weight) => {
                 let weight = operand(graph, "experts", weight.val())?;
                 (Form::Parameter(weight.storage), weight.node)
             }
             Weight::Stored(stored) => (Form::Stored(stored.of_experts(dims[1])), Operand::absent().node),
         };
-        let (biases, of_biases) = match biases {
+        let (biases, of_biases) = match of.bias {
             Some(biases) => {
                 let biases = operand(graph, "biases", biases.val())?;
                 (Some(biases.storage), biases.node)
             }
             None => (None, Operand::absent().node),
         };
-        Ok((Self { matrices, biases, dims }, [node, of_biases]))
+        let (adapter, [of_a, of_b]) = match of.adapter {
+            Some(adapter) => {
+                let a = operand(graph, "lora_A", adapter.a.val())?;
+                let b = operand(graph, "lora_B", adapter.b.val())?;
+                let experts = match &matrices {
+                    Form::Parameter(_) => of.weight.dims()[0] / dims[0].max(1),
+                    Form::Stored(experts) => experts.len(),
+                };
+                (Some(Adapter::new(adapter, a.storage, experts)?), [a.node, b.node])
+            }
+            None => (None, [Operand::absent().node, Operand::absent().node]),
+        };
+        Ok((Self { matrices, biases, adapter, dims }, [node, of_biases, of_a, of_b]))
     }
 
     fn view(&self) -> Result<ExpertWeights<'_>> {
@@ -187,7 +305,9 @@ impl Matrices {
             }
         };
         let biases = self.biases.as_ref().map(|biases| read("biases", biases)).transpose()?;
-        Ok(ExpertWeights { matrices, biases, dims: self.dims })
+        let adapter =
+            self.adapter.as_ref().map(|adapter| Ok::<_, policy::Error>(adapter.view(read("lora_A", &adapter.a)?)));
+        Ok(ExpertWeights { matrices, biases, adapter: adapter.transpose()?, dims: self.dims })
     }
 }
 
@@ -202,9 +322,9 @@ struct MixGrad {
     kernels: Layers,
 }
 
-impl Derivative<6> for MixGrad {
-    fn gradients(self, upstream: FlexTensor, tracked: [bool; 6]) -> [Option<FlexTensor>; 6] {
-        let [_, _, of_weights @ ..] = tracked;
+impl Derivative<10> for MixGrad {
+    fn gradients(self, upstream: FlexTensor, tracked: [bool; 10]) -> [Option<FlexTensor>; 10] {
+        let of_weights = tracked[2] || tracked[3] || tracked[6] || tracked[7];
         let [gate_up, down] = [&self.gate_up, &self.down].map(|of| of.view().expect("read in the forward pass"));
         let grad = fitting(self.kernels.experts_grad(
             reread(&self.x),
@@ -214,20 +334,32 @@ impl Derivative<6> for MixGrad {
             self.activation,
             &self.gates,
             reread(&upstream),
-            of_weights.contains(&true),
+            of_weights,
         ));
         let ([hidden, both], [width, _]) = (gate_up.dims, down.dims);
         let (n, experts) = (grad.dx.len() / hidden, gate_up.matrices.len());
-        let ExpertsGrad { dx, dweights, dgate_up, dgate_up_bias, ddown, ddown_bias } = grad;
+        let ExpertsGrad { dx, dweights, dgate_up, dgate_up_bias, ddown, ddown_bias, .. } = grad;
         let top = dweights.len() / n.max(1);
         let of = |is_tracked: bool, values: Vec<f32>, shape: [usize; 2]| is_tracked.then(|| tensor(values, shape));
+        let of_adapter = |[a, b]: [bool; 2], grad: ExpertAdapterGrad, of: &Matrices| {
+            let rank = of.adapter.as_ref().map_or(0, |adapter| adapter.rank);
+            let [input, output] = of.dims;
+            let da = a.then(|| tensor(grad.da, [experts * rank, input]));
+            (da, b.then(|| tensor(by_column(&grad.db, experts, rank), [output, rank * experts])))
+        };
+        let (a_gate_up, b_gate_up) = of_adapter([tracked[4], tracked[5]], grad.dgate_up_adapter, &self.gate_up);
+        let (a_down, b_down) = of_adapter([tracked[8], tracked[9]], grad.ddown_adapter, &self.down);
         [
             of(tracked[0], dx, [n, hidden]),
             of(tracked[1], dweights, [n, top]),
             of(tracked[2], dgate_up, [experts * hidden, both]),
             of(tracked[3], dgate_up_bias, [experts, both]),
-            of(tracked[4], ddown, [experts * width, hidden]),
-            of(tracked[5], ddown_bias, [experts, hidden]),
+            a_gate_up,
+            b_gate_up,
+            of(tracked[6], ddown, [experts * width, hidden]),
+            of(tracked[7], ddown_bias, [experts, hidden]),
+            a_down,
+            b_down,
         ]
     }
 }
@@ -237,11 +369,14 @@ impl Derivative<6> for MixGrad {
 pub(super) struct PackedExperts {
     matrices: Vec<backend_cpu::layers::PackedWeight>,
     biases: Option<Vec<f32>>,
+    /// Adapters stay separate: merging them would need an f32 copy of all experts.
+    adapter: Option<Adapter<Vec<f32>>>,
     dims: [usize; 2],
 }
 
 impl PackedExperts {
-    fn new(kernels: Layers, weight: &Weight, biases: &Option<Param<Tensor<2>>>, dims: [usize; 2]) -> Result<Self> {
+    fn new(kernels: Layers, of: Parameters<'_>, experts: usize) -> Result<Self> {
+        let Parameters { weight, bias, adapter, dims } = of;
         let matrices = match weight {
             Weight::Parameter(weight) => {
                 let values = params::storage(weight.val())?;
@@ -254,13 +389,15 @@ impl PackedExperts {
             }
         };
         let values = |biases: &Param<Tensor<2>>| Ok::<_, policy::Error>(params::to_host(biases.val()));
-        Ok(Self { matrices, biases: biases.as_ref().map(values).transpose()?, dims })
+        let adapter = adapter.as_ref().map(|adapter| Adapter::new(adapter, to_vec(adapter.a.val())?, experts));
+        Ok(Self { matrices, biases: bias.as_ref().map(values).transpose()?, adapter: adapter.transpose()?, dims })
     }
 
     pub(super) fn view(&self) -> ExpertWeights<'_> {
         ExpertWeights {
             matrices: self.matrices.iter().map(ExpertMatrix::Packed).collect(),
             biases: self.biases.as_deref(),
+            adapter: self.adapter.as_ref().map(|adapter| adapter.view(&adapter.a)),
             dims: self.dims,
         }
     }

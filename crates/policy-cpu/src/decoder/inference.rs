@@ -19,7 +19,7 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 use grpo_burn::custom_op::elements;
 use models::{Experts, LayerRope, ModelConfig};
-use policy::{Error, Result};
+use policy::{Error, Result, RoutedExperts};
 use std::borrow::Cow;
 
 /// The most tokens of several prompts that are prefilled together. Larger activations gain nothing, and the C library returns such buffers
@@ -39,6 +39,8 @@ pub struct Inference {
     norm: Norm,
     /// `[H, V]`.
     head: PackedWeight,
+    /// `true` if caches record the experts of tokens.
+    records_experts: bool,
 }
 
 /// Keys and values, and states of Gated DeltaNets, of the sequences that are being sampled. States are those after all tokens of a sequence:
@@ -49,6 +51,8 @@ pub struct Cache {
     kv: KvCache,
     /// Of each layer with a Gated DeltaNet, a state per sample.
     states: Vec<Vec<DeltaState>>,
+    /// The recorded experts of each sample.
+    routed: Vec<RoutedExperts>,
 }
 
 impl Cache {
@@ -64,12 +68,18 @@ impl Cache {
         let layers = sequences.first().map_or(0, |(cache, _)| cache.states.len());
         let states = (0..layers)
             .map(|layer| sequences.iter().map(|(cache, sample)| cache.states[layer][*sample].clone()).collect());
-        Ok(Self { states: states.collect(), kv })
+        let routed = sequences.iter().map(|(cache, sample)| cache.routed_experts(*sample));
+        Ok(Self { states: states.collect(), routed: routed.collect(), kv })
     }
 
     /// Returns the number of tokens of a sample in the cache, including its prompt.
     pub fn tokens(&self, sample: usize) -> usize {
         self.kv.position(sample)
+    }
+
+    /// Returns the experts of the tokens of a sample in the cache; none unless [`Inference::recording_experts`].
+    pub fn routed_experts(&self, sample: usize) -> RoutedExperts {
+        self.routed.get(sample).cloned().unwrap_or_default()
     }
 }
 
@@ -328,7 +338,25 @@ impl Inference {
             )?),
             kernels,
             config,
+            records_experts: false,
         })
+    }
+
+    /// Records the experts that routers choose in caches.
+    #[must_use]
+    pub fn recording_experts(self, records_experts: bool) -> Self {
+        Self { records_experts, ..self }
+    }
+
+    /// Returns `true` if caches record the experts of tokens.
+    pub fn records_experts(&self) -> bool {
+        self.records_experts
+    }
+
+    /// Returns the number of recorded experts of a token, L k; 0 if there are none.
+    fn recorded_width(&self) -> usize {
+        let of_layer = self.config.experts.as_ref().map_or(0, |experts| experts.num_experts_per_tok);
+        if self.records_experts { of_layer * self.layers.len() } else { 0 }
     }
 
     /// Returns V, the number of logits per row.
@@ -367,7 +395,7 @@ impl Inference {
         });
         let attentions: Vec<_> = attentions.collect();
         let kv = KvCache::new(&attentions, &lengths, per_prompt, capacity);
-        let mut cache = Cache { kv, states: vec![Vec::new(); self.layers.len() - attentions.len()] };
+        let mut cache = Cache { kv, states: vec![Vec::new(); self.layers.len() - attentions.len()], routed: Vec::new() };
         let mut last = Vec::with_capacity(prompts.len() * self.config.hidden_size);
         let (mut rest, mut lengths) = (prompts, &lengths[..]);
         while !rest.is_empty() {
@@ -388,7 +416,7 @@ impl Inference {
     fn prefill_piece(&self, prompts: &PackedBatch, per_prompt: usize, cache: &mut Cache) -> Result<Vec<f32>> {
         check(&self.config, prompts.ids(), prompts.longest())?;
         let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
-        let x = self.run(prompts.ids(), &sequences.positions, |mixer, rows| match mixer {
+        let (x, chosen) = self.run(prompts.ids(), &sequences.positions, |mixer, rows| match mixer {
             LayerMixer::Attention { index, attention } => {
                 cache.kv.fill_prompts(*index, &rows, &sequences.spans)?;
                 attention.attended(self.kernels.attention(
@@ -405,6 +433,11 @@ impl Inference {
                 Ok(y)
             }
         })?;
+        let width = self.recorded_width();
+        for span in &sequences.spans {
+            let ids = chosen[span.rows.start * width..span.rows.end * width].to_vec();
+            cache.routed.extend(std::iter::repeat_n(RoutedExperts { width, ids }, per_prompt));
+        }
         let last = sequences.spans.iter().flat_map(|span| &x[(span.rows.end - 1) * h..span.rows.end * h]);
         Ok(last.copied().collect())
     }
@@ -415,7 +448,7 @@ impl Inference {
     /// [`Error::Argument`] if ids and samples do not fit each other or the cache, a sample is full, or samples do not ascend;
     /// [`Error::TooLong`] beyond the model's positions; [`Error::Model`] for an unknown token.
     pub fn decode(&self, ids: &[u32], samples: &[usize], cache: &mut Cache) -> Result<Vec<f32>> {
-        let Cache { kv, states } = cache;
+        let Cache { kv, states, routed } = cache;
         let is_free = |sample: &usize| *sample < kv.samples() && kv.free(*sample) > 0;
         if ids.len() != samples.len() || !samples.iter().all(is_free) || !samples.is_sorted_by(|a, b| a < b) {
             let expected = format!("as many ids as samples, and ascending samples below {} with room", kv.samples());
@@ -424,7 +457,7 @@ impl Inference {
         let positions: Vec<usize> = samples.iter().map(|sample| kv.position(*sample)).collect();
         check(&self.config, ids, positions.iter().max().map_or(0, |position| position + 1))?;
         let lengths = vec![1; samples.len()];
-        let x = self.run(ids, &positions, |mixer, rows| match mixer {
+        let (x, chosen) = self.run(ids, &positions, |mixer, rows| match mixer {
             LayerMixer::Attention { index, attention } => {
                 attention.attended(self.kernels.attention_cached(&rows, kv, *index, samples, 0)?)
             }
@@ -436,6 +469,9 @@ impl Inference {
             }
         })?;
         kv.advance(samples);
+        for (sample, chosen) in samples.iter().zip(chosen.chunks(self.recorded_width().max(1))) {
+            routed[*sample].ids.extend_from_slice(chosen);
+        }
         self.logits(&x)
     }
 
@@ -444,7 +480,7 @@ impl Inference {
     /// # Errors
     /// See [`Inference::decode`].
     pub fn extend(&self, ids: &[&[u32]], cache: &mut Cache) -> Result<Vec<f32>> {
-        let Cache { kv, states } = cache;
+        let Cache { kv, states, routed } = cache;
         let fits = |(sample, ids): (usize, &&[u32])| !ids.is_empty() && ids.len() <= kv.free(sample);
         if ids.len() != kv.samples() || !ids.iter().enumerate().all(fits) {
             let expected = format!("at least one token for each of {} samples, and room for them", kv.samples());
@@ -470,7 +506,7 @@ impl Inference {
         let open: Vec<Vec<usize>> =
             (0..longest).map(|j| (0..ids.len()).filter(|sample| j < ids[*sample].len()).collect()).collect();
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
-        let x = self.run(&rows, &positions, |mixer, qkv| {
+        let (x, chosen) = self.run(&rows, &positions, |mixer, qkv| {
             let (layer, attention) = match mixer {
                 LayerMixer::Attention { index, attention } => (*index, attention),
                 LayerMixer::GatedDeltaNet { index, net } => {
@@ -499,20 +535,24 @@ impl Inference {
             Ok(out)
         })?;
         open.iter().for_each(|open| kv.advance(open));
+        let width = self.recorded_width();
+        for ((routed, first), ids) in routed.iter_mut().zip(&firsts).zip(ids) {
+            routed.ids.extend_from_slice(&chosen[first * width..(first + ids.len()) * width]);
+        }
         let h = self.config.hidden_size;
         let last: Vec<f32> =
             firsts.iter().zip(ids).flat_map(|(first, ids)| &x[(first + ids.len() - 1) * h..][..h]).copied().collect();
         self.logits(&last)
     }
 
-    /// Returns the residual stream `[N, H]` after the last layer. `mix` computes the attention `[N, A D]` of a layer from queries, keys and
+    /// Returns the residual stream `[N, H]` after the last layer, and the experts `[N, L, k]` of the rows if they are recorded. `mix` computes the attention `[N, A D]` of a layer from queries, keys and
     /// values after the rotary embedding, or the output `[N, Hv Dv]` of a Gated DeltaNet from its projected input.
     fn run(
         &self,
         ids: &[u32],
         positions: &[usize],
         mut mix: impl FnMut(&LayerMixer, Vec<f32>) -> Result<Vec<f32>>,
-    ) -> Result<Vec<f32>> {
+    ) -> Result<(Vec<f32>, Vec<u16>)> {
         let (kernels, h) = (self.kernels, self.config.hidden_size);
         let mut x: Vec<f32> = match &self.embed_tokens {
             Embedding::Stored(table) => table.rows(ids)?,
@@ -522,8 +562,10 @@ impl Inference {
             }
         };
         scale(&mut x, self.config.embedding_multiplier);
+        let width = self.recorded_width();
+        let mut recorded = vec![0; ids.len() * width];
         let ropes = self.ropes.tables(positions.iter().max().map_or(0, |position| position + 1))?;
-        for layer in &self.layers {
+        for (number, layer) in self.layers.iter().enumerate() {
             let normed = self.optionally_normalised(&x, &layer.input_norm)?;
             let (mixed, project) = match &layer.mixer {
                 LayerMixer::Attention { attention, .. } => {
@@ -564,6 +606,15 @@ impl Inference {
                     let logits = self.linear(&normed, router, None)?;
                     let routing =
                         kernels.route(&logits, spec.num_experts, spec.num_experts_per_tok, spec.norm_topk_prob)?;
+                    if width > 0 {
+                        let top = spec.num_experts_per_tok;
+                        let rows = recorded.chunks_exact_mut(width).zip(routing.chosen().chunks_exact(top));
+                        rows.for_each(|(row, chosen)| {
+                            let of_layer = &mut row[number * top..(number + 1) * top];
+                            // A model has at most 2^12 experts.
+                            of_layer.iter_mut().zip(chosen).for_each(|(to, id)| *to = *id as u16);
+                        });
+                    }
                     let (update, _) =
                         kernels.experts(&normed, &routing, &gate_up.view(), &down.view(), self.activation)?;
                     drop(normed);
@@ -572,7 +623,7 @@ impl Inference {
             }
             scale(&mut x, layer.factor);
         }
-        Ok(x)
+        Ok((x, recorded))
     }
 
     /// Returns the residual stream plus the normalised `update` times the multiplier.

@@ -13,9 +13,9 @@ use policy::Result;
 /// The adapter of a matrix, in the layout of PEFT.
 #[derive(Module, Debug)]
 pub struct LowRank {
-    /// A `[r, in]`.
+    /// A `[r, in]`, or `[E r, in]` of all experts.
     pub a: Param<Tensor<2>>,
-    /// B `[out, r]`.
+    /// B `[out, r]`, or `[out, r E]` of all experts.
     pub b: Param<Tensor<2>>,
     /// The scaling s of B A.
     pub(super) scale: f64,
@@ -32,8 +32,8 @@ impl LowRank {
         first: usize,
     ) -> Result<Self> {
         Ok(Self {
-            a: of.parameter(&format!("{name}.a"), [lora.r, matrix.input])?,
-            b: of.parameter(&format!("{name}.b"), [matrix.output, lora.r])?,
+            a: of.parameter(&format!("{name}.a"), [matrix.rank(lora.r), matrix.input])?,
+            b: of.parameter(&format!("{name}.b"), [matrix.output, matrix.rank(lora.r)])?,
             scale: lora.scaling(),
             first,
         })
@@ -78,9 +78,19 @@ impl Adapted {
             return self.matrices.iter().find(|matrix| matrix.name == "lm_head");
         }
         let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+        if let Some(rest) = rest.strip_prefix("mlp.experts_") {
+            let (parameter, _) = rest.split_once("_adapter.")?;
+            return self.of_experts(layer, &format!("{parameter}_proj"));
+        }
         let (module, rest) = rest.split_once(".adapters.")?;
         let index: usize = rest.split_once('.')?.0.parse().ok()?;
         self.of_layer(config, layer, module).get(index).map(|(matrix, _)| *matrix)
+    }
+
+    /// Returns the adapted parameter `gate_up_proj` or `down_proj` of a layer's experts.
+    pub(crate) fn of_experts(&self, layer: &str, parameter: &str) -> Option<&AdaptedMatrix> {
+        let name = format!("model.layers.{layer}.mlp.experts.{parameter}");
+        self.matrices.iter().find(|matrix| matrix.name == name)
     }
 
     /// Returns the adapted matrices of a module of a layer, for example `attn.qkv_proj`, each with its first column.
@@ -97,7 +107,7 @@ impl Adapted {
 
 /// Returns `true` if the parameter `name` belongs to an adapter.
 pub(crate) fn is_adapter(name: &str) -> bool {
-    name.starts_with("lora_head.") || name.contains(".adapters.")
+    name.starts_with("lora_head.") || name.contains(".adapters.") || name.contains("_adapter.")
 }
 
 /// Returns `true` if the parameter `name` belongs to the value head.

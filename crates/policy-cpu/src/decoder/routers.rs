@@ -9,9 +9,13 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::custom_op::{Derivative, Graph, record, tensor};
 use policy::{Error, Result, RouterStatistics};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Observes the routers of a forward pass. The default observes nothing.
+/// Marks a token without recorded experts.
+pub(super) const MISSING: u16 = u16::MAX;
+
+/// Observes the routers of a forward pass, and replaces their choices by recorded ones. The default does neither.
 #[derive(Debug, Default)]
 pub(crate) struct Routers {
     /// The number of times that each row counts, `[N]`.
@@ -23,12 +27,46 @@ pub(crate) struct Routers {
     tokens: Vec<f64>,
     /// The sum of the shares `[1, E]` of all counted rows and layers.
     shares: Option<Tensor<2>>,
+    /// The experts `[N, L, k]` that replace the choices; [`MISSING`] for tokens whose experts are chosen.
+    recorded: Option<Vec<u16>>,
+    /// The next layer of the recorded experts.
+    layer: usize,
+    /// The number of pairs of token and layer with recorded experts, and of those in which the router chooses others.
+    replayed: [f64; 2],
+    /// The tokens with recorded experts, and `true` for those for which the router of a layer chooses others.
+    replayed_rows: BTreeMap<usize, bool>,
 }
 
 impl Routers {
     /// Creates an observer that counts each row `counts` `[N]` times.
     pub(super) fn new(counts: Arc<[f32]>, with_aux_loss: bool) -> Self {
         Self { counts, with_aux_loss, ..Self::default() }
+    }
+
+    /// Replaces the choices by the experts `[N, L, k]`.
+    pub(super) fn with_recorded(self, recorded: Option<Vec<u16>>) -> Self {
+        Self { recorded, ..self }
+    }
+
+    /// Returns the experts `[N, k]` of the next layer, which the router has `chosen` or which are recorded.
+    pub(super) fn replay(&mut self, mut chosen: Vec<u32>, top: usize) -> Vec<u32> {
+        let Some(recorded) = &self.recorded else { return chosen };
+        let width = recorded.len() * top / chosen.len().max(1);
+        let rows = chosen.chunks_exact_mut(top).zip(recorded.chunks_exact(width.max(1))).enumerate();
+        for (row, (chosen, recorded)) in rows {
+            let recorded = &recorded[self.layer * top..(self.layer + 1) * top];
+            if recorded[0] == MISSING {
+                continue;
+            }
+            let differs = !chosen.iter().all(|expert| recorded.iter().any(|other| u32::from(*other) == *expert));
+            let count = self.counts.get(row).copied().map_or(1.0, f64::from);
+            self.replayed[0] += count;
+            self.replayed[1] += if differs { count } else { 0.0 };
+            *self.replayed_rows.entry(row).or_default() |= differs;
+            chosen.iter_mut().zip(recorded).for_each(|(to, expert)| *to = u32::from(*expert));
+        }
+        self.layer += 1;
+        chosen
     }
 
     /// Adds the router of the next layer, with its logits `[N, E]`.
@@ -61,7 +99,7 @@ impl Routers {
     /// E times the sum over experts of f P, where f is the mean number of times that a token chooses the expert, and P the mean of its softmax
     /// over all experts. f has no gradient, as in `load_balancing_loss_func` of transformers.
     pub(crate) fn finish(self) -> (RouterStatistics, Option<(Tensor<1>, f64)>) {
-        let Self { counts, experts, tokens, shares, .. } = self;
+        let Self { counts, experts, tokens, shares, replayed, replayed_rows, .. } = self;
         let layers = tokens.len() / experts.max(1);
         let rows = layers as f64 * counts.iter().map(|count| f64::from(*count)).sum::<f64>();
         let aux_loss = shares.map(|shares| {
@@ -71,7 +109,11 @@ impl Routers {
             let factors = Tensor::<2>::from_data(factors, &shares.device());
             (shares * factors).sum()
         });
-        let statistics = RouterStatistics::new(experts, tokens);
+        let replayed_tokens = replayed_rows.into_iter().fold([0.0; 2], |[all, others], (row, differs)| {
+            let count = counts.get(row).copied().map_or(1.0, f64::from);
+            [all + count, others + if differs { count } else { 0.0 }]
+        });
+        let statistics = RouterStatistics::new(experts, tokens).with_replay(replayed, replayed_tokens);
         match aux_loss {
             Some(aux_loss) => {
                 let value = to_host(aux_loss.clone().inner()).first().copied().unwrap_or(f32::NAN);

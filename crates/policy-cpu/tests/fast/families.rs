@@ -95,7 +95,7 @@ pub(crate) fn accumulate(policy: &mut CpuPolicy, checkpoint: &Checkpoint) -> (f6
     let tokens = sequences.iter().map(|s| s.completion.len()).sum();
     // Two micro-batches; one if there is only one sequence.
     let batches: Vec<_> = (sequences.chunks(sequences.len().div_ceil(2)))
-        .map(|sequences| SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() })
+        .map(|sequences| SequenceBatch { routed_experts: &[], sequences, tokens: token_batch(sequences).unwrap() })
         .collect();
     let loss = policy.accumulate(&batches, StepLoss::CrossEntropy { tokens }).unwrap().loss;
     let mut gradients = Vec::new();

@@ -8,10 +8,17 @@ use policy::{Policy, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLo
 use policy_cpu::CpuPolicy;
 use policy_cpu::decoder::{Decoder, Mlp, Weight};
 
-/// Opens the adapter of a checkpoint, its base model, and the expected results of the adapted model.
-fn adapted(name: &str) -> (Checkpoint, Adapter) {
+/// Returns the checkpoints with adapters, and the folders of these.
+fn all_adapted() -> Vec<(&'static str, String)> {
+    let of = |suffix: &'static str| move |name: &'static str| (name, format!("{name}{suffix}"));
+    let experts = ["qwen3_moe", "qwen3_moe_fused", "gpt_oss"].map(of("_experts_lora"));
+    checkpoint::ADAPTED.into_iter().chain(["qwen3_5"]).map(of("_lora")).chain(experts).collect()
+}
+
+/// Opens the adapter in a folder, its base model, and the expected results of the adapted model.
+fn adapted(name: &str, folder: &str) -> (Checkpoint, Adapter) {
     let mut checkpoint = Checkpoint::open(name);
-    let folder = checkpoint::folder(&format!("{name}_lora"));
+    let folder = checkpoint::folder(folder);
     checkpoint.expected = Tensors::read(&folder.join("expected.safetensors"));
     let adapter = Adapter::open(&folder, checkpoint.config()).unwrap();
     (checkpoint, adapter)
@@ -19,15 +26,15 @@ fn adapted(name: &str) -> (Checkpoint, Adapter) {
 
 #[test]
 fn logits_and_gradients_of_an_adapter_match_peft() {
-    for name in checkpoint::ADAPTED.into_iter().chain(["qwen3_5"]) {
-        let (checkpoint, adapter) = adapted(name);
+    for (base, name) in all_adapted() {
+        let (checkpoint, adapter) = adapted(base, &name);
         let mut policy = policy(&checkpoint).with_adapter(&adapter).unwrap();
         for (i, sequence) in checkpoint.sequences().iter().enumerate() {
             let expected = checkpoint.logits(i, sequence.len());
             let mut found = Vec::new();
             policy.logits(sequence, |_, logits| found.extend_from_slice(logits)).unwrap();
             assert_close(&format!("{name}: logits"), &found, expected);
-            // Sampling merges the adapters into the weights.
+            // Sampling merges the adapters into the weights, except those of experts.
             let mut cached = Vec::new();
             policy.cached_logits(&[sequence], |_, _, logits| cached.extend_from_slice(logits)).unwrap();
             assert_close(&format!("{name}: logits over a cache"), &cached, expected);
@@ -48,8 +55,8 @@ fn logits_and_gradients_of_an_adapter_match_peft() {
 
 #[test]
 fn exported_adapters_equal_the_loaded_ones_and_merge_as_in_peft() {
-    for name in checkpoint::ADAPTED.into_iter().chain(["qwen3_5"]) {
-        let (checkpoint, adapter) = adapted(name);
+    for (base, name) in all_adapted() {
+        let (checkpoint, adapter) = adapted(base, &name);
         let base = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
         let model = base.clone().with_adapter(&adapter).unwrap();
         let mut tensors = Vec::new();
@@ -64,7 +71,7 @@ fn exported_adapters_equal_the_loaded_ones_and_merge_as_in_peft() {
         }
         let mut merged = Vec::new();
         model.export(&mut merged).unwrap();
-        let expected = Tensors::read(&checkpoint::folder(&format!("{name}_lora")).join("merged.safetensors")).0;
+        let expected = Tensors::read(&checkpoint::folder(&name).join("merged.safetensors")).0;
         assert_eq!(merged.len(), expected.len(), "{name}");
         for tensor in &merged {
             let expected = &expected[&tensor.name];
@@ -95,7 +102,10 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
         ("qwen3_moe_fused", all.clone()),
         ("qwen3_5", all),
     ]) {
-        let lora = lora(targets);
+        let mut lora = lora(targets);
+        if name.starts_with("qwen3_moe") {
+            lora.target_parameters = vec!["experts.gate_up_proj".into(), "experts.down_proj".into()];
+        }
         let checkpoint = Checkpoint::open(name);
         let (config, weights) = (checkpoint.config(), &checkpoint.weights);
         let mapped = CpuPolicy::mapped_with_lora(config, weights, &lora, 7, policy_loss()).unwrap();
@@ -109,7 +119,7 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
         let tokens = token_batch(&sequences).unwrap().with_advantages(vec![1.0; sequences.len()]).unwrap();
         let of = |mut policy: CpuPolicy| {
             policy.freeze_ref_policy().unwrap();
-            let batch = || SequenceBatch { sequences: &sequences, tokens: tokens.clone() };
+            let batch = || SequenceBatch { routed_experts: &[], sequences: &sequences, tokens: tokens.clone() };
             let old = policy.score(Weights::Policy, &[batch()]).unwrap();
             for _ in 0..2 {
                 policy.accumulate(&[batch()], StepLoss::Grpo).unwrap();
@@ -133,6 +143,7 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
                 stop: None,
                 sampling,
                 return_sampling_mask: false,
+                return_routed_experts: false,
                 turn: None,
             };
             let completions = policy.generate(&request).unwrap();

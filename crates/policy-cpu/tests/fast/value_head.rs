@@ -37,7 +37,11 @@ fn gradients_of_the_value_loss_match_finite_differences() {
         let tokens = tokens.with_advantages(Advantages::PerToken(vec![0.0; n])).unwrap();
         let grpo = grpo_core::LossConfig::default();
         let weighted = token_weights(&grpo, &tokens).unwrap();
-        let batch = [SequenceBatch { sequences: &sequences, tokens: tokens.with_weights(weighted).unwrap() }];
+        let batch = [SequenceBatch {
+            routed_experts: &[],
+            sequences: &sequences,
+            tokens: tokens.with_weights(weighted).unwrap(),
+        }];
         let values = policy.values(&batch).unwrap();
         assert!(values.iter().any(|value| value.abs() > 0.01), "{name}: {values:?}");
 

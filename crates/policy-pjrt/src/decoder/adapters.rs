@@ -82,9 +82,14 @@ impl Adapters {
     /// ```
     ///
     /// # Errors
-    /// See [`LoraConfig::resolve`].
+    /// See [`LoraConfig::resolve`]; [`models::Error::Target`] for a parameter of experts.
     pub fn new(config: &ModelConfig, lora: &LoraConfig) -> models::Result<Self> {
-        Ok(Self { rank: lora.r, scaling: lora.scaling(), matrices: lora.resolve(config)? })
+        let matrices = lora.resolve(config)?;
+        if let Some(matrix) = matrices.iter().find(|matrix| matrix.experts.is_some()) {
+            let reason = "lora.target_parameters: the host alone computes adapters of experts (policy.device: host)";
+            return Err(models::Error::Target { target: matrix.name.clone(), reason: reason.to_owned() });
+        }
+        Ok(Self { rank: lora.r, scaling: lora.scaling(), matrices })
     }
 
     /// Returns A and B of every matrix, in the argument order of programs: stacked over the L layers of the matrix's stack, `[L, r, I]` and

@@ -135,7 +135,7 @@ fn loss_of(
         StepLoss::Grpo => (grpo, Cow::Borrowed(&batch.tokens)),
         StepLoss::CrossEntropy { tokens } => (cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?)),
     };
-    let rows = upload(on, batch.sequences, &tokens)?;
+    let rows = upload(on, batch, &tokens)?;
     let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
     let mut head = LossHead { loss, on, rows: &rows, aux_loss_factor, outputs: OtherOutputs::default() };
     let mut output = LossOutput::from(step(&config, &tokens, &mut head, target)?);
@@ -150,8 +150,12 @@ fn loss_of(
     Ok((output, head.outputs.routers))
 }
 
-/// Copies sequences to the device, after a check that `tokens` are their completion tokens and within the vocabulary.
-pub(super) fn upload(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<UploadedRows> {
+/// Copies the sequences of a micro-batch to the device, after a check that `tokens` are their completion tokens and within the vocabulary.
+pub(super) fn upload(on: Device<'_>, batch: &SequenceBatch<'_>, tokens: &TokenBatch) -> Result<UploadedRows> {
+    if !batch.routed_experts.is_empty() {
+        return Err(super::no_replay().into());
+    }
+    let sequences = batch.sequences;
     let (config, split) = (on.modules.decoder().config(), on.modules.decoder().split());
     let mut rows = Rows::new(config, sequences, split.rules())?;
     rows.shape.sampling_mask = tokens.sampling_mask().is_some();

@@ -97,6 +97,7 @@ impl DeviceRollout {
             stop: None,
             sampling: Sampling::Greedy,
             return_sampling_mask: false,
+            return_routed_experts: false,
             turn: None,
         };
         let (sampler, ..) = Sampler::of(&request.sampling, vocab, false);

@@ -275,6 +275,7 @@ mod tests {
             stop: None,
             sampling,
             return_sampling_mask: false,
+            return_routed_experts: false,
             turn: None,
         }
     }

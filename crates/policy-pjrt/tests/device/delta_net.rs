@@ -45,8 +45,8 @@ fn gradients_of_packed_rows_match_torch() {
         let shape = TrainShape::of(&sequences);
         assert!(shape.rows == 2 && shape.shared, "{name}: {shape:?}");
         let mask: Vec<f32> = (0..2 * tokens).map(|t| if t < tokens { 1.0 } else { 0.0 }).collect();
-        let SequenceBatch { sequences, tokens: batch } = whole(&sequences);
-        let batch = SequenceBatch { sequences, tokens: batch.with_mask(&mask).unwrap() };
+        let SequenceBatch { sequences, tokens: batch, .. } = whole(&sequences);
+        let batch = SequenceBatch { routed_experts: &[], sequences, tokens: batch.with_mask(&mask).unwrap() };
         let mut policy = on_device(&checkpoint, PjrtPolicyOptions::default());
         policy.accumulate(&[batch], StepLoss::CrossEntropy { tokens }).unwrap();
         assert_same_tensors(name, &gradients(&mut policy), &expected_gradients(&checkpoint.expected), GRADIENTS);

@@ -89,7 +89,7 @@ fn batch<'a>(policy: &mut dyn Policy, sequences: &'a [Sequence], loss: &LossConf
         Some(sampler) => batch.with_sampler_logp(sampler).unwrap(),
         None => batch,
     };
-    SequenceBatch { sequences, tokens: batch.with_old_logp(old).unwrap() }
+    SequenceBatch { routed_experts: &[], sequences, tokens: batch.with_old_logp(old).unwrap() }
 }
 
 /// Fails unless loss, scores, metrics and gradients of a batch match on the device and the CPU.
@@ -98,8 +98,8 @@ fn assert_same_on_both(name: &str, loss: &LossConfig, change: impl FnOnce(TokenB
     let sequences = sequences();
     let mut host = on_host(loss);
     let mut device = on_device(&host, loss);
-    let SequenceBatch { sequences, tokens } = batch(&mut host, &sequences, loss);
-    let part = [SequenceBatch { sequences, tokens: change(tokens) }];
+    let SequenceBatch { sequences, tokens, .. } = batch(&mut host, &sequences, loss);
+    let part = [SequenceBatch { routed_experts: &[], sequences, tokens: change(tokens) }];
     let expected = host.accumulate(&part, StepLoss::Grpo).unwrap();
     let found = device.accumulate(&part, StepLoss::Grpo).unwrap();
     assert_same_losses(name, &found, &expected);
@@ -196,12 +196,12 @@ fn an_update_does_not_depend_on_the_number_of_micro_batches() {
 fn a_micro_batch_without_active_tokens_adds_nothing() {
     let (loss, sequences) = (family::loss("grpo_sequence"), sequences());
     let mut host = on_host(&loss);
-    let SequenceBatch { sequences, tokens } = batch(&mut host, &sequences, &loss);
+    let SequenceBatch { sequences, tokens, .. } = batch(&mut host, &sequences, &loss);
     let mut mask = tokens.mask();
     mask[tokens.range(2)].fill(0.0);
     let tokens = tokens.with_mask(&mask).unwrap();
     let weights = token_weights(&loss, &tokens).unwrap();
-    let whole = SequenceBatch { sequences, tokens: tokens.with_weights(weights).unwrap() };
+    let whole = SequenceBatch { routed_experts: &[], sequences, tokens: tokens.with_weights(weights).unwrap() };
     let expected = Update::of(&host, &loss, std::slice::from_ref(&whole));
     Update::of(&host, &loss, &parts(&whole, 1)).assert_same("one sequence each", &expected);
 }

@@ -32,8 +32,8 @@ fn gradients_of_packed_rows_match_torch_and_the_cpu_policy() {
         let shape = TrainShape::of(&sequences);
         assert!(shape.rows == 2 && shape.shared, "{name}: {shape:?}");
         let mask: Vec<f32> = (0..2 * tokens).map(|t| if t < tokens { 1.0 } else { 0.0 }).collect();
-        let SequenceBatch { sequences, tokens } = whole(&sequences);
-        let batch = SequenceBatch { sequences, tokens: tokens.with_mask(&mask).unwrap() };
+        let SequenceBatch { sequences, tokens, .. } = whole(&sequences);
+        let batch = SequenceBatch { routed_experts: &[], sequences, tokens: tokens.with_mask(&mask).unwrap() };
         let mut policy = on_device(&checkpoint, options);
         let found = policy.accumulate(&[batch], loss).unwrap().loss;
         assert_near(name, found, checkpoint.expected.0["expected.loss"].data[0].into());

@@ -125,6 +125,7 @@ fn sampling_masks_have_the_kept_tokens_of_every_call_and_slot() {
         let request = RolloutRequest {
             stop: Some(&Fives),
             return_sampling_mask: true,
+            return_routed_experts: false,
             ..request(&prompts, 4, 11, &[5, 6, 7], random(0.8, processors, 0))
         };
         let of =

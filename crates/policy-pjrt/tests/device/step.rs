@@ -22,8 +22,12 @@ fn adamw() -> AdamWConfig {
 /// Returns all sequences as one micro-batch with advantages of both signs.
 fn batch(sequences: &[Sequence]) -> SequenceBatch<'_> {
     let advantages = (0..sequences.len()).map(|i| [1.5, -0.5, 0.25][i % 3]).collect();
-    let SequenceBatch { sequences, tokens } = whole(sequences);
-    SequenceBatch { sequences, tokens: tokens.with_advantages(Advantages::PerSequence(advantages)).unwrap() }
+    let SequenceBatch { sequences, tokens, .. } = whole(sequences);
+    SequenceBatch {
+        routed_experts: &[],
+        sequences,
+        tokens: tokens.with_advantages(Advantages::PerSequence(advantages)).unwrap(),
+    }
 }
 
 /// Compares all tensors that are not zero.

@@ -72,7 +72,7 @@ pub(crate) fn blocks_of(tokens: usize) -> Attention {
 
 /// Returns all sequences as one micro-batch, without inputs of the GRPO loss.
 pub(crate) fn whole(sequences: &[Sequence]) -> SequenceBatch<'_> {
-    SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() }
+    SequenceBatch { routed_experts: &[], sequences, tokens: token_batch(sequences).unwrap() }
 }
 
 /// Splits the sequences into two micro-batches; one sequence is one micro-batch.
@@ -179,6 +179,7 @@ pub(crate) fn request<'a>(
         stop: None,
         sampling,
         return_sampling_mask: false,
+        return_routed_experts: false,
         turn: None,
     }
 }

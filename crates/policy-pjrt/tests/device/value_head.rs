@@ -29,14 +29,14 @@ pub(crate) fn batch(sequences: &[Sequence]) -> SequenceBatch<'_> {
     let tokens = tokens.with_value_targets(targets).unwrap();
     let tokens = tokens.with_advantages(Advantages::PerToken(number(1.0, 2.0))).unwrap();
     let weights = token_weights(&LossConfig::default(), &tokens).unwrap();
-    SequenceBatch { sequences, tokens: tokens.with_weights(weights).unwrap() }
+    SequenceBatch { routed_experts: &[], sequences, tokens: tokens.with_weights(weights).unwrap() }
 }
 
 /// Splits a batch into micro-batches of `size` sequences.
 pub(crate) fn parts<'a>(whole: &SequenceBatch<'a>, size: usize) -> Vec<SequenceBatch<'a>> {
     let parts = whole.sequences.chunks(size).enumerate().map(|(i, sequences)| {
         let tokens = whole.tokens.select_sequences(size * i..size * i + sequences.len()).unwrap();
-        SequenceBatch { sequences, tokens }
+        SequenceBatch { routed_experts: &[], sequences, tokens }
     });
     parts.collect()
 }

@@ -94,6 +94,27 @@ mod tests {
         "{rollout: {top_k: 20, replay_sampling_mask: true}}",
         "`rollout.replay_sampling_mask`: expected false with rollout.engine vllm"
     )]
+    #[case::replay_routing(
+        "{policy: {replay_routing: true}}",
+        "`policy.replay_routing`: expected false with rollout.engine vllm"
+    )]
+    #[case::replay_routing_on_a_device(
+        "{rollout: {engine: policy, server: null}, policy: {replay_routing: true, device: 'pjrt:cpu'}}",
+        "`policy.replay_routing`: expected false, or policy.device: host"
+    )]
+    #[case::replay_routing_on_the_host("{rollout: {engine: policy, server: null}, policy: {replay_routing: true}}", "")]
+    #[case::adapted_experts(
+        "{lora: {target_parameters: [experts.down_proj]}}",
+        "`lora.target_parameters`: expected [] with rollout.engine vllm"
+    )]
+    #[case::adapted_experts_on_a_device(
+        "{rollout: {engine: policy, server: null}, lora: {target_parameters: [experts.down_proj]}, policy: {device: 'pjrt:cpu'}}",
+        "`lora.target_parameters`: expected [], or policy.device: host"
+    )]
+    #[case::aux_loss(
+        "{policy: {router_aux_loss_coef: -1}}",
+        "`policy.router_aux_loss_coef`: expected a finite number from 0"
+    )]
     #[case::replay_penalty(
         "{rollout: {engine: policy, server: null, repetition_penalty: 1.1, replay_sampling_mask: true}}",
         "`rollout.repetition_penalty`: expected 1 with rollout.replay_sampling_mask"

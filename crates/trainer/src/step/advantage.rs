@@ -9,7 +9,7 @@ use grpo_core::batch::{SamplingMask, ValueTargets};
 use grpo_core::objective::explained_variance;
 use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
-use policy::{Sequence, SequenceBatch, Weights, token_batch};
+use policy::{RoutedExperts, Sequence, SequenceBatch, Weights, token_batch};
 use rewards::{Reward, Rewards};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -17,6 +17,8 @@ use std::ops::Range;
 /// The completions of one step, ready for training.
 pub(super) struct Generation {
     pub(super) sequences: Vec<Sequence>,
+    /// The experts of each sequence that training replays; empty without [`run_config::PolicyConfig::replay_routing`].
+    pub(super) routed_experts: Vec<RoutedExperts>,
     pub(super) batch: TokenBatch,
     pub(super) samples: Vec<Sample>,
     /// The index of the sample of each sequence, ascending: a conversation of an agent may have several sequences.
@@ -42,11 +44,15 @@ impl Generation {
         };
         let (mut sequences, mut samples, mut sample_of) = (Vec::new(), Vec::new(), Vec::new());
         let (mut sampler_logp, mut mask, mut sampling_mask) = (Vec::new(), Vec::new(), SamplingMask::default());
+        let mut routed_experts = Vec::new();
         for group in groups {
             for (sample, prompt, completion) in group.rows() {
                 let mut kept = completion.sampling_mask.clone();
                 kept.resize(completion.ids.len());
                 sampling_mask.extend(&kept);
+                if context.config.policy.replay_routing {
+                    routed_experts.push(completion.routed_experts.clone());
+                }
                 sequences.push(Sequence { prompt: prompt.clone(), completion: completion.ids.clone() });
                 sampler_logp.extend_from_slice(&completion.logps);
                 mask.extend(completion.mask.iter().map(|sampled| f32::from(*sampled)));
@@ -60,7 +66,7 @@ impl Generation {
         }
         // These are the micro-batches of the updates, so that an unchanged policy gets ratios of exactly 1.
         let rows = pass_micro_batches(grpo, &sample_of);
-        let parts = sequence_batches(&sequences, &batch, rows)?;
+        let parts = sequence_batches(&sequences, &routed_experts, &batch, rows)?;
         let batch = with_logps(context, &parts, batch, sampler_logp, times)?;
         let policy = &mut context.parts.policy;
         let values = match policy.has_value_head() {
@@ -94,7 +100,7 @@ impl Generation {
                 metrics.mean("explained_variance", explained, 1.0);
             }
         }
-        Ok(Self { batch, sequences, samples, sample_of })
+        Ok(Self { batch, sequences, routed_experts, samples, sample_of })
     }
 }
 

@@ -23,6 +23,7 @@ pub(super) fn update_policy(
     let sample = |row: usize| &generation.samples[generation.sample_of[row]];
     let whole = generation.batch.select_sequences(rows.clone())?;
     let sequences = &generation.sequences[rows.clone()];
+    let routed_experts = generation.routed_experts.get(rows.clone()).unwrap_or_default();
     let (loss, policy) = (context.loss, &mut *context.parts.policy);
     let split = || micro_batches(grpo, 0..rows.len());
     // Masked truncated completions do not count (as in TRL).
@@ -44,7 +45,7 @@ pub(super) fn update_policy(
     // Tokens are chosen over the whole update, independent of micro-batches.
     let mut chosen_from = None;
     let scored = |batch: &TokenBatch| {
-        let parts = sequence_batches(sequences, batch, split())?;
+        let parts = sequence_batches(sequences, routed_experts, batch, split())?;
         let scores = policy.score(Weights::Policy, &parts)?;
         chosen_from = Some(scores.clone());
         Ok::<_, Error>(scores.into())
@@ -62,7 +63,7 @@ pub(super) fn update_policy(
         }
     };
 
-    let parts = sequence_batches(sequences, &whole, split())?;
+    let parts = sequence_batches(sequences, routed_experts, &whole, split())?;
     let check = |sum: &LossOutput| check_finite(sum, &generation.batch, rows.start);
     let (sum, done) = context.updates.step(policy, &parts, StepLoss::Grpo, check)?;
     metrics.merge(&sum.metrics);

@@ -13,6 +13,7 @@ mod own_policy;
 mod ppo;
 mod processes;
 mod rollout;
+mod routers;
 mod steps;
 mod stop_tokens;
 

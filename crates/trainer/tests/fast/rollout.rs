@@ -9,7 +9,7 @@ use std::sync::Arc;
 use trainer::{Parts, TrainConfig, Trainer};
 
 /// Returns one step with one update and one micro-batch, on prompts of different lengths.
-fn config() -> TrainConfig {
+pub(crate) fn config() -> TrainConfig {
     // Weights are scaled so that probabilities are far from uniform.
     let model =
         ModelConfig { hidden_size: 32, intermediate_size: 32, initializer_range: 0.3, ..ModelConfig::default() };

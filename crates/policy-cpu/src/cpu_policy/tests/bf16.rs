@@ -77,6 +77,7 @@ fn samples_of_a_large_model_are_those_of_every_batch_size() {
         sampling,
         turn: None,
         return_sampling_mask: false,
+        return_routed_experts: false,
     };
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let setup = Setup { config: config.clone(), ..Setup::default() };

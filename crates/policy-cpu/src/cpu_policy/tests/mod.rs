@@ -47,7 +47,7 @@ fn an_update_drops_the_caches_of_turns() {
     let mut policy = CpuPolicy::new(&setup.config, 1, loss).unwrap();
     let sequences = policy::contract::sequences();
     let tokens = policy::token_batch(&sequences).unwrap();
-    let batch = SequenceBatch { sequences: &sequences, tokens };
+    let batch = SequenceBatch { routed_experts: &[], sequences: &sequences, tokens };
     policy.accumulate(&[batch], StepLoss::CrossEntropy { tokens: 5 }).unwrap();
     let request = RolloutRequest {
         prompts: &[vec![1, 5, 6]],
@@ -58,6 +58,7 @@ fn an_update_drops_the_caches_of_turns() {
         sampling: policy::Sampling::Greedy,
         turn: Some(policy::Turn { streams: &[0], limits: &[2], finished: None }),
         return_sampling_mask: false,
+        return_routed_experts: false,
     };
     policy.generate(&request).unwrap();
     assert!(policy.turns.is_some());

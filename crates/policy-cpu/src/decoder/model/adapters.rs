@@ -3,7 +3,7 @@
 use super::Decoder;
 use crate::decoder::build::Builder;
 use crate::decoder::hugging_face::Tensors;
-use crate::decoder::layers::Block;
+use crate::decoder::layers::Mlp;
 use crate::decoder::lora::{Adapted, LowRank};
 use burn::module::Module;
 use models::LoraConfig;
@@ -47,6 +47,12 @@ impl Decoder {
                     linear.adapters.push(LowRank::new(&mut of, &name, lora, matrix, first)?);
                 }
             }
+            let Mlp::Experts(mlp) = &mut layer.mlp else { continue };
+            for (parameter, adapter) in mlp.adapters() {
+                let Some(matrix) = adapted.of_experts(&i.to_string(), parameter) else { continue };
+                let name = format!("layers.{i}.mlp.experts_{}_adapter", parameter.trim_end_matches("_proj"));
+                *adapter = Some(LowRank::new(&mut of, &name, lora, matrix, 0)?);
+            }
         }
         let head = adapted.matrices.iter().find(|matrix| matrix.name == "lm_head");
         model.lora_head = head.map(|matrix| LowRank::new(&mut of, "lora_head", lora, matrix, 0)).transpose()?;
@@ -56,7 +62,12 @@ impl Decoder {
     /// Returns the decoder without adapters; its weights are shared, not copied.
     #[must_use]
     pub fn without_adapters(mut self) -> Self {
-        self.layers.iter_mut().flat_map(Block::linears).for_each(|(_, linear)| linear.adapters.clear());
+        for layer in &mut self.layers {
+            layer.linears().into_iter().for_each(|(_, linear)| linear.adapters.clear());
+            if let Mlp::Experts(mlp) = &mut layer.mlp {
+                mlp.adapters().into_iter().for_each(|(_, adapter)| *adapter = None);
+            }
+        }
         (self.lora_head, self.adapted) = (None, Adapted::default());
         self
     }

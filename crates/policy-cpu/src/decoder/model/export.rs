@@ -27,7 +27,7 @@ impl Decoder {
             let merged = match (name, self.linear(name)) {
                 ("lm_head", _) if self.lora_head.is_some() => Some(to_host(self.lm_head()?)),
                 (_, Some(linear)) if !linear.adapters.is_empty() => Some(linear.merged()?),
-                _ => None,
+                _ => self.merged_experts(name, values)?,
             };
             export_parts(self, "", (name, shape, merged.as_deref().unwrap_or(values)), sink)
         })?;
@@ -61,6 +61,15 @@ impl Decoder {
         }
         let weight = &self.linear(name).ok_or_else(missing)?.weight;
         Ok((weight.dims().to_vec(), weight.to_vec()?))
+    }
+
+    /// Returns the values of a parameter of experts with its adapter merged; `None` for another parameter, or without an adapter.
+    fn merged_experts(&self, name: &str, values: &[f32]) -> Result<Option<Vec<f32>>> {
+        let of_layer = name.strip_prefix("layers.").and_then(|name| name.split_once(".mlp."));
+        let Some((layer, parameter)) = of_layer else { return Ok(None) };
+        let layer = layer.parse().ok().and_then(|layer: usize| self.layers.get(layer));
+        let Some(Block { mlp: Mlp::Experts(mlp), .. }) = layer else { return Ok(None) };
+        mlp.merged(parameter, values)
     }
 
     /// Returns the memory-mapped matrices of experts whose parameter is called `name`.

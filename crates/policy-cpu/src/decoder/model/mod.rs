@@ -16,7 +16,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use grpo_core::Dtype;
 use models::{ModelConfig, NamedTensor, Weights};
-use policy::{Error, InitialWeights, Result, TensorSource, check_tensors};
+use policy::{Error, InitialWeights, Result, RoutedExperts, TensorSource, check_tensors};
 
 /// A decoder of the families of [`models::Family`]. Hidden states and LM head are separate outputs, because the loss takes both.
 ///
@@ -220,6 +220,20 @@ impl Decoder {
     /// Applies the final norm to the residual stream `[N, H]`.
     fn hidden(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         Ok(times(self.norm.forward(x)?, 1.0 / self.config.logits_scaling))
+    }
+
+    /// Returns `routers`, which replay the recorded experts of the sequences of `batch`, if there are any.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if they do not fit the sequences or the model.
+    pub(crate) fn replaying(
+        &self,
+        batch: &PackedBatch,
+        routed_experts: &[RoutedExperts],
+        routers: Routers,
+    ) -> Result<Routers> {
+        let of_layer = self.config.experts.as_ref().map_or(0, |experts| experts.num_experts_per_tok);
+        Ok(routers.with_recorded(batch.recorded(routed_experts, of_layer * self.config.num_hidden_layers)?))
     }
 
     /// Computes [`Decoder::forward`] for the given rows only; rows may repeat.

@@ -33,7 +33,7 @@ fn assert_shared_gradients(config: &ModelConfig) {
     let gradients = |parts: &[&[Sequence]]| {
         let mut sum = GradientSum::new();
         for part in parts {
-            let hidden = completion_hidden(&decoder, part).unwrap();
+            let hidden = completion_hidden(&decoder, part, &[]).unwrap();
             let logits = hidden.matmul(decoder.lm_head().unwrap().transpose());
             sum.add(&decoder, logits.tanh().sum().backward());
         }

@@ -1,0 +1,90 @@
+//! Mixtures of experts: loads, the load balancing loss, and replayed routing.
+
+use super::rollout::config;
+use models::{Experts, ModelConfig};
+use policy::{Completion, Policy, PolicyEngine, Result, RolloutEngine, RolloutRequest};
+use trainer::step::StepReport;
+use trainer::{Parts, TrainConfig, Trainer};
+
+/// Returns the settings of one step of a model with four experts.
+fn with_experts() -> TrainConfig {
+    let experts = Experts { num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16, ..Experts::default() };
+    let model = ModelConfig {
+        hidden_size: 32,
+        initializer_range: 0.3,
+        attention_bias: false,
+        qk_norm: true,
+        experts: Some(experts),
+        ..ModelConfig::default()
+    };
+    TrainConfig { model: model.into(), ..config() }
+}
+
+fn step(config: TrainConfig) -> StepReport {
+    Trainer::new(config).unwrap().grpo_step().unwrap()
+}
+
+#[test]
+fn loads_and_load_balancing_losses_are_logged() {
+    let mut config = with_experts();
+    let report = step(config.clone());
+    assert_eq!(report.metrics.value("aux_loss"), None);
+    let (most, least) = (report.metric("moe/load_max"), report.metric("moe/load_min"));
+    assert!(most > 1.0 && (0.0..1.0).contains(&least), "{most} {least}");
+    config.policy.router_aux_loss_coef = 0.5;
+    let with = step(config);
+    // Two experts per token: a balanced router has the loss 2.
+    let aux_loss = with.metric("aux_loss");
+    assert!((1.5..4.0).contains(&aux_loss), "{aux_loss}");
+    let added = with.metric("loss") - report.metric("loss");
+    assert!((added - 0.5 * aux_loss).abs() < 1e-5, "{added} {aux_loss}");
+    assert_eq!(with.metric("policy_loss"), report.metric("policy_loss"));
+}
+
+#[test]
+fn updates_replay_the_experts_of_the_rollout() {
+    let of = |replay_routing: bool, num_iterations: usize, parts: usize| {
+        let mut config = with_experts();
+        config.policy.replay_routing = replay_routing;
+        config.grpo.num_iterations = num_iterations;
+        config.grpo.gradient_accumulation_steps = parts;
+        config.optimizer.learning_rate = 0.05;
+        let report = step(config);
+        if num_iterations == 1 {
+            assert_eq!([report.metric("is_ratio/min"), report.metric("is_ratio/max")], [1.0; 2]);
+        }
+        report.metrics.value("moe/routing_mismatch")
+    };
+    assert_eq!(of(false, 2, 1), None);
+    // The weights of the first update are those of the rollout.
+    assert_eq!(of(true, 1, 1), Some(0.0));
+    assert_eq!(of(true, 1, 4), Some(0.0));
+    let differing = of(true, 2, 2).unwrap();
+    assert!(differing > 0.0 && differing < 0.9, "{differing}");
+}
+
+/// An engine that drops the experts of its completions.
+struct Forgetful;
+
+impl RolloutEngine for Forgetful {
+    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        PolicyEngine.generate(policy, &RolloutRequest { return_routed_experts: false, ..*request })
+    }
+}
+
+#[test]
+fn missing_experts_are_errors() {
+    let mut moe = with_experts();
+    moe.policy.replay_routing = true;
+    let parts = Parts { engine: Box::new(Forgetful), ..Parts::from_config(&moe).unwrap() };
+    let error = Trainer::with_parts(moe, parts).unwrap().grpo_step().unwrap_err().to_string();
+    assert!(error.contains("and with its experts"), "{error}");
+    let mut dense = config();
+    dense.policy.replay_routing = true;
+    let error = Trainer::new(dense).err().unwrap().to_string();
+    assert!(error.contains("`policy.replay_routing`: expected false, or a model with a mixture"), "{error}");
+    let mut dense = config();
+    dense.policy.router_aux_loss_coef = 0.1;
+    let error = Trainer::new(dense).err().unwrap().to_string();
+    assert!(error.contains("`policy.router_aux_loss_coef`: expected 0, or a model with a mixture"), "{error}");
+}
