@@ -85,6 +85,51 @@ fn quantised_runs_have_the_losses_of_unquantised_ones_up_to_rounding() {
     assert!((int8 - exact).abs() < 0.05 * exact && (nf4 - exact).abs() < 0.2 * exact, "{exact} {int8} {nf4}");
 }
 
+/// Returns the bytes after `words` in a text, such as `12.5 MB`.
+fn bytes_after(text: &str, words: &str) -> f64 {
+    let (_, rest) = text.split_once(words).unwrap_or_else(|| panic!("{words:?} in {text}"));
+    let line = rest.lines().next().unwrap_or_default();
+    let line = line.split_once(") ").map_or(line, |(_, size)| size);
+    let (number, unit) = line.trim().split_once(' ').unwrap_or_else(|| panic!("{line:?} is no size"));
+    let number: f64 = number.parse().unwrap_or_else(|_| panic!("{line:?} is no size"));
+    number * if unit == "GB" { 1e9 } else { 1e6 }
+}
+
+/// The matrices of layers take 75 MB in f32, mapped, and as much again packed for sampling.
+#[test]
+fn quantised_runs_take_less_memory_as_their_tables_say() {
+    let runs = Runs::new(&[]);
+    let shape = ModelConfig {
+        vocab_size: 512,
+        hidden_size: 512,
+        intermediate_size: 2048,
+        num_hidden_layers: 5,
+        num_attention_heads: 8,
+        num_key_value_heads: 2,
+        max_position_embeddings: 256,
+        ..small()
+    };
+    prepare_shape(&runs, &shape);
+    let of = |format: &str| {
+        let settings = ["lora={r: 2}", &format!("policy.quantization={format}"), "run.save_steps=0", "loss.beta=0"];
+        let call = call(&runs, "model", format, &settings).env("RAYON_NUM_THREADS", "2").env("GRPO_LOG", "info");
+        let text = call.exit(0).stderr;
+        (bytes_after(&text, "total ("), bytes_after(&text, "the most memory that this process took: "))
+    };
+    let [(exact, most), int8, nf4] = ["null", "int8", "nf4"].map(of);
+    let matrices: usize = (0..5).flat_map(|layer| shape.layer_matrices(layer)).map(|of| of.input * of.output).sum();
+    for (name, bits, (said, taken)) in [("int8", 8.0, int8), ("nf4", 4.5, nf4)] {
+        let saved = matrices as f64 * (64.0 - bits) / 8.0;
+        // The total is that of the largest phase, which may be another one.
+        let share = (exact - said) / saved;
+        assert!((0.7..1.05).contains(&share), "{name}: {exact} {said} {saved}");
+        assert!(
+            most - taken > 0.7 * saved,
+            "{name}: the run took {most} without and {taken} with, said to save {saved}"
+        );
+    }
+}
+
 #[test]
 fn unsupported_combinations_are_refused_before_weights_are_read() {
     let runs = runs();

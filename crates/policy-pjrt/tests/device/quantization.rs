@@ -2,8 +2,8 @@
 
 use crate::mesh_policy::{assert_same, eight, on_mesh, rules, sequences, train};
 use crate::support::{
-    assert_near, assert_same_scores, assert_same_tensors, both, cross_entropy, gradients, halves, host_gradients,
-    host_loss, moved, narrow, runtime, whole,
+    assert_close, assert_same_tensors, both, cross_entropy, gradients, halves, host_gradients, host_loss, moved,
+    narrow, runtime, whole,
 };
 use grpo_core::LossConfig;
 use models::{
@@ -111,33 +111,47 @@ fn quantised_gated_delta_nets_match_the_cpu(
         linear_value_head_dim: 16,
         ..LinearAttention::default()
     };
-    let layers = vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()];
-    matches_the_cpu(&ModelConfig { linear_attention: Some(linear), layers, ..config() }, quantization);
+    let config = ModelConfig {
+        linear_attention: Some(linear),
+        layers: vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()],
+        attention_bias: false,
+        attention_output_gate: true,
+        qk_norm: true,
+        zero_centered_norms: true,
+        partial_rotary_factor: 0.5,
+        ..config()
+    };
+    // These layers amplify rounding errors.
+    matches_the_cpu(&config, quantization, 1e-4);
 }
 
 #[rstest]
 fn quantised_policies_match_the_cpu(#[values(Quantization::Int8, Quantization::Nf4)] quantization: Quantization) {
-    matches_the_cpu(&config(), quantization);
+    matches_the_cpu(&config(), quantization, 1e-5);
 }
 
-fn matches_the_cpu(config: &ModelConfig, quantization: Quantization) {
+/// Compares scores within `tolerance`, and gradients within ten times as much.
+fn matches_the_cpu(config: &ModelConfig, quantization: Quantization, tolerance: f32) {
     let (_place, weights) = weights(config, Dtype::Bf16, None);
     let mut device = policy(runtime(), config, &weights, quantized(quantization));
     let loss = host_loss(LossConfig::default());
     let mut host = CpuPolicy::quantized_with_lora(config, &weights, quantization, &lora(), 1, loss).unwrap();
-    host.import_weights(&moved(&host, 0.05)).unwrap();
+    host.import_weights(&moved(&device, 0.05)).unwrap();
     let all = sequences();
     let [found, expected] = both(&mut device, &mut host, |policy| {
         policy.freeze_ref_policy().unwrap();
         [Weights::Policy, Weights::RefPolicy].map(|of| policy.score(of, &[whole(&all)]).unwrap())
     });
-    assert_same_scores("policy", &found[0], &expected[0]);
-    assert_same_scores("reference policy", &found[1], &expected[1]);
+    for (what, found, expected) in [("policy", &found[0], &expected[0]), ("reference policy", &found[1], &expected[1])]
+    {
+        assert_close(what, &found.logp, &expected.logp, tolerance);
+        assert_close(what, &found.entropy, &expected.entropy, tolerance);
+    }
     assert_ne!(found[0].logp, found[1].logp);
     let [found, expected] =
         both(&mut device, &mut host, |policy| policy.accumulate(&halves(&all), cross_entropy(&all)).unwrap().loss);
-    assert_near("loss", found, expected);
-    assert_same_tensors("gradients", &gradients(&mut device), &host_gradients(&host), 1e-4);
+    assert!((found - expected).abs() < f64::from(tolerance) * expected, "{found} {expected}");
+    assert_same_tensors("gradients", &gradients(&mut device), &host_gradients(&host), 10.0 * tolerance);
     let error = device.export_model(&mut Vec::new()).unwrap_err().to_string();
     assert!(error.contains("expected weights that are not quantised"), "{error}");
 }
