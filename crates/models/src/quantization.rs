@@ -180,7 +180,7 @@ impl QuantizedMatrix {
     }
 
     /// Returns the codes in row-major order: int8 values in two's complement, or two indices of [`Quantization::NF4_VALUES`] per byte, the first
-    /// of them in the upper half. The last byte of an odd number of values has 0 in its lower half.
+    /// of them in the upper half. Behind an odd number of values is the index of 0.
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
@@ -250,7 +250,7 @@ fn nf4(values: &[f32], codes: &mut [u8]) -> f32 {
         lower.iter().zip(upper).map(|(low, high)| u8::from(value > (low + high) / 2.0)).sum::<u8>()
     };
     for (to, pair) in codes.iter_mut().zip(values.chunks(2)) {
-        *to = (code(&pair[0]) << 4) | pair.get(1).map_or(0, code);
+        *to = (code(&pair[0]) << 4) | code(pair.get(1).unwrap_or(&0.0));
     }
     largest
 }
