@@ -411,6 +411,7 @@ fn decoder(
     rules: Option<&AxisRules>,
 ) -> Result<Decoder> {
     let mut decoder = Decoder::new(shape, options.compute).with_attention(options.attention);
+    decoder = decoder.with_quantization(options.quantization);
     if let Some(lora) = &config.lora {
         decoder = decoder.with_adapters(Adapters::new(shape, lora)?);
     }

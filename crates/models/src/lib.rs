@@ -10,7 +10,7 @@
 //! # Ok(())
 //! # }
 //! ```
-// Denied instead of forbidden: only `weights::shard::map`, which maps files into memory, is allowed to use it.
+// Denied instead of forbidden: only `weights::shard`, which maps files into memory, is allowed to use it.
 #![deny(unsafe_code)]
 
 mod chat_template;
@@ -26,6 +26,7 @@ mod lora;
 mod memory;
 mod parameters;
 mod process_memory;
+mod quantization;
 mod rope;
 mod tensor;
 mod tokenizer;
@@ -48,6 +49,7 @@ pub use lora::{AdaptedExperts, AdaptedMatrix, Adapter, AdapterOptions, AdapterWr
 pub use memory::{MemoryTable, Trained, TrainedMemory, TrainingMemory, UPDATES};
 pub use parameters::{LayerMatrix, Parameter};
 pub use process_memory::{MemoryLimit, MemoryLimits, available_memory, resident_memory};
+pub use quantization::{Quantization, QuantizedMatrix, QuantizedMemory};
 pub use rope::Rotary;
 pub use tensor::NamedTensor;
 pub use tokenizer::{CharTokenizer, HfTokenizer, Tokenizer};

@@ -1,6 +1,7 @@
 //! Estimates the memory of a training before anything is loaded.
 
 use crate::config::ModelConfig;
+use crate::quantization::QuantizedMemory;
 use crate::weights::Dtype;
 use grpo_core::readable_bytes;
 use std::fmt;
@@ -100,6 +101,8 @@ pub struct TrainingMemory {
     pub weights: u64,
     /// The dtype of the weights in computations.
     pub dtype: Dtype,
+    /// The quantised ones of the weights, if any.
+    pub quantized: Option<QuantizedMemory>,
     /// The trained weights: all of them, or those of adapters.
     pub trained: Trained,
     /// The dtype of a separate copy of the weights for the reference policy, if there is one.
@@ -118,7 +121,7 @@ pub enum Trained {
 impl TrainingMemory {
     /// Returns the memory of training all weights, without a reference policy.
     pub fn full(config: &ModelConfig, dtype: Dtype) -> Self {
-        Self { weights: config.parameter_count(), dtype, trained: Trained::All, reference: None }
+        Self { weights: config.parameter_count(), dtype, quantized: None, trained: Trained::All, reference: None }
     }
 
     /// Returns the number of trained weights.
@@ -134,9 +137,13 @@ impl TrainingMemory {
     pub fn table(&self) -> MemoryTable {
         let of_weights = |dtype: Dtype| self.weights.saturating_mul(dtype.size() as u64);
         let TrainedMemory { weights, moments, gradients, .. } = TrainedMemory::of(self.trained_weights());
-        let stored = of_weights(self.dtype);
+        let plain = self.weights.saturating_sub(self.quantized.map_or(0, |quantized| quantized.values));
+        let stored = plain.saturating_mul(self.dtype.size() as u64);
         let mut table = MemoryTable::new();
         table.push(format!("weights ({})", self.dtype), stored);
+        if let Some(QuantizedMemory { quantization, bytes, .. }) = self.quantized {
+            table.push(format!("quantised weights ({})", quantization.name()), bytes);
+        }
         match self.trained {
             Trained::Adapters(_) => table.push("adapters (float32)", weights),
             Trained::All => table.push("remainders of weights (16 bits)", weights.saturating_sub(stored)),

@@ -2,16 +2,23 @@
 
 use crate::Result;
 use models::{Dtype, ModelConfig, Trained};
-use policy_pjrt::decoder::{ATTENTION, Attention, Compute};
+use policy_pjrt::decoder::{ATTENTION, Attention, Compute, check_quantization};
 use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, RolloutSizes, TrainShape, TrainingSizes};
-use run_config::{PolicyAttention, PolicyConfig, PolicyDtype, RecomputeGranularity, TrainConfig, check};
+use run_config::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check};
 use stablehlo::Save;
 
 /// Returns the options of the policy of a run on a device, for a model of this shape.
 ///
 /// # Errors
-/// [`crate::Error::Config`] if `policy.recompute_num_layers` does not divide the number of layers.
+/// [`crate::Error::Config`] if `policy.recompute_num_layers` does not divide the number of layers, or for `policy.quantization` of a model whose
+/// matrices cannot be quantised.
 pub fn policy_options(config: &TrainConfig, shape: &ModelConfig) -> Result<PjrtPolicyOptions> {
+    if let Some(quantization) = config.policy.quantization {
+        match config.policy.device {
+            PolicyDevice::Host => quantization.check(shape)?,
+            _ => check_quantization(shape, quantization)?,
+        }
+    }
     Ok(PjrtPolicyOptions {
         compute: match config.policy.dtype {
             PolicyDtype::Float32 => Compute::F32,
@@ -25,6 +32,7 @@ pub fn policy_options(config: &TrainConfig, shape: &ModelConfig) -> Result<PjrtP
         save: saved(&config.policy, shape.num_hidden_layers)?,
         can_roll_back: config.keeps_state_to_roll_back(),
         freeze_router: config.policy.freeze_router,
+        quantization: config.policy.quantization,
         router_aux_loss_coef: config.policy.router_aux_loss_coef,
         rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
         ..PjrtPolicyOptions::default()

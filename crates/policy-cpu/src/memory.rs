@@ -89,10 +89,13 @@ impl StepMemory {
             let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
             product([*input, output.next_multiple_of(32), if is_narrow { 2 } else { SINGLE }])
         };
-        let of_layers = all_matrices(config).into_iter().map(|(matrix, count)| product([bytes(&matrix, false), count]));
+        // Quantised matrices are not packed.
+        let of_layers = if weights.quantized.is_some() { Vec::new() } else { all_matrices(config) };
+        let of_layers = of_layers.into_iter().map(|(matrix, count)| product([bytes(&matrix, false), count]));
         let packed = sum(of_layers.chain([bytes(&[h, vocab], self.head_adapter)]));
         table.push_in(SAMPLING, "weights packed for products", packed);
-        let are_separate = in_files || kernels.rounds_operands() || config.experts.is_some();
+        let are_separate =
+            in_files || kernels.rounds_operands() || config.experts.is_some() || weights.quantized.is_some();
         if let (Trained::Adapters(count), true) = (weights.trained, are_separate) {
             // Adapters of experts stay separate in every dtype. Matrices with few columns are padded to panels of 32, about twice their size.
             table.push_in(SAMPLING, "packed adapters", product([2, count, SINGLE]));

@@ -2,11 +2,11 @@
 //!
 //! Legend: B rows, T tokens of a row, N completion tokens, V vocabulary, H hidden size, K key/value heads, D head dimension.
 
-use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, DeltaStates, Split, parameters};
+use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, DeltaStates, Format, Split, quantized_parameters};
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
-use models::{LayerSpec, MemoryTable, ModelConfig, Trained, TrainedMemory, TrainingMemory};
+use models::{LayerSpec, MemoryTable, ModelConfig, QuantizedMemory, Trained, TrainedMemory, TrainingMemory};
 use stablehlo::Save;
 
 /// Sizes of a training run that determine its memory, apart from the weights.
@@ -57,7 +57,13 @@ impl TrainingSizes {
     pub fn memory(&self, config: &ModelConfig, options: &PjrtPolicyOptions, rules: Option<&AxisRules>) -> MemoryTable {
         let split = rules.cloned().map(Split::of).unwrap_or_default();
         let of_rollout = options.rollout_rules.clone().map_or_else(|| split.clone(), Split::of);
-        let weights_on = |split: &Split| parameters(config).iter().map(|p| split.elements_of(p)).sum::<u64>();
+        let parameters = quantized_parameters(config, options.quantization);
+        let (plain, quantized): (Vec<_>, Vec<_>) = parameters.iter().partition(|p| p.format == Format::Values);
+        let weights_on = |split: &Split| plain.iter().map(|p| split.elements_of(p)).sum::<u64>();
+        // Words of codes and f32 scales.
+        let quantized_on = |split: &Split| {
+            quantized.iter().map(|p| split.elements_of(p).saturating_mul(size_of::<u32>() as u64)).sum::<u64>()
+        };
         let single = size_of::<f32>() as u64;
         let operand = options.compute.dtype().bytes() as u64;
         // Trained weights in bf16 have separate remainders, which only updates read.
@@ -67,7 +73,9 @@ impl TrainingSizes {
         };
         let reference = self.ref_policy.then_some(if self.mixes_ref_policy { models::Dtype::F32 } else { dtype });
         let (weights, trained) = (weights_on(&split), self.trained);
-        let state = TrainingMemory { weights, dtype, trained, reference };
+        let bytes = quantized_on(&split);
+        let quantized = options.quantization.map(|quantization| QuantizedMemory { quantization, values: 0, bytes });
+        let state = TrainingMemory { weights, dtype, quantized, trained, reference };
         let of_state = state.table();
         let mut table = MemoryTable::new();
         // The gradient accumulators stay on the device between updates.
@@ -108,7 +116,8 @@ impl TrainingSizes {
         }
         if of_rollout != split {
             let part = format!("weights on the mesh of the rollout ({})", options.compute.dtype().name());
-            table.push_in("sampling", part, weights_on(&of_rollout).saturating_mul(operand));
+            let bytes = weights_on(&of_rollout).saturating_mul(operand).saturating_add(quantized_on(&of_rollout));
+            table.push_in("sampling", part, bytes);
         }
         let (slots, columns) = cache_shape(&self.rollout, options.rollout, &of_rollout);
         let slots = slots / of_rollout.parts(Axis::Batch);

@@ -54,7 +54,7 @@ impl Storage {
     /// Returns the format of one parameter in a model with this format.
     pub(crate) fn of(self, parameter: &Parameter) -> Self {
         match parameter.dtype(self.dtype()) {
-            Dtype::F32 => Self::Plain(Dtype::F32),
+            dtype @ (Dtype::F32 | Dtype::U32) => Self::Plain(dtype),
             _ => self,
         }
     }

@@ -1,7 +1,8 @@
 //! The section `policy`: the device that holds the weights, and how it computes.
 
-use crate::{LogicalAxisRules, MeshChoice, Result, TrainConfig, check};
+use crate::{LogicalAxisRules, MeshChoice, ModelSource, Result, TrainConfig, check};
 use grpo_core::Implementation;
+use models::Quantization;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::path::PathBuf;
@@ -36,6 +37,11 @@ pub struct PolicyConfig {
     /// the policy. On the host, bfloat16 halves the memory traffic of sampling, and products are faster if the processor multiplies bf16
     /// (AVX512-BF16, AMX); attention, adapters and routers of experts are f32 there.
     pub dtype: PolicyDtype,
+    /// The format of the frozen matrices of layers beneath LoRA adapters, as bitsandbytes quantises a model (`load_in_8bit`, `load_in_4bit`): `int8` is
+    /// an integer per weight with an f32 scale per output, `nf4` is 4 bits per weight with an f32 scale per 64 weights. Products dequantise them to
+    /// `dtype`. It needs the section `lora` and a pretrained model. Adapters are never merged into quantised weights: `export.merge_adapters`
+    /// merges them into the weights of the model's folder.
+    pub quantization: Option<Quantization>,
     /// The implementation of attention in training and scoring on a PJRT device.
     pub attention: PolicyAttention,
     /// The activations that the backward pass recomputes on a PJRT device, with Megatron's and verl's name (torch: activation checkpointing).
@@ -173,6 +179,17 @@ impl TrainConfig {
             check(*device == PolicyDevice::Host, key, on_host, &found)?;
         }
         check(coef.is_finite() && coef >= 0.0, "policy.router_aux_loss_coef", "a finite number from 0", coef)?;
+        if let Some(quantization) = self.policy.quantization {
+            let (key, found) = ("policy.quantization", quantization.name());
+            check(
+                self.lora.is_some(),
+                key,
+                "null, or a run with the section `lora`: quantised weights are not trained",
+                found,
+            )?;
+            let is_new = matches!(self.model, ModelSource::New(_));
+            check(!is_new, key, "null, or a pretrained `model`: a new model has no weights to quantise", found)?;
+        }
         if *device == PolicyDevice::Host {
             let of_device = "left out: it is for a policy.device of PJRT";
             check(plugin.is_none(), "policy.plugin", of_device, format!("{plugin:?}"))?;
@@ -195,6 +212,10 @@ impl TrainConfig {
             return check(is_exact, "grpo.implementation", expected, self.grpo.implementation.name());
         }
         check(*wait_limit_minutes > 0, "policy.wait_limit_minutes", "1 or more", wait_limit_minutes)?;
+        let saves_all = *recompute_granularity == RecomputeGranularity::None && self.policy.quantization.is_some();
+        let expected =
+            "full, except_attention or selective with policy.quantization: none would save dequantised weights";
+        check(!saves_all, "policy.recompute_granularity", expected, "none")?;
         let groups = match recompute_granularity {
             RecomputeGranularity::Full => (*recompute_num_layers > 0, "1 or more"),
             _ => (*recompute_num_layers == 1, "1, or policy.recompute_granularity: full"),

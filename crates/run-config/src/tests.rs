@@ -232,6 +232,17 @@ const REFUSED: &[(&[&str], &[&str])] = &[
         &["grpo.implementation", "fused or logits, or policy.dtype: float32"],
     ),
     (&["policy.wait_limit_minutes=5"], &["policy.wait_limit_minutes", "60, or a policy.device of PJRT"]),
+    (&["policy.quantization=int8"], &["policy.quantization", "a run with the section `lora`", "got int8"]),
+    (&["lora={r: 4}", "policy.quantization=nf4"], &["policy.quantization", "a pretrained `model`", "got nf4"]),
+    (
+        &[
+            "lora={r: 4}",
+            "model=M",
+            "data.files=F",
+            "policy={quantization: nf4, device: 'pjrt:cpu', recompute_granularity: none}",
+        ],
+        &["policy.recompute_granularity", "would save dequantised weights"],
+    ),
     (&["policy.router_aux_loss_coef=-1"], &["policy.router_aux_loss_coef", "a finite number from 0"]),
     (&["run.early_stopping_patience=3"], &["run.early_stopping_patience", "run.metric_for_best_model"]),
     (&["run={metric_for_best_model: pass@1, early_stopping_patience: 0}"], &["run.early_stopping_patience"]),

@@ -22,7 +22,11 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
         ModelSource::Pretrained(name) => format!("`{name}`"),
         ModelSource::New(_) => "A new model".to_owned(),
     };
-    let adapters = if config.lora.is_some() { ", LoRA adapters" } else { "" };
+    let adapters = match (&config.lora, config.policy.quantization) {
+        (Some(_), Some(quantization)) => format!(", LoRA adapters on {} weights", quantization.name()),
+        (Some(_), None) => ", LoRA adapters".to_owned(),
+        (None, _) => String::new(),
+    };
     let _ = writeln!(
         text,
         "{model}{adapters}, trained with GRPO for {} on {} of prompts and completions, with seed {}, in {:.0} seconds.\n",

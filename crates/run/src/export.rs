@@ -4,10 +4,10 @@ use crate::card::{Weights, model_card};
 use crate::error::{Error, Result};
 use crate::summary::Summary;
 use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, ModelFolder, NamedTensor};
-use policy::Policy;
+use policy::{Policy, StateGroup};
 use run_config::{ModelSource, TrainConfig};
 use std::path::Path;
-use trainer::open_model;
+use trainer::{export_policy, open_model};
 
 /// Writes the weights of `policy`, which was made from `config`, to the folder `target`. An existing folder is replaced if `replace` is
 /// set. The README.md has the configuration without secrets and the numbers of `summary`. The folder appears complete or not at all.
@@ -61,4 +61,24 @@ pub(crate) fn export(
         }
     }
     Ok(())
+}
+
+/// Returns the policy that [`export`] writes instead of `policy`, if that one has quantised weights and its adapters are to be merged: the
+/// weights of the model's folder with the same adapters.
+///
+/// # Errors
+/// [`Error::Trainer`] if a policy fails.
+pub(crate) fn unquantized(policy: &dyn Policy, config: &TrainConfig) -> Result<Option<Box<dyn Policy>>> {
+    let merges = config.lora.is_some() && config.export.merge_adapters;
+    let Some(quantization) = config.policy.quantization.filter(|_| merges) else { return Ok(None) };
+    tracing::info!(
+        "export.merge_adapters: the adapters are merged into the weights of the model's folder, not into the {} weights on which they were \
+         trained",
+        quantization.name()
+    );
+    let mut trained: Vec<NamedTensor> = Vec::new();
+    policy.export(StateGroup::Weights(policy::Weights::Policy), &mut trained)?;
+    let mut merged = export_policy(config, open_model(config)?.as_ref())?;
+    merged.import_weights(&trained)?;
+    Ok(Some(merged))
 }

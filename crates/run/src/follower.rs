@@ -8,6 +8,7 @@ use crate::processes::{self, Beginning, Command, agree, next_command, report, re
 use crate::shared::{SharedTensors, share_state};
 use distributed::Store;
 use models::NamedTensor;
+use policy::StateGroup;
 use run_config::TrainConfig;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -125,9 +126,14 @@ impl Follower {
                     // An export may be a collective.
                     let mut ignored = |_: NamedTensor| Ok(());
                     let config = trainer.config();
+                    let policy = trainer.policy();
                     match config.lora.is_some() && !config.export.merge_adapters {
-                        true => trainer.policy().export_adapter(&mut ignored)?,
-                        false => trainer.policy().export_model(&mut ignored)?,
+                        true => policy.export_adapter(&mut ignored)?,
+                        // The leader merges the adapters into other weights.
+                        false if config.policy.quantization.is_some() => {
+                            policy.export(StateGroup::Weights(policy::Weights::Policy), &mut ignored)?;
+                        }
+                        false => policy.export_model(&mut ignored)?,
                     }
                 }
                 Command::End { stopped } => {

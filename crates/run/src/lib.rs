@@ -36,7 +36,7 @@ pub use observer::{Event, Observer};
 use changes::{Change, config_hash};
 use checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use dir::{RunDir, write_json};
-use export::export;
+use export::{export, unquantized};
 use fingerprint::Fingerprint;
 use grpo_core::readable_bytes;
 use grpo_files::{JsonLines, read_rows, write_atomically};
@@ -272,7 +272,8 @@ impl Run {
         if config.model.shape().is_none() {
             let path = self.dir.model_path();
             lead(self.trainer.store(), &Command::Export)?;
-            export(self.trainer.policy(), config, &path, true, &summary)?;
+            let merged = unquantized(self.trainer.policy(), config)?;
+            export(merged.as_deref().unwrap_or(self.trainer.policy()), config, &path, true, &summary)?;
             observer.event(Event::Exported(&path));
         }
         write_json(&self.dir.summary_path(), &summary)?;

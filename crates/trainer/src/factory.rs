@@ -19,6 +19,7 @@ use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime, TrainingSizes};
 use rewards::Rewards;
 use rollout::Rollout;
 use run_config::{PolicyConfig, PolicyDevice, TrainConfig, check};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The parts that [`crate::Trainer`] works with; each can be replaced by your own.
@@ -248,7 +249,8 @@ fn warn_of_empty_rows(config: &TrainConfig, shards: usize) {
     }
 }
 
-/// Returns a policy for the export of a checkpoint, with the initial weights of a configuration. `model` is its [`crate::open_model`].
+/// Returns a policy for the export of a checkpoint, with the initial weights of a configuration. `model` is its [`crate::open_model`]. Its weights
+/// are not quantised: with `policy.quantization`, it is on the host and uses them in their files, because they may not fit on the device.
 ///
 /// # Errors
 /// Invalid weights; a device that is missing or fails.
@@ -257,6 +259,11 @@ pub fn export_policy(config: &TrainConfig, model: Option<&ModelFolder>) -> Resul
         return Err(Error::argument("export", "a model", "none"));
     };
     let prompt = longest_prompt(config, shape);
+    let mut config = Cow::Borrowed(config);
+    if config.policy.quantization.is_some() {
+        config.to_mut().policy.device = PolicyDevice::Host;
+    }
+    let config = &*config;
     PolicyTarget::open(config, shape, prompt, None)?.policy(config, shape, model, Purpose::Export)
 }
 
@@ -275,8 +282,12 @@ fn cpu_policy(
     }
     // Names, shapes and finiteness are checked while reading. Frozen weights stay in their files.
     let weights = model.map(ModelFolder::weights).transpose()?;
+    let quantization = config.policy.quantization.filter(|_| matches!(purpose, Purpose::Training));
     let policy = match (&weights, &config.lora) {
-        (Some(weights), Some(lora)) => CpuPolicy::mapped_with_lora(shape, weights, lora, config.seed, loss)?,
+        (Some(weights), Some(lora)) => match quantization {
+            Some(format) => CpuPolicy::quantized_with_lora(shape, weights, format, lora, config.seed, loss)?,
+            None => CpuPolicy::mapped_with_lora(shape, weights, lora, config.seed, loss)?,
+        },
         (Some(weights), None) => {
             let policy = CpuPolicy::from_weights(shape, weights, loss)?;
             let keeps = matches!(purpose, Purpose::Training) && keeps_files(config);

@@ -71,6 +71,7 @@ pub(crate) fn training_memory(
     let memory = TrainingMemory {
         weights: shape.parameter_count(),
         dtype: if config.lora.is_some() { in_files } else { Dtype::F32 },
+        quantized: config.policy.quantization.map(|quantization| quantization.memory(shape)),
         reference: needs_reference.then_some(if keeps_files(config) { in_files } else { Dtype::F32 }),
         trained: trained(config, shape)?,
     };

@@ -27,6 +27,7 @@ mod gated;
 mod gated_delta;
 mod linear;
 mod product;
+mod quantized;
 mod rms_norm;
 mod rope;
 mod scratch;
@@ -38,6 +39,7 @@ pub use experts::{ExpertAdapter, ExpertAdapterGrad, ExpertMatrix, ExpertWeights,
 pub use gated::Activation;
 pub use gated_delta::{DeltaGrad, DeltaHeads, DeltaState, DeltaWeights};
 pub use linear::{Add, PackedWeight};
+pub use quantized::Quantized;
 pub use rms_norm::{HeadNorms, HeadNormsGrad};
 pub use rope::RopeTable;
 pub use stored::StoredWeight;

@@ -2,7 +2,9 @@
 
 use super::linear::{Add, PackedWeight, start};
 use super::product::{Operand, Rhs, multiply};
+use super::quantized::Quantized;
 use super::{Layers, fits};
+use crate::arch::IsaToken;
 use crate::arch::caches::second_cache;
 use crate::gemm::{KAxis, Rows};
 use crate::host::Slice;
@@ -12,7 +14,7 @@ use std::ops::Range;
 
 /// A weight of a linear layer in Hugging Face's layout: matrices `[out, in]`, f32 or bf16, whose outputs are
 /// concatenated, such as queries, keys and values. Values are widened exactly during packing: results are bit-identical
-/// to those of the same values as one f32 weight `[in, out]`.
+/// to those of the same values as one f32 weight `[in, out]`. [`StoredWeight::quantized`] makes one of 8 or 4 bits per value.
 ///
 /// ```
 /// use backend_cpu::layers::{Add, Layers, StoredWeight};
@@ -25,9 +27,27 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub struct StoredWeight<'a> {
     /// The matrices, each with the index of its first output.
-    parts: Vec<(usize, Slice<'a>)>,
-    input: usize,
-    output: usize,
+    pub(super) parts: Vec<(usize, Part<'a>)>,
+    pub(super) input: usize,
+    pub(super) output: usize,
+}
+
+/// A matrix of a weight.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part<'a> {
+    Values(Slice<'a>),
+    /// A quantised matrix and the number of its rows.
+    Quantized(Quantized<'a>, usize),
+}
+
+impl Part<'_> {
+    /// Returns the number of rows of `input` values.
+    fn rows(&self, input: usize) -> usize {
+        match self {
+            Self::Values(values) => len(*values) / input,
+            Self::Quantized(_, rows) => *rows,
+        }
+    }
 }
 
 impl<'a> StoredWeight<'a> {
@@ -45,7 +65,7 @@ impl<'a> StoredWeight<'a> {
                 return Err(Error::shape("StoredWeight::new", "a matrix", expected, format!("{length} values")));
             }
             output += length / input;
-            Ok((output - length / input, values))
+            Ok((output - length / input, Part::Values(values)))
         };
         let parts = parts.iter().map(part).collect::<Result<Vec<_>>>()?;
         Ok(Self { parts, input, output })
@@ -58,23 +78,26 @@ impl<'a> StoredWeight<'a> {
 
     /// Returns `true` if [`Layers::pack_stored`] keeps it in bf16.
     pub fn packs_narrow(&self) -> bool {
-        let is_narrow = self.parts.iter().all(|(_, part)| matches!(part, Slice::Bf16(_)));
+        let is_narrow = self.parts.iter().all(|(_, part)| matches!(part, Part::Values(Slice::Bf16(_))));
         is_narrow && Layers::packs_narrow(self.input * self.output)
     }
 
     /// Copies `columns` of the rows `rows` of the concatenated matrices, in f32.
-    fn gathered(&self, rows: &Range<usize>, columns: &Range<usize>) -> Vec<f32> {
+    fn gathered(&self, isa: IsaToken, rows: &Range<usize>, columns: &Range<usize>) -> Vec<f32> {
         let mut values = Vec::with_capacity(rows.len() * columns.len());
         for (first, part) in &self.parts {
-            let end = first + len(*part) / self.input;
+            let end = first + part.rows(self.input);
             for row in rows.start.max(*first)..rows.end.min(end).max(rows.start.max(*first)) {
                 let at = (row - first) * self.input;
                 let at = at + columns.start..at + columns.end;
                 // Matched by value, so that the compiler knows that there is no device variant.
                 let part = *part;
                 match part {
-                    Slice::F32(part) => values.extend_from_slice(&part[at]),
-                    Slice::Bf16(part) => values.extend(part[at].iter().map(|x| x.to_f32())),
+                    Part::Values(Slice::F32(part)) => values.extend_from_slice(&part[at]),
+                    Part::Values(Slice::Bf16(part)) => values.extend(part[at].iter().map(|x| x.to_f32())),
+                    Part::Quantized(part, _) => {
+                        part.append(isa, row - first, columns.clone(), self.input, &mut values);
+                    }
                 }
             }
         }
@@ -93,6 +116,8 @@ fn len(values: Slice<'_>) -> usize {
 struct Stacked<'a> {
     of: &'a StoredWeight<'a>,
     along: KAxis,
+    /// The instruction set of dequantisation.
+    isa: IsaToken,
 }
 
 impl Rhs for Stacked<'_> {
@@ -107,7 +132,7 @@ impl Rhs for Stacked<'_> {
         self.along
     }
 
-    /// Uses rows in place if they are in one matrix; rows of two matrices are copied.
+    /// Uses rows in place if they are in one matrix; rows of two matrices are copied, and quantised ones dequantised.
     fn with<T>(&self, outer: Range<usize>, k: Range<usize>, f: impl FnOnce(Rows<'_>) -> T) -> T {
         let (rows, columns) = match self.along {
             KAxis::Rows => (k, outer),
@@ -115,17 +140,21 @@ impl Rhs for Stacked<'_> {
         };
         let of = self.of;
         let first_of = of.parts.iter().rev().find(|(first, _)| *first <= rows.start);
-        if let Some((first, part)) = first_of
+        if let Some((first, Part::Values(part))) = first_of
             && rows.end <= first + len(*part) / of.input
         {
             return f(Rows::new(*part, of.input, rows.start - first..rows.end - first, columns));
         }
         let (count, width) = (rows.len(), columns.len());
-        f(Rows::new(Slice::F32(&of.gathered(&rows, &columns)), width, 0..count, 0..width))
+        f(Rows::new(Slice::F32(&of.gathered(self.isa, &rows, &columns)), width, 0..count, 0..width))
     }
 }
 
 impl Layers {
+    fn stacked<'a>(&self, of: &'a StoredWeight<'a>, along: KAxis) -> Stacked<'a> {
+        Stacked { of, along, isa: self.gemm.isa() }
+    }
+
     /// Returns `true` if a bf16 weight of that many values stays in bf16 when packed.
     pub fn packs_narrow(values: usize) -> bool {
         values.saturating_mul(size_of::<f32>()) > second_cache()
@@ -139,7 +168,7 @@ impl Layers {
 
     /// Like [`Layers::pack_stored`], with a choice between bf16, for bf16 values, and widening.
     pub(super) fn pack_stored_as(&self, weight: &StoredWeight<'_>, is_narrow: bool) -> PackedWeight {
-        let rhs = Stacked { of: weight, along: KAxis::Columns };
+        let rhs = self.stacked(weight, KAxis::Columns);
         if is_narrow { self.packed_halves(&rhs, weight.dims()) } else { self.packed(&rhs, weight.dims()) }
     }
 
@@ -151,7 +180,7 @@ impl Layers {
         let [input, output] = weight.dims();
         fits("linear_stored", "x", x.len(), &[n, input])?;
         let mut y = start(add, n, output)?;
-        let (lhs, rhs) = (Operand::new(x, input, KAxis::Columns), Stacked { of: weight, along: KAxis::Columns });
+        let (lhs, rhs) = (Operand::new(x, input, KAxis::Columns), self.stacked(weight, KAxis::Columns));
         multiply(self.linear, &lhs, &rhs, &mut y, !matches!(add, Add::Nothing));
         Ok(y)
     }
@@ -164,7 +193,7 @@ impl Layers {
         let [input, output] = weight.dims();
         fits("linear_stored_dx", "dy", dy.len(), &[n, output])?;
         let mut dx = vec![0.0; n * input];
-        let (lhs, rhs) = (Operand::new(dy, output, KAxis::Columns), Stacked { of: weight, along: KAxis::Rows });
+        let (lhs, rhs) = (Operand::new(dy, output, KAxis::Columns), self.stacked(weight, KAxis::Rows));
         multiply(self.linear, &lhs, &rhs, &mut dx, false);
         Ok(dx)
     }

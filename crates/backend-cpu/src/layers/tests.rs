@@ -201,6 +201,74 @@ fn stored_weights_give_the_same_bits() {
     assert!(StoredWeight::new(&[(&[1.0_f32; 3]).into()], 2).is_err());
 }
 
+/// Blocks of 4-bit values begin anywhere in a row, and a matrix may have an odd number of values.
+#[test]
+fn quantised_weights_give_the_bits_of_their_dequantised_values() {
+    let table: [f32; 16] = std::array::from_fn(|i| i as f32 * 0.3 - 2.0);
+    for (seed, (n, input, outputs)) in
+        [(1, 2, vec![1, 1]), (5, 40, vec![33, 32]), (13, 301, vec![71, 16, 17]), (300, 33, vec![99, 20])]
+            .into_iter()
+            .enumerate()
+    {
+        let (seed, output) = (seed as u64, outputs.iter().sum::<usize>());
+        let codes: Vec<Vec<u8>> =
+            outputs.iter().map(|rows| (0..rows * input).map(|i| (i * 37 % 251) as u8).collect()).collect();
+        let nibbles: Vec<Vec<u8>> = (codes.iter())
+            .map(|codes| codes.chunks(2).map(|pair| (pair[0] & 15) << 4 | pair.get(1).unwrap_or(&0) & 15).collect())
+            .collect();
+        let scales = |count: usize| noise(count, 70 + seed);
+        let row_scales: Vec<Vec<f32>> = outputs.iter().map(|rows| scales(*rows)).collect();
+        let block_scales: Vec<Vec<f32>> = outputs.iter().map(|rows| scales((rows * input).div_ceil(6))).collect();
+        let int8: Vec<_> = (0..outputs.len())
+            .map(|i| (Quantized::Int8 { codes: &codes[i], scales: &row_scales[i] }, outputs[i]))
+            .collect();
+        let int4: Vec<_> = (0..outputs.len())
+            .map(|i| {
+                let (codes, scales) = (&nibbles[i][..], &block_scales[i][..]);
+                (Quantized::Int4 { codes, scales, table: &table, block: 6 }, outputs[i])
+            })
+            .collect();
+        let values = |of: &dyn Fn(usize, usize) -> f32| {
+            let all: Vec<f32> = (0..outputs.len())
+                .flat_map(|i| (0..codes[i].len()).map(move |at| of(i, at)).collect::<Vec<_>>())
+                .collect();
+            (0..input * output).map(|at| all[at % output * input + at / output]).collect::<Vec<f32>>()
+        };
+        let of_int8 = values(&|i, at| f32::from(codes[i][at] as i8) * row_scales[i][at / input]);
+        let of_int4 = values(&|i, at| table[usize::from(codes[i][at] & 15)] * block_scales[i][at / 6]);
+        let (x, dy, bias) = (noise(n * input, 1 + seed), noise(n * output, 2 + seed), noise(output, 3));
+        let (add, dims) = (Add::Rows(&bias), [n, input, output]);
+        for layers in all_layers().chain(all_bf16_layers()) {
+            for (parts, plain) in [(&int8, &of_int8), (&int4, &of_int4)] {
+                let weight = StoredWeight::quantized(parts, input).unwrap();
+                assert_eq!(weight.dims(), [input, output]);
+                assert!(!weight.packs_narrow());
+                let y = layers.linear(&x, plain, add, dims).unwrap();
+                assert_eq!(layers.linear_stored(&x, &weight, add, n).unwrap(), y, "{layers:?}");
+                assert_eq!(layers.linear_packed(&x, &layers.pack_stored(&weight), add, n).unwrap(), y, "{layers:?}");
+                let dx = layers.linear_dx(plain, &dy, dims).unwrap();
+                assert_eq!(layers.linear_stored_dx(&weight, &dy, n).unwrap(), dx, "{layers:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn quantised_weights_of_wrong_lengths_are_errors() {
+    let int4 = |block| Quantized::Int4 { codes: &[0; 3], scales: &[1.0], table: &[0.0; 16], block };
+    for (matrix, rows, words) in [
+        (Quantized::Int8 { codes: &[0; 5], scales: &[1.0; 2] }, 2, "6 bytes"),
+        (Quantized::Int8 { codes: &[0; 6], scales: &[1.0; 3] }, 2, "2 values"),
+        (int4(64), 3, "5 bytes"),
+        (int4(4), 2, "2 values"),
+        (int4(3), 2, "an even number of values"),
+    ] {
+        let error = StoredWeight::quantized(&[(matrix, rows)], 3).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    assert_eq!(StoredWeight::quantized(&[(int4(6), 2)], 3).unwrap().dims(), [3, 2]);
+}
+
 #[test]
 fn rows_of_a_product_do_not_depend_on_other_rows() {
     let (n, i, o) = (61, 300, 45);

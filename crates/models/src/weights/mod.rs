@@ -298,6 +298,13 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
+    /// Removes the tensor's pages from this process's memory. The next use reads them again.
+    pub(crate) fn release(&self) {
+        if let Data::Mapped(offsets) = self.data {
+            self.shard.release(offsets);
+        }
+    }
+
     /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.shape.iter().product()

@@ -7,6 +7,7 @@ use memmap2::Mmap;
 use safetensors::tensor::{Metadata, SafeTensorError, SafeTensors};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The size in bytes of the header's length, with which the file starts.
 const PREFIX: usize = 8;
@@ -17,7 +18,8 @@ const LFS_POINTER: &[u8] = b"version https://git-lfs";
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) path: PathBuf,
-    /// The mapping, which lives as long as any slice of it.
+    map: Arc<Mmap>,
+    /// The bytes of the mapping, which lives as long as any slice of them.
     bytes: Bytes,
     /// The offset of the first tensor.
     data: usize,
@@ -42,7 +44,9 @@ impl Shard {
             SafeTensors::read_metadata(&map).map_err(|error| Error::weights(path, damage(&map, &error)))?;
         let UniqueKeys = serde_json::from_slice(&map[PREFIX..PREFIX + header_length])
             .map_err(|error| Error::weights(path, format!("the header is not readable: {error}")))?;
-        Ok(Self { path: path.to_owned(), bytes: Bytes::from_owner(map), data: PREFIX + header_length, header })
+        let map = Arc::new(map);
+        let bytes = Bytes::from_owner(Mapping(Arc::clone(&map)));
+        Ok(Self { path: path.to_owned(), map, bytes, data: PREFIX + header_length, header })
     }
 
     /// Returns all bytes of the file, including its header.
@@ -55,9 +59,33 @@ impl Shard {
         &self.bytes[self.data + begin..self.data + end]
     }
 
+    /// Removes the pages of a tensor from this process's memory. The next use reads them again.
+    #[allow(unsafe_code)]
+    pub(super) fn release(&self, (begin, end): (usize, usize)) {
+        #[cfg(unix)]
+        {
+            let advice = memmap2::UncheckedAdvice::DontNeed;
+            // SAFETY: the mapping is shared, of a file, and never written, so its pages are read again from the file with the same bytes.
+            let released = unsafe { self.map.unchecked_advise_range(advice, self.data + begin, end - begin) };
+            // Only advice: without it, the system may still reclaim the pages.
+            drop(released);
+        }
+        #[cfg(not(unix))]
+        let _ = (&self.map, begin, end);
+    }
+
     /// Returns the bytes of a tensor as a slice that keeps the mapping alive.
     pub(super) fn shared(&self, (begin, end): (usize, usize)) -> Bytes {
         self.bytes.slice(self.data + begin..self.data + end)
+    }
+}
+
+/// A mapping that slices share.
+struct Mapping(Arc<Mmap>);
+
+impl AsRef<[u8]> for Mapping {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 

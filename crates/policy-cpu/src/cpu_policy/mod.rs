@@ -12,7 +12,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Dtype, LossOutput, Scores};
-use models::{Adapter, LoraConfig, ModelConfig};
+use models::{Adapter, LoraConfig, ModelConfig, Quantization};
 use policy::{
     AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
     TensorSink, TensorSource, UpdateReport, Weights, check_tensors, imitation,
@@ -86,6 +86,23 @@ impl CpuPolicy {
         loss: PolicyLoss,
     ) -> Result<Self> {
         let base = Decoder::mapped(config, weights, &Device::flex().autodiff())?;
+        Self::of(base.with_lora(lora, seed)?, loss)
+    }
+
+    /// Like [`CpuPolicy::mapped_with_lora`], with quantised matrices of layers ([`Decoder::quantized`]). [`Policy::export_model`] is an error: the
+    /// adapter is for the weights of the files, and its merge into quantised weights would lose precision.
+    ///
+    /// # Errors
+    /// See [`Decoder::quantized`] and [`Decoder::with_lora`].
+    pub fn quantized_with_lora(
+        config: &ModelConfig,
+        weights: &models::Weights,
+        quantization: Quantization,
+        lora: &LoraConfig,
+        seed: u64,
+        loss: PolicyLoss,
+    ) -> Result<Self> {
+        let base = Decoder::quantized(config, weights, quantization, &Device::flex().autodiff())?;
         Self::of(base.with_lora(lora, seed)?, loss)
     }
 

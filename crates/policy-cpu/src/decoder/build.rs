@@ -11,7 +11,7 @@ pub(crate) trait Source {
     /// Returns the values of the parameter `name` in row-major order; their number matches `shape`.
     fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>>;
 
-    /// Returns the stored matrix `name`, to be used in place, or `None` if its values must be copied.
+    /// Returns the frozen matrix `name`, in place or quantised, or `None` if its values must be copied.
     fn stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Stored>> {
         let _ = (name, shape);
         Ok(None)

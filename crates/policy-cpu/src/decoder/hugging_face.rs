@@ -9,7 +9,7 @@ use super::lora::Adapted;
 use super::model::Decoder;
 use super::params::{Which, visit_parameters};
 use super::weight::Stored;
-use models::{Experts, ModelConfig, NamedTensor, Parameter, Weights};
+use models::{Experts, ModelConfig, NamedTensor, Parameter, Quantization, Weights};
 use policy::{Error, FUSED_MATRICES, Result, TensorSink, TensorSource};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -239,6 +239,8 @@ pub(crate) struct Read<'a> {
     pub(crate) weights: &'a Weights,
     /// `true` if matrices are used in place; otherwise they are copied into parameters.
     pub(crate) in_place: bool,
+    /// The format of the matrices of layers, which are then not used in place.
+    pub(crate) quantization: Option<Quantization>,
 }
 
 impl Source for Read<'_> {
@@ -280,7 +282,10 @@ impl Source for Read<'_> {
             tensor.check_finite()?;
             tensors.push(tensor);
         }
-        Ok(Stored::new(&tensors))
+        match self.quantization.filter(|_| name.starts_with("layers.")) {
+            Some(quantization) => Ok(Some(Stored::quantized(&tensors, quantization)?)),
+            None => Ok(Stored::new(&tensors)),
+        }
     }
 }
 

@@ -149,10 +149,28 @@ struct Norm {
 
 #[derive(Debug)]
 struct Weight {
-    weight: PackedWeight,
+    matrix: Matrix,
     bias: Option<Vec<f32>>,
     /// Adapters that are not merged into the weight.
     adapters: Vec<Adapter>,
+}
+
+/// The matrix of a linear layer.
+#[derive(Debug)]
+enum Matrix {
+    Packed(PackedWeight),
+    /// Dequantised by every product: packed, it would take the memory that quantisation saves.
+    Quantized(Stored),
+}
+
+impl Matrix {
+    /// Returns `[in, out]`.
+    fn dims(&self) -> [usize; 2] {
+        match self {
+            Self::Packed(weight) => weight.dims(),
+            Self::Quantized(weight) => weight.dims(),
+        }
+    }
 }
 
 /// An adapter that is applied separately from its weight.
@@ -266,6 +284,13 @@ impl Weight {
     fn new(linear: &Linear) -> Result<Self> {
         let (kernels, dims) = (linear.kernels, linear.weight.dims());
         let mut adapters = Vec::new();
+        let bias = linear.bias.as_ref().map(Param::val).map(to_vec).transpose()?;
+        if let weight::Weight::Stored(stored) = &linear.weight
+            && stored.is_quantized()
+        {
+            let adapters = linear.adapters.iter().map(Adapter::new).collect::<Result<_>>()?;
+            return Ok(Self { matrix: Matrix::Quantized(stored.clone()), bias, adapters });
+        }
         let weight = match (linear.adapters.as_slice(), &linear.weight) {
             ([], weight::Weight::Parameter(weight)) => kernels.pack_weight(read(&storage(weight.val())?)?, dims)?,
             ([], weight::Weight::Stored(stored)) => kernels.pack_stored(&stored.view()?),
@@ -285,8 +310,7 @@ impl Weight {
             // Otherwise adapters are merged, so they cost nothing per token.
             _ => kernels.pack_weight(&linear.merged()?, dims)?,
         };
-        let bias = linear.bias.as_ref().map(Param::val).map(to_vec).transpose()?;
-        Ok(Self { weight, bias, adapters })
+        Ok(Self { matrix: Matrix::Packed(weight), bias, adapters })
     }
 }
 
@@ -667,13 +691,16 @@ impl Inference {
     }
 
     fn linear(&self, x: &[f32], of: &Weight, residual: Option<&[f32]>) -> Result<Vec<f32>> {
-        let n = x.len() / of.weight.dims()[0];
+        let n = x.len() / of.matrix.dims()[0];
         let add = match (&of.bias, residual) {
             (Some(bias), _) => Add::Rows(bias),
             (None, Some(residual)) => Add::Residual(residual),
             (None, None) => Add::Nothing,
         };
-        let mut y = self.kernels.linear_packed(x, &of.weight, add, n)?;
+        let mut y = match &of.matrix {
+            Matrix::Packed(weight) => self.kernels.linear_packed(x, weight, add, n)?,
+            Matrix::Quantized(weight) => self.kernels.linear_stored(x, &weight.view()?, add, n)?,
+        };
         of.adapters.iter().try_for_each(|adapter| adapter.add_to(self.kernels, x, &mut y, n))?;
         Ok(y)
     }

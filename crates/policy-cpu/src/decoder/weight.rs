@@ -1,14 +1,14 @@
-//! The weights of layers, embedding and head: parameters in memory, or memory-mapped matrices.
+//! The weights of layers, embedding and head: parameters in memory, or frozen matrices, memory-mapped or quantised.
 
 use super::params::{read, storage};
-use backend_cpu::layers::StoredWeight;
+use backend_cpu::layers::{Quantized, StoredWeight};
 use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::module::{Module, Param};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, Tensor};
 use grpo_burn::custom_op::elements;
 use grpo_core::TensorRef;
-use models::{Dtype, WeightTensor};
+use models::{Dtype, Quantization, QuantizedMatrix, WeightTensor};
 use policy::{Error, Result};
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub enum Weight {
     /// In memory, f32: `[in, out]` for a linear layer, `[V, H]` for embedding and head.
     Parameter(Param<Tensor<2>>),
-    /// Memory-mapped; never trained.
+    /// Memory-mapped or quantised; never trained.
     Stored(Stored),
 }
 
@@ -44,30 +44,57 @@ impl Weight {
     }
 }
 
-/// Memory-mapped matrices `[out, in]`, f32 or bf16, whose outputs are concatenated in one layer, for example queries, keys and values.
-/// Clones share the mapping. An embedding or a head `[V, H]` is a single such matrix.
+/// Frozen matrices `[out, in]` whose outputs are concatenated in one layer, for example queries, keys and values. Clones share their memory. An
+/// embedding or a head `[V, H]` is a single such matrix.
 #[derive(Module, Debug)]
 pub struct Stored {
     #[module(skip)]
-    parts: Arc<[FlexTensor]>,
+    parts: Parts,
+}
+
+#[derive(Clone, Debug)]
+enum Parts {
+    /// Memory-mapped, f32 or bf16.
+    Mapped(Arc<[FlexTensor]>),
+    /// In memory, in 8 or 4 bits per value.
+    Quantized(Arc<[QuantizedMatrix]>),
 }
 
 impl Stored {
     /// Creates a view of mapped tensors; `None` if the kernels cannot read them in place, because they are f16 or not aligned.
     pub(super) fn new(tensors: &[WeightTensor<'_>]) -> Option<Self> {
         let parts = tensors.iter().map(part).collect::<Option<Arc<[_]>>>()?;
-        Some(Self { parts })
+        Some(Self { parts: Parts::Mapped(parts) })
     }
 
-    /// Returns the weight of each expert, with `outputs` outputs.
+    /// Quantises tensors.
+    pub(super) fn quantized(tensors: &[WeightTensor<'_>], quantization: Quantization) -> Result<Self> {
+        let parts = tensors.iter().map(|tensor| Ok(tensor.quantized(quantization)?));
+        Ok(Self { parts: Parts::Quantized(parts.collect::<Result<_>>()?) })
+    }
+
+    /// Returns `true` if the matrices are quantised.
+    pub(super) fn is_quantized(&self) -> bool {
+        matches!(self.parts, Parts::Quantized(_))
+    }
+
+    /// Returns the memory-mapped matrices; none if they are quantised.
+    fn mapped(&self) -> &[FlexTensor] {
+        match &self.parts {
+            Parts::Mapped(parts) => parts,
+            Parts::Quantized(_) => &[],
+        }
+    }
+
+    /// Returns the weight of each expert, with `outputs` outputs. Experts are never quantised.
     pub(super) fn of_experts(&self, outputs: usize) -> Arc<[Self]> {
         let rows = |part: &FlexTensor| part.layout().shape()[0];
         let (mut experts, mut parts, mut count) = (Vec::new(), Vec::new(), 0);
-        for part in &*self.parts {
+        for part in self.mapped() {
             parts.push(part.clone());
             count += rows(part);
             if count >= outputs {
-                experts.push(Self { parts: std::mem::take(&mut parts).into() });
+                experts.push(Self { parts: Parts::Mapped(std::mem::take(&mut parts).into()) });
                 count = 0;
             }
         }
@@ -76,27 +103,39 @@ impl Stored {
 
     /// Returns the matrices as an argument of the kernels.
     pub(super) fn view(&self) -> Result<StoredWeight<'_>> {
-        let parts = self.parts.iter().map(|part| elements("weight", part).map_err(Error::other));
-        Ok(StoredWeight::new(&parts.collect::<Result<Vec<_>>>()?, self.input())?)
+        match &self.parts {
+            Parts::Mapped(_) => Ok(StoredWeight::new(&self.elements().collect::<Result<Vec<_>>>()?, self.input())?),
+            Parts::Quantized(parts) => {
+                let parts: Vec<_> = parts.iter().map(|part| (quantized(part), part.shape()[0])).collect();
+                Ok(StoredWeight::quantized(&parts, self.input())?)
+            }
+        }
     }
 
     /// Returns `[in, out]`.
     pub(super) fn dims(&self) -> [usize; 2] {
-        [self.input(), self.parts.iter().map(|part| part.layout().shape()[0]).sum()]
+        let output = match &self.parts {
+            Parts::Mapped(parts) => parts.iter().map(|part| part.layout().shape()[0]).sum(),
+            Parts::Quantized(parts) => parts.iter().map(|part| part.shape()[0]).sum(),
+        };
+        [self.input(), output]
     }
 
     fn input(&self) -> usize {
-        self.parts.first().map_or(0, |part| part.layout().shape()[1])
+        match &self.parts {
+            Parts::Mapped(parts) => parts.first().map_or(0, |part| part.layout().shape()[1]),
+            Parts::Quantized(parts) => parts.first().map_or(0, |part| part.shape()[1]),
+        }
     }
 
-    /// Iterates over the tensors in the order of their outputs, `[out, in]` each.
+    /// Iterates over the memory-mapped tensors in the order of their outputs, `[out, in]` each.
     pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<2>> {
-        self.parts.iter().map(|part| Tensor::from_primitive::<Flex>(part.clone()))
+        self.mapped().iter().map(|part| Tensor::from_primitive::<Flex>(part.clone()))
     }
 
-    /// Iterates over the values of each tensor.
+    /// Iterates over the values of each memory-mapped tensor.
     pub(super) fn elements(&self) -> impl Iterator<Item = Result<TensorRef<'_>>> {
-        self.parts.iter().map(|part| elements("weight", part).map_err(Error::other))
+        self.mapped().iter().map(|part| elements("weight", part).map_err(Error::other))
     }
 
     /// Returns the rows `rows` of an embedding in f32, concatenated.
@@ -120,15 +159,30 @@ impl Stored {
         let [input, output] = self.dims();
         let mut values = vec![0.0; input * output];
         let mut first = 0;
-        for part in self.elements() {
-            let part = widened(part?);
+        let mut put = |part: Vec<f32>| {
             for (row, part) in part.chunks_exact(input.max(1)).enumerate() {
                 let column = values[first + row..].iter_mut().step_by(output);
                 column.zip(part).for_each(|(to, value)| *to = *value);
             }
             first += part.len() / input.max(1);
+        };
+        match &self.parts {
+            Parts::Mapped(_) => self.elements().try_for_each(|part| Ok::<_, Error>(put(widened(part?))))?,
+            Parts::Quantized(parts) => parts.iter().for_each(|part| put(part.dequantized())),
         }
         Ok(values)
+    }
+}
+
+/// Returns a matrix as an argument of the kernels.
+fn quantized(matrix: &QuantizedMatrix) -> Quantized<'_> {
+    let (codes, scales) = (matrix.codes(), matrix.scales());
+    match matrix.quantization() {
+        Quantization::Int8 => Quantized::Int8 { codes, scales },
+        Quantization::Nf4 => {
+            let (table, block) = (&Quantization::NF4_VALUES, Quantization::NF4_BLOCK);
+            Quantized::Int4 { codes, scales, table, block }
+        }
     }
 }
 

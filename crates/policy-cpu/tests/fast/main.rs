@@ -6,5 +6,6 @@ mod families;
 mod lora;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
+mod quantization;
 mod routers;
 mod value_head;

@@ -3,7 +3,7 @@
 //! Legend: L layers, r rank, V vocabulary, H hidden size, O and I rows and columns of a matrix.
 
 use super::parameters::{Axis, Parameter, ParameterValues, Role, parameters};
-use super::{Compute, Decoder, dot};
+use super::{Compute, Decoder, Format, dot};
 use models::{AdaptedMatrix, LoraConfig, ModelConfig};
 use stablehlo::{Dtype, Value};
 
@@ -140,6 +140,7 @@ impl Adapters {
                     0 => format!("{module}.{part}.weight"),
                     number => format!("{module}.{part}.weight.{number}"),
                 },
+                format: Format::Values,
                 tensors: adapted.iter().map(|(at, matrix)| (*at, name(matrix))).collect(),
             };
         vec![
@@ -157,6 +158,7 @@ pub(super) fn value_head(config: &ModelConfig) -> [Parameter; 2] {
         layers: Vec::new(),
         shape: shape.to_vec(),
         axes: axes.to_vec(),
+        format: Format::Values,
         path: path.to_owned(),
         tensors: vec![(0, path.to_owned())],
     };

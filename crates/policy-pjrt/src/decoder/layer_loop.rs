@@ -13,7 +13,7 @@
 //! Legend: L layers, P layers of a period, S <= P layers of a period in a stack: layers without the weights, or with weights of another shape,
 //! are not in it.
 
-use super::{Decoder, ParameterValues, Role};
+use super::{Decoder, Matrix, ParameterValues, Role};
 use models::LayerSpec;
 use stablehlo::{Builder, Dtype, Result, Save, TensorType, Traced, Value, try_trace};
 use std::ops::Range;
@@ -63,8 +63,8 @@ impl Stack {
 
 impl Decoder {
     /// Runs all layers, in a loop or unrolled, and returns the last carry. `body` gets the specification of a layer, its parameters and
-    /// [`LayerValues`]; it returns the next carry. Each layer's weights are sliced from their stacks and rounded to the compute dtype inside
-    /// the loop body, so there is never a rounded copy of all weights.
+    /// [`LayerValues`]; it returns the next carry. Each layer's weights are sliced from their stacks and rounded, or dequantised, to the compute dtype
+    /// inside the loop body, so there is never such a copy of all weights.
     ///
     /// # Errors
     /// An operation of `body` cannot be built.
@@ -104,10 +104,22 @@ impl Decoder {
                 let (carry, rest) = values.split_at(carry.len());
                 let [number, rest @ ..] = rest else { unreachable!("a layer has a number") };
                 let (slices, constants) = rest.split_at(roles.len());
-                let slices: Vec<Value> =
-                    roles.iter().zip(slices).map(|(role, slice)| self.split_slice(weights, *role, slice)).collect();
+                let scales = |role: Role| {
+                    let role = Role::Scales(Matrix::of(role)?);
+                    roles.iter().position(|other| *other == role).map(|at| &slices[at])
+                };
+                let of_products = |(role, slice): (&Role, &Value)| {
+                    let slice = match self.quantization.zip(scales(*role)) {
+                        Some((quantization, scales)) => self.dequantized(quantization, slice, scales),
+                        None => slice.clone(),
+                    };
+                    (*role, self.split_slice(weights, *role, &slice))
+                };
+                let there = roles.iter().zip(slices).filter(|(role, _)| !matches!(role, Role::Scales(_)));
+                let (of_slices, slices): (Vec<Role>, Vec<Value>) = there.map(of_products).unzip();
                 let matrix = |slice: &Value| slice.shape().len() > 1;
-                let slices = match slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype()) {
+                let converts = slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype());
+                let slices = match converts || self.quantization.is_some() {
                     true => {
                         let of_products = |slice: &Value| {
                             if matrix(slice) { slice.convert(self.compute.dtype()) } else { slice.clone() }
@@ -118,7 +130,7 @@ impl Decoder {
                     }
                     false => slices,
                 };
-                let of_layer = weights.of_layer(roles.iter().copied().zip(slices));
+                let of_layer = weights.of_layer(of_slices.into_iter().zip(slices));
                 body(spec, &of_layer, &LayerValues { carry, number, constants })
             })
         };

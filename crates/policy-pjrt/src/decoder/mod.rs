@@ -16,6 +16,7 @@ mod experts;
 mod layer_loop;
 mod layer_ops;
 mod parameters;
+mod quantized;
 mod rope;
 mod split;
 
@@ -24,17 +25,19 @@ pub use attention::{Attention, Heads, Mask, Masks};
 pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
 pub use experts::{RouterSums, Routing};
-pub use parameters::{Axis, Parameter, ParameterId, ParameterValues, Role, parameters};
+pub use parameters::{Axis, Format, Parameter, ParameterId, ParameterValues, Role, parameters};
+pub use quantized::{check_quantization, quantized_parameters};
 pub use rope::{Rotaries, Rotary};
 
 pub(crate) use attention::{MASKED, of_groups};
 pub(crate) use delta_net::{DELTA, DeltaStates, NextTokens};
 pub use layer_loop::{LayerValues, Layers};
 pub(crate) use layer_ops::{Broadcast, dot, put_layer, rows_at};
+pub(crate) use quantized::words;
 use split::RESIDUAL;
 pub(crate) use split::Split;
 
-use models::{Mixer, ModelConfig};
+use models::{Mixer, ModelConfig, Quantization};
 use stablehlo::{Builder, Dtype, Precision, Result, Save, TensorType, Value};
 
 /// The dtype of the operands of matrix products and of the layers' results. Sums, norms and softmax are always f32.
@@ -120,6 +123,7 @@ pub struct Decoder {
     value_head: bool,
     frozen_routers: bool,
     router_aux_loss: bool,
+    quantization: Option<Quantization>,
     split: Split,
 }
 
@@ -134,6 +138,7 @@ impl Decoder {
             value_head: false,
             frozen_routers: false,
             router_aux_loss: false,
+            quantization: None,
             split: Split::default(),
         }
     }
@@ -189,9 +194,9 @@ impl Decoder {
         self.value_head
     }
 
-    /// Returns the parameters in the argument order of programs: the model ([`parameters()`]), then adapters, then the value head.
+    /// Returns the parameters in the argument order of programs: the model ([`quantized_parameters`]), then adapters, then the value head.
     pub fn parameters(&self) -> Vec<Parameter> {
-        let mut table = parameters(&self.config);
+        let mut table = quantized_parameters(&self.config, self.quantization);
         table.extend(self.adapters.iter().flat_map(|adapters| adapters.parameters(&self.config)));
         table.extend(self.value_head.then(|| adapters::value_head(&self.config)).into_iter().flatten());
         table

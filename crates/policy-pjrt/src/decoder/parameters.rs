@@ -4,7 +4,7 @@
 //! of a Gated DeltaNet: Hv value heads, Dv their width, C channels of the convolution.
 
 use super::Matrix;
-use models::{LayerSpec, Mixer, ModelConfig};
+use models::{LayerSpec, Mixer, ModelConfig, Quantization};
 use stablehlo::{Dtype, TensorType, Value};
 use std::collections::BTreeMap;
 
@@ -67,6 +67,8 @@ pub enum Role {
     LoraA(Matrix),
     /// B of the adapter of a matrix.
     LoraB(Matrix),
+    /// The scales of a quantised matrix.
+    Scales(Matrix),
     ValueHead,
     ValueHeadBias,
 }
@@ -95,7 +97,7 @@ impl Role {
             Self::InProjQkv | Self::InProjZ | Self::InProjB | Self::InProjA => Some(Mixer::GatedDeltaNet),
             Self::Conv1d | Self::ALog | Self::DtBias => Some(Mixer::GatedDeltaNet),
             Self::LinearNorm | Self::OutProj => Some(Mixer::GatedDeltaNet),
-            Self::LoraA(matrix) | Self::LoraB(matrix) => match matrix {
+            Self::LoraA(matrix) | Self::LoraB(matrix) | Self::Scales(matrix) => match matrix {
                 QProj | KProj | VProj | QkvProj | OProj => Some(Mixer::Attention),
                 InProjQkv | InProjZ | InProjB | InProjA | OutProj => Some(Mixer::GatedDeltaNet),
                 _ => None,
@@ -190,6 +192,17 @@ pub enum Axis {
 /// A parameter of a decoder: its role and, if layers differ in its shape, the number of its stack among the stacks of this role, else 0.
 pub type ParameterId = (Role, usize);
 
+/// The contents of the tensors of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Floating-point values.
+    Values,
+    /// Codes of quantised values, in words of 32 bits.
+    Codes(Quantization),
+    /// Scales of quantised values, f32.
+    Scales(Quantization),
+}
+
 /// A parameter on a device: one Hugging Face tensor, or a stack of the tensors of all layers in which they have this shape; if each expert
 /// has a tensor, those of all experts of these layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,6 +217,8 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// The logical axis of each dimension.
     pub axes: Vec<Axis>,
+    /// The contents of its tensors.
+    pub format: Format,
     /// The short name.
     pub(super) path: String,
     /// The tensors of the stack, each with its index.
@@ -243,8 +258,13 @@ impl Parameter {
     }
 
     /// Returns the dtype in programs for a model whose matrices have dtype `model`, f32 or bf16. Norms, biases, adapters and value heads
-    /// are always f32.
+    /// are always f32; words of codes are u32, and their scales f32.
     pub fn dtype(&self, model: Dtype) -> Dtype {
+        match self.format {
+            Format::Values => {}
+            Format::Codes(_) => return Dtype::U32,
+            Format::Scales(_) => return Dtype::F32,
+        }
         if self.role.is_of_model() && self.has_matrices() { model } else { Dtype::F32 }
     }
 
@@ -395,7 +415,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
             };
             shape.insert(0, layers.len() * if is_apart { count } else { 1 });
             let path = if number == 0 { path.to_owned() } else { format!("{path}.{number}") };
-            Parameter { role, number, layers, shape, axes: axes.to_vec(), path, tensors }
+            Parameter { role, number, layers, shape, axes: axes.to_vec(), format: Format::Values, path, tensors }
         };
         stacks.into_iter().enumerate().map(parameter).collect::<Vec<_>>()
     };
@@ -407,7 +427,8 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
             false => {
                 let shape = axes.iter().map(|axis| size(role, axis, plain)).collect();
                 let (path, tensors) = (path.to_owned(), vec![(0, path.to_owned())]);
-                vec![Parameter { role, number: 0, layers: Vec::new(), shape, axes: axes.to_vec(), path, tensors }]
+                let (axes, layers, format) = (axes.to_vec(), Vec::new(), Format::Values);
+                vec![Parameter { role, number: 0, layers, shape, axes, format, path, tensors }]
             }
         })
         .collect()

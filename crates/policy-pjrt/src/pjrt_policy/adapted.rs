@@ -18,7 +18,8 @@ use std::sync::Arc;
 
 impl PjrtPolicy {
     /// Creates a policy from stored weights with fresh LoRA adapters: [`PjrtPolicy::with_lora`], with frozen weights that stay bf16 if
-    /// all of them are stored in bf16, and otherwise have f32 precision.
+    /// all of them are stored in bf16, and otherwise have f32 precision. With [`PjrtPolicyOptions::quantization`], the matrices of layers are
+    /// quantised, and [`policy::Policy::export_model`] is an error.
     ///
     /// # Errors
     /// See [`PjrtPolicy::from_weights`] and [`PjrtPolicy::with_lora`].
@@ -35,7 +36,7 @@ impl PjrtPolicy {
             models::Dtype::Bf16 => Storage::Plain(Dtype::Bf16),
             _ => Storage::of_masters(options.compute.dtype()),
         };
-        let weights = DeviceWeights::from_files(runtime, config, weights, storage)?;
+        let weights = DeviceWeights::from_files(runtime, config, weights, storage, options.quantization)?;
         Self::of(runtime, config, weights, loss, options)?.with_lora(lora, seed)
     }
 

@@ -17,7 +17,7 @@ use crate::train::{AdamW, Device, Loss, Moments, TrainPrograms, default_tiling};
 use crate::weights::DeviceWeights;
 use backend_tpu::aot::Chip;
 use grpo_core::{LossConfig, LossOutput, Scores, Tiling};
-use models::ModelConfig;
+use models::{ModelConfig, Quantization};
 use policy::{
     AdamWConfig, Completion, InitialWeights, Policy, PolicyState, RolloutRequest, RouterStatistics, SequenceBatch,
     StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
@@ -104,6 +104,8 @@ pub struct PjrtPolicyOptions {
     pub peak_flops: Option<f64>,
     /// `true` if the routers of experts are not trained.
     pub freeze_router: bool,
+    /// The format of the matrices of layers below adapters; for [`PjrtPolicy::from_weights_with_lora`] only.
+    pub quantization: Option<Quantization>,
     /// The factor of the load balancing loss of the routers of experts, which is added to the loss of every update with transformers'
     /// definition: computed for each micro-batch and averaged over the micro-batches of a call of [`Policy::accumulate`], as in TRL. 0 is
     /// no such loss.
@@ -131,7 +133,8 @@ impl PjrtPolicy {
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
         let storage = Storage::of_masters(options.compute.dtype());
-        Self::of(runtime, config, DeviceWeights::from_files(runtime, config, weights, storage)?, loss, options)
+        check_unquantized("PjrtPolicy::from_weights", &options)?;
+        Self::of(runtime, config, DeviceWeights::from_files(runtime, config, weights, storage, None)?, loss, options)
     }
 
     /// Creates a policy with random weights ([`InitialWeights::of_model`]), with the default AdamW settings.
@@ -160,6 +163,7 @@ impl PjrtPolicy {
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
         config.validate()?;
+        check_unquantized("PjrtPolicy::from_tensors", &options)?;
         let storage = Storage::of_masters(options.compute.dtype());
         let weights = DeviceWeights::from_source(runtime, parameters(config), storage, "", tensors)?;
         Self::of(runtime, config, weights, loss, options)
@@ -176,6 +180,7 @@ impl PjrtPolicy {
         loss.validate()?;
         policy::loss_of_model(&loss, config)?;
         let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
+        let decoder = decoder.with_quantization(options.quantization);
         let decoder = if options.freeze_router { decoder.with_frozen_routers() } else { decoder };
         policy::check_router_aux_loss(config, options.router_aux_loss_coef)?;
         let decoder = if options.router_aux_loss_coef > 0.0 { decoder.with_router_aux_loss() } else { decoder };
@@ -240,6 +245,13 @@ impl PjrtPolicy {
         let weights = self.weights()?.subset(|role| !role.is_of_value_head()).without_remainders();
         weights.on(self.rollout.runtime(), &mut self.resharding)
     }
+}
+
+/// Checks that no quantisation is requested for weights that are trained.
+fn check_unquantized(operation: &'static str, options: &PjrtPolicyOptions) -> Result<()> {
+    let Some(quantization) = options.quantization else { return Ok(()) };
+    let expected = "PjrtPolicyOptions::quantization None: only the weights of from_weights_with_lora are quantised";
+    Err(policy::Error::argument(operation, expected, quantization.name()).into())
 }
 
 /// Creates the rollout of `decoder` on its mesh.
@@ -431,6 +443,10 @@ impl Policy for PjrtPolicy {
     }
 
     fn export_model(&self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+        if let Some(quantization) = self.options.quantization {
+            let expected = "weights that are not quantised: export the adapter, or merge it into the weights of the model's folder";
+            return Err(policy::Error::argument("export_model", expected, quantization.name()));
+        }
         Ok(self.weights()?.export_merged(self.modules.decoder(), sink)?)
     }
 

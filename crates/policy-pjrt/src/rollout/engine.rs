@@ -407,7 +407,9 @@ impl DeviceRollout {
     /// Returns the decode program for sequences of up to `longest` tokens.
     pub(super) fn decode_program(&self, shape: Shape, sampler: Sampler, longest: usize, stop_ids: usize) -> Decode {
         let columns_read = columns_read(longest, shape.columns.all);
-        let (turns, prepared) = (self.options.tokens_per_call, prepares_operands(self.runtime.kind()));
+        // Prepared weights would be dequantised weights of all layers.
+        let prepared = prepares_operands(self.runtime.kind()) && self.decoder.quantization().is_none();
+        let turns = self.options.tokens_per_call;
         Decode { shape, columns_read, turns, sampler, prepared, stop_ids }
     }
 

@@ -5,14 +5,16 @@ mod reshard;
 
 pub use reshard::common_refinement;
 
-use crate::decoder::{Axis, Parameter, Role, Split, parameters, zeros};
+use crate::decoder::{
+    Axis, Format, Parameter, Role, Split, check_quantization, parameters, quantized_parameters, words, zeros,
+};
 use crate::error::{Error, Result};
 use crate::program::{Program, Programs, unnamed};
 use crate::runtime::Runtime;
 use crate::storage::Storage;
 use crate::{Argument, DeviceTensor};
 use half::{bf16, f16};
-use models::{MemoryTable, ModelConfig, NamedTensor, WeightTensor, Weights};
+use models::{MemoryTable, ModelConfig, NamedTensor, Quantization, WeightTensor, Weights};
 use policy::{TensorSink, TensorSource};
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::collections::HashMap;
@@ -64,22 +66,39 @@ impl DeviceWeights {
     /// [`Error::Model`] for weights that do not fit `config` or are not finite, [`Error::Dtype`]; [`Error::TooLarge`], before anything is
     /// copied; [`Error::OutOfMemory`], [`Error::Device`].
     pub fn from_weights(runtime: &Runtime, config: &ModelConfig, weights: &Weights, dtype: Dtype) -> Result<Self> {
-        Self::from_files(runtime, config, weights, plain(dtype)?)
+        Self::from_files(runtime, config, weights, plain(dtype)?, None)
     }
 
-    /// Like [`DeviceWeights::from_weights`], with a given storage.
+    /// Like [`DeviceWeights::from_weights`], with a given storage, and with quantised matrices of layers if `quantization` is set.
     pub(crate) fn from_files(
         runtime: &Runtime,
         config: &ModelConfig,
         weights: &Weights,
         storage: Storage,
+        quantization: Option<Quantization>,
     ) -> Result<Self> {
         config.validate()?;
+        quantization.map_or(Ok(()), |quantization| check_quantization(config, quantization))?;
         weights.check(config)?;
-        Self::build(runtime, parameters(config), storage, |name, parameter| {
+        Self::build(runtime, quantized_parameters(config, quantization), storage, |name, parameter| {
             let tensor = weights.tensor(name)?;
-            tensor.check_finite()?;
-            upload_stored(runtime, &tensor, parameter.tensor_axes())
+            let (shape, axes) = (parameter.tensor_shape(), parameter.tensor_axes());
+            match parameter.format {
+                Format::Values => {
+                    tensor.check_finite()?;
+                    upload_stored(runtime, &tensor, axes)
+                }
+                Format::Codes(quantization) => {
+                    tensor.check_finite()?;
+                    let words = words(&tensor.quantized(quantization)?);
+                    Ok((runtime.upload_sharded(&words, shape, axes)?, Dtype::U32))
+                }
+                // Scales are uploaded after the codes of all layers; they are computed again instead of kept meanwhile.
+                Format::Scales(quantization) => {
+                    let matrix = tensor.quantized(quantization)?;
+                    Ok((runtime.upload_sharded(matrix.scales(), shape, axes)?, Dtype::F32))
+                }
+            }
         })
     }
 
@@ -169,13 +188,17 @@ impl DeviceWeights {
     /// several processes, all of them call it, and get the same tensors.
     ///
     /// # Errors
-    /// The sink's error, [`Error::Device`].
+    /// The sink's error, [`Error::Device`]; [`Error::Policy`] for quantised weights.
     pub fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
         self.export_prefixed("", sink)
     }
 
     /// Like [`DeviceWeights::export`], with `prefix` before the names.
     pub(crate) fn export_prefixed(&self, prefix: &str, sink: &mut dyn TensorSink) -> Result<()> {
+        if let Some(parameter) = self.table.iter().find(|parameter| parameter.format != Format::Values) {
+            let expected = "weights that are not quantised";
+            return Err(policy::Error::argument("DeviceWeights::export", expected, parameter.name()).into());
+        }
         let mut reader = self.reader();
         for (index, parameter) in self.table.iter().enumerate() {
             for (layer, name) in parameter.tensors() {

@@ -19,6 +19,7 @@ mod ppo_of_torch;
 mod prefill;
 mod prefills;
 mod processes;
+mod quantization;
 mod remainders;
 mod rollout;
 mod routers;

@@ -34,7 +34,7 @@ pub(crate) fn eight() -> &'static Runtime {
 }
 
 /// Returns the first ones of eight devices with this mesh.
-fn on_mesh(axes: &[(&str, usize)]) -> Runtime {
+pub(crate) fn on_mesh(axes: &[(&str, usize)]) -> Runtime {
     eight().clone().on_mesh(rules(axes)).unwrap()
 }
 
@@ -159,7 +159,7 @@ pub(crate) fn policy(runtime: &Runtime, lora: Option<&LoraConfig>, options: Pjrt
     with_moved_adapters(PjrtPolicy::new(runtime, &config(), 1, loss(), options).unwrap(), lora)
 }
 
-fn with_moved_adapters(policy: PjrtPolicy, lora: Option<&LoraConfig>) -> PjrtPolicy {
+pub(crate) fn with_moved_adapters(policy: PjrtPolicy, lora: Option<&LoraConfig>) -> PjrtPolicy {
     let Some(lora) = lora else { return policy };
     let mut policy = policy.with_lora(lora, 1).unwrap();
     // Fresh adapters have gradients of 0.
@@ -167,7 +167,7 @@ fn with_moved_adapters(policy: PjrtPolicy, lora: Option<&LoraConfig>) -> PjrtPol
     policy
 }
 
-fn assert_same(what: &str, found: &Trained, expected: &Trained) {
+pub(crate) fn assert_same(what: &str, found: &Trained, expected: &Trained) {
     assert_within(what, found, expected, 1e-5);
 }
 

@@ -32,6 +32,11 @@ impl TrainConfig {
             self.grpo.value_loss().is_none(),
             "grpo.advantages.estimator gae trains a value head, which servers lack",
         )?;
+        let is_exact = self.policy.quantization.is_none();
+        refused(
+            is_exact,
+            "servers sample from the weights of the model's folder, and policy.quantization trains on quantised ones",
+        )?;
         let distributed = self.distributed.coordinator_address.is_some();
         refused(!distributed, "the processes of distributed.coordinator_address sample themselves")?;
         let expected = format!("left out: rollout.engine {name} shards its model itself");
@@ -87,6 +92,10 @@ mod tests {
     #[case::processes(
         "{distributed: {coordinator_address: 'a:1', num_processes: 2, process_id: 0}}",
         "`rollout.engine`: expected policy: the processes of distributed.coordinator_address"
+    )]
+    #[case::quantized(
+        "{lora: {r: 4}, policy: {quantization: nf4}}",
+        "`rollout.engine`: expected policy: servers sample from the weights of the model's folder"
     )]
     #[case::mesh("{rollout: {mesh: {data: 1}}, policy: {device: 'pjrt:cpu', mesh: {fsdp: 2}}}", "`rollout.mesh`")]
     #[case::sglang_top_p("{rollout: {engine: sglang, top_p: 0.9}}", "`rollout.top_p`: expected 1: SGLang")]

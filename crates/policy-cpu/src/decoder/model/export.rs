@@ -17,8 +17,12 @@ impl Decoder {
     /// [`models::LoraConfig::merged_into`] returns the configuration of the exported model.
     ///
     /// # Errors
-    /// The sink's error.
+    /// The sink's error; [`Error::Argument`] if the weights are quantised ([`Decoder::quantized`]): their values are not those of the model.
     pub fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        if self.is_quantized() {
+            let expected = "weights that are not quantised: export the adapter, or merge it into the weights of the model's folder";
+            return Err(Error::argument("export", expected, "quantised weights"));
+        }
         for_each_parameter(self, Which::All, |name, shape, values| {
             // transformers' causal models have no value head.
             if is_adapter(name) || is_value_head(name) {
@@ -40,7 +44,13 @@ impl Decoder {
         }
     }
 
-    /// Returns shape and values of the memory-mapped matrix `name`.
+    /// Returns `true` if matrices of layers are quantised.
+    pub fn is_quantized(&self) -> bool {
+        let is_quantized = |linear: &Linear| matches!(&linear.weight, Weight::Stored(stored) if stored.is_quantized());
+        self.layers.iter().any(|layer| layer.attn.linears().iter().any(|(_, linear)| is_quantized(linear)))
+    }
+
+    /// Returns shape and values of the frozen matrix `name`.
     pub(in crate::decoder) fn stored_weight(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
         let missing = || Error::argument("Decoder", "the name of a matrix", name);
         let table = match name {

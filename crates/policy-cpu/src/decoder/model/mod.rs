@@ -15,7 +15,7 @@ use backend_cpu::layers::Layers;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use grpo_core::Dtype;
-use models::{ModelConfig, NamedTensor, Weights};
+use models::{ModelConfig, NamedTensor, Quantization, Weights};
 use policy::{Error, InitialWeights, Result, RoutedExperts, TensorSource, check_tensors};
 
 /// A decoder of the families of [`models::Family`]. Hidden states and LM head are separate outputs, because the loss takes both.
@@ -74,7 +74,7 @@ impl Decoder {
     /// [`Error::Model`] for an invalid configuration, and for weights that do not fit it or are not finite.
     pub fn from_weights(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
         weights.check(config)?;
-        Self::build(config, &mut Read { config, weights, in_place: false }, device)
+        Self::build(config, &mut Read { config, weights, in_place: false, quantization: None }, device)
     }
 
     /// Creates a decoder whose matrices are used in place in memory-mapped files, which stay mapped as long as it lives. Its weights are
@@ -83,8 +83,32 @@ impl Decoder {
     /// # Errors
     /// See [`Decoder::from_weights`].
     pub fn mapped(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
+        Self::frozen(config, weights, None, device)
+    }
+
+    /// Like [`Decoder::mapped`], with quantised matrices of layers. Their products dequantise them in parts; embedding, head, norms and biases are
+    /// those of the files.
+    ///
+    /// # Errors
+    /// See [`Decoder::mapped`] and [`Quantization::check`].
+    pub fn quantized(
+        config: &ModelConfig,
+        weights: &Weights,
+        quantization: Quantization,
+        device: &Device,
+    ) -> Result<Self> {
+        quantization.check(config)?;
+        Self::frozen(config, weights, Some(quantization), device)
+    }
+
+    fn frozen(
+        config: &ModelConfig,
+        weights: &Weights,
+        quantization: Option<Quantization>,
+        device: &Device,
+    ) -> Result<Self> {
         weights.check(config)?;
-        Ok(Self::build(config, &mut Read { config, weights, in_place: true }, device)?.no_grad())
+        Ok(Self::build(config, &mut Read { config, weights, in_place: true, quantization }, device)?.no_grad())
     }
 
     /// Creates a decoder with values from `source`.
