@@ -136,6 +136,7 @@ impl Adapters {
                     number => format!("{module}.{part}.weight.{number}"),
                 },
                 tensors: adapted.iter().map(|(at, matrix)| (*at, name(matrix))).collect(),
+                stacked: weight.stacked,
             };
         vec![
             parameter(Role::LoraA(matrix), "lora_A", [rank, columns], AdaptedMatrix::lora_a),
@@ -154,6 +155,7 @@ pub(super) fn value_head(config: &ModelConfig) -> [Parameter; 2] {
         axes: axes.to_vec(),
         path: path.to_owned(),
         tensors: vec![(0, path.to_owned())],
+        stacked: 0,
     };
     [
         of(Role::ValueHead, &[config.hidden_size, 1], &[Axis::Embed, Axis::Value], "value_head.weight"),
