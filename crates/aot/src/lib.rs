@@ -334,7 +334,8 @@ impl RunPrograms {
             ProgramName::Score => Floor::of_module(module, layers + head, chip),
             ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
             ProgramName::Decode(columns) => {
-                // Every decode step reads all weights and all keys and values inside the windows, and reads and writes all states.
+                // Every decode step reads all weights, of as many experts as its tokens can choose, and all keys and values inside the windows,
+                // and reads and writes all states.
                 let of_layer = |layer: LayerSpec| {
                     layer.sliding_window.map_or(columns, |window| window.min(columns))
                         * self.shape.heads(layer).key_columns()
@@ -344,8 +345,9 @@ impl RunPrograms {
                 let state = self.shape.linear_attention.map_or(0, |linear| linear.state() * Dtype::F32.bytes());
                 let with_states = sizes.layers - self.shape.heads_of_layers().count();
                 let states = 2 * with_states * sizes.slots * state;
-                let weights = sizes.matmul_parameters * sizes.operand_bytes;
-                let flops = 2.0 * (sizes.matmul_parameters * sizes.slots) as f64;
+                let top = self.shape.experts.as_ref().map_or(0, |of| of.num_experts_per_tok);
+                let weights = self.matmul_parameters_with(top * sizes.slots) * sizes.operand_bytes;
+                let flops = 2.0 * (self.matmul_parameters_with(top) * sizes.slots) as f64;
                 let turns = sizes.tokens_per_call as f64;
                 let parts = |axis| self.meshes.as_ref().map_or(1, |meshes| meshes.rollout.parts(axis));
                 // Each device reads its shards of weights and of heads.
@@ -374,16 +376,26 @@ impl RunPrograms {
         calls
     }
 
-    /// Returns the matmul FLOPs of a micro-batch's forward pass, of the layers and of the head: 2 per weight and token, and causal attention
-    /// at half of all pairs.
+    /// Returns the matmul FLOPs of a micro-batch's forward pass, of the layers and of the head: 2 per weight and token, of a token's own experts, and causal
+    /// attention at half of all pairs.
     fn forward_flops(&self) -> [f64; 2] {
         let sizes = &self.sizes;
         let head = self.shape.vocab_size * self.shape.hidden_size;
         let (rows, length) = (sizes.rows as f64, sizes.length as f64);
         let width = self.shape.heads_of_layers().map(|of| of.query_columns() as f64).sum::<f64>();
-        let layers =
-            2.0 * (sizes.matmul_parameters - head) as f64 * rows * length + 2.0 * rows * length * length * width;
+        let top = self.shape.experts.as_ref().map_or(0, |of| of.num_experts_per_tok);
+        let layers = 2.0 * (self.matmul_parameters_with(top) - head) as f64 * rows * length
+            + 2.0 * rows * length * length * width;
         [layers, 2.0 * (head * sizes.tokens) as f64]
+    }
+
+    /// Returns the number of weights that are matmul operands, with `count` experts of each layer, or with all if there are fewer.
+    fn matmul_parameters_with(&self, count: usize) -> usize {
+        let ModelConfig { experts, hidden_size, num_hidden_layers, .. } = &self.shape;
+        let idle = experts.as_ref().map_or(0, |of| {
+            of.num_experts.saturating_sub(count) * 3 * of.moe_intermediate_size * hidden_size * num_hidden_layers
+        });
+        self.sizes.matmul_parameters - idle
     }
 
     fn train(&self, decoder: &Decoder) -> TrainPrograms {
@@ -410,8 +422,10 @@ fn decoder(
     options: &PjrtPolicyOptions,
     rules: Option<&AxisRules>,
 ) -> Result<Decoder> {
-    let mut decoder = Decoder::new(shape, options.compute).with_attention(options.attention);
-    decoder = decoder.with_quantization(options.quantization);
+    let mut decoder = Decoder::new(shape, options.compute)
+        .with_attention(options.attention)
+        .with_quantization(options.quantization)
+        .with_expert_products(options.expert_products);
     if let Some(lora) = &config.lora {
         decoder = decoder.with_adapters(Adapters::new(shape, lora)?);
     }

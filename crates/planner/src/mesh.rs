@@ -112,9 +112,14 @@ fn dimensions(shape: &ModelConfig) -> String {
         shape;
     let linear =
         shape.linear_attention.map(|sizes| format!(", {} key heads of Gated DeltaNets", sizes.linear_num_key_heads));
+    let mlp = match &shape.experts {
+        Some(experts) => {
+            format!("{} experts, moe_intermediate_size {}", experts.num_experts, experts.moe_intermediate_size)
+        }
+        None => format!("intermediate_size {intermediate_size}"),
+    };
     format!(
-        "hidden_size {hidden_size}, intermediate_size {intermediate_size}, {num_attention_heads} heads, {num_key_value_heads} key/value \
-         heads{}, vocabulary {vocab_size}",
+        "hidden_size {hidden_size}, {mlp}, {num_attention_heads} heads, {num_key_value_heads} key/value heads{}, vocabulary {vocab_size}",
         linear.unwrap_or_default()
     )
 }
@@ -131,7 +136,7 @@ fn legality(rules: &AxisRules, shape: &ModelConfig) -> policy_pjrt::Result<()> {
 fn rules(sizes: [usize; 3], table: &LogicalAxisRules) -> Result<AxisRules> {
     let axes = MeshAxis::ALL.map(MeshAxis::name).into_iter().zip(sizes);
     let mesh = Mesh::new("mesh", axes)?;
-    let LogicalAxisRules { batch, embed, heads, kv, mlp, vocab, length } = table;
+    let LogicalAxisRules { batch, embed, heads, kv, mlp, expert, vocab, length } = table;
     let changes = [
         (Axis::Batch, batch),
         (Axis::Embed, embed),
@@ -139,6 +144,7 @@ fn rules(sizes: [usize; 3], table: &LogicalAxisRules) -> Result<AxisRules> {
         (Axis::Kv, kv),
         (Axis::LinearHeads, heads),
         (Axis::Mlp, mlp),
+        (Axis::Experts, expert),
         (Axis::Vocab, vocab),
         (Axis::Length, length),
     ];
@@ -215,6 +221,14 @@ mod tests {
         };
         let error = of("{policy: {mesh: {tensor: 4}}}", &mixed);
         assert!(error.contains("2 key heads of Gated DeltaNets") && error.contains(": 1, 2"), "{error}");
+        let experts = models::Experts { num_experts: 6, ..models::Experts::default() };
+        let experts = ModelConfig { experts: Some(experts), ..shape() };
+        for axis in ["fsdp", "tensor"] {
+            let error = of(&format!("{{policy: {{mesh: {{{axis}: 4}}}}}}"), &experts);
+            assert!(error.contains("6 experts") && error.ends_with(": 1, 2, got 4"), "{error}");
+        }
+        let rules = "{policy: {mesh: {fsdp: 4, tensor: 2}, logical_axis_rules: {expert: [tensor]}}}";
+        assert!(self::of(rules, &experts).is_ok());
         let error = of("{policy: {mesh: {fsdp: 3}}}", &shape());
         assert!(error.contains("policy.mesh.fsdp") && error.contains(": 1, 2, 4, 8, 16"), "{error}");
         let error = of("{policy: {mesh: {fsdp: 2}, devices: 2}, rollout: {mesh: {data: 4}}}", &shape());

@@ -145,6 +145,8 @@ struct Model<'a> {
     /// The elements of the layers' matrices, and of all parameters.
     matrices: f64,
     elements: f64,
+    /// The elements of the layers' matrices of experts.
+    experts: f64,
     /// Bytes of an operand's element.
     operand: f64,
 }
@@ -159,6 +161,7 @@ impl<'a> Model<'a> {
             shape,
             matrices: count(&|p| p.has_matrices() && p.is_stacked()),
             elements: count(&|_| true),
+            experts: count(&|p| p.has_matrices() && p.role.is_of_experts()),
             operand: compute.dtype().bytes() as f64,
         }
     }
@@ -174,6 +177,11 @@ impl<'a> Model<'a> {
     /// Returns the elements of the layers' matrices on a device after they were gathered over `fsdp`.
     fn gathered(&self, rules: &AxisRules) -> f64 {
         self.matrices * rules.parts(Axis::Embed) as f64
+    }
+
+    /// Returns the elements of these matrices that each token is multiplied with, if `share` is that of the matrices of experts.
+    fn multiplied(&self, rules: &AxisRules, share: f64) -> f64 {
+        (self.matrices - (1.0 - share) * self.experts) * rules.parts(Axis::Embed) as f64
     }
 }
 
@@ -227,7 +235,7 @@ impl<'a> CostModel<'a> {
     pub(crate) fn temporary_bytes(&self) -> u64 {
         let (rules, model) = (self.training(), &self.of_training);
         let tokens = self.tokens(rules);
-        let mlp = tokens * self.mlp_columns() / rules.parts(Axis::Mlp) as f64;
+        let mlp = tokens * self.expert_share() * self.mlp_columns() / self.mlp_parts(rules);
         let parts = [mlp, tokens * model.width(), model.gathered(rules) / model.layers()];
         let elements: f64 = parts.into_iter().zip(TEMPORARIES).map(|(part, count)| part * count).sum();
         (model.operand * elements) as u64
@@ -239,10 +247,25 @@ impl<'a> CostModel<'a> {
         if self.config.lora.is_some() { 0 } else { (size_of::<f32>() as f64 * elements) as u64 }
     }
 
-    /// Returns the columns of the MLP, or of the MLPs of all experts, which compute every token.
+    /// Returns the columns of the MLP, or of the MLPs of all experts.
     fn mlp_columns(&self) -> f64 {
         let experts = self.shape.experts.as_ref();
         experts.map_or(self.shape.intermediate_size, |of| of.num_experts * of.moe_intermediate_size) as f64
+    }
+
+    /// Returns the share of the products of all experts that a device computes for a micro-batch.
+    fn expert_share(&self) -> f64 {
+        let TrainShape { rows, length, .. } = self.micro_batch();
+        let experts = self.shape.experts.as_ref();
+        experts.map_or(1.0, |of| self.options.expert_products.share(rows * length, of, Some(self.training())))
+    }
+
+    /// Returns the number of devices that share the columns of the MLP, or the experts, for the same tokens.
+    fn mlp_parts(&self, rules: &AxisRules) -> f64 {
+        let axis = if self.shape.experts.is_some() { Axis::Experts } else { Axis::Mlp };
+        let sharding = rules.sharding(&[Axis::Batch, axis]);
+        let axes = sharding.iter().flat_map(|sharding| sharding.axes(1));
+        axes.filter_map(|name| rules.mesh().size(name)).product::<usize>() as f64
     }
 
     fn training(&self) -> &AxisRules {
@@ -271,10 +294,11 @@ impl<'a> CostModel<'a> {
         let mut meter = self.meter(rules);
         let (tokens, length) = (self.tokens(rules), self.micro_batch().length as f64);
         let layers = model.layers();
-        let (heads, mlp) = (rules.parts(Axis::Heads) as f64, rules.parts(Axis::Mlp) as f64);
+        let (heads, mlp) = (rules.parts(Axis::Heads) as f64, self.mlp_parts(rules));
         let weights = model.gathered(rules);
         let all = passes.forward + passes.backward;
-        meter.matmuls(2.0 * all * weights * tokens, all * model.operand * weights);
+        let share = self.expert_share();
+        meter.matmuls(2.0 * all * model.multiplied(rules, share) * tokens, all * model.operand * weights);
         // Causal attention computes half of all pairs.
         let query = self.shape.heads_of_layers().map(|of| of.query_columns() as f64).sum::<f64>() / heads;
         let is_backward = f64::from(u8::from(passes.backward > 0.0));
@@ -283,7 +307,7 @@ impl<'a> CostModel<'a> {
         meter.matmuls(2.0 * attention * tokens * length * query, 0.0);
         let scores = tokens * length * self.shape.num_attention_heads as f64 / heads;
         meter.moves(with_attention * scores * (SCORES[0] * passes.attention + SCORES[1] * is_backward));
-        let activations = MLP * self.mlp_columns() / mlp + RESIDUAL * model.width();
+        let activations = MLP * share * self.mlp_columns() / mlp + RESIDUAL * model.width();
         meter.moves(layers * tokens * activations * model.operand * (passes.forward + 2.0 * is_backward));
         meter.gathers(MeshAxis::Fsdp, passes.weights * model.operand * weights);
         // Two gathers and two reductions of the residual stream per layer.

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use models::{Dtype, ModelConfig, Trained};
-use policy_pjrt::decoder::{ATTENTION, Attention, Compute, check_quantization};
+use policy_pjrt::decoder::{ATTENTION, Attention, Compute, ExpertProducts, check_quantization};
 use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, RolloutSizes, TrainShape, TrainingSizes};
 use run_config::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check};
 use stablehlo::Save;
@@ -28,6 +28,11 @@ pub fn policy_options(config: &TrainConfig, shape: &ModelConfig) -> Result<PjrtP
             PolicyAttention::Auto => Attention::Auto,
             PolicyAttention::Materialised => Attention::Materialised,
             PolicyAttention::Blockwise => Attention::Blockwise { block: Attention::BLOCK },
+        },
+        expert_products: match config.policy.expert_products {
+            run_config::ExpertProducts::Auto => ExpertProducts::Auto,
+            run_config::ExpertProducts::Dense => ExpertProducts::Dense,
+            run_config::ExpertProducts::Grouped => ExpertProducts::Grouped { rows: None },
         },
         save: saved(&config.policy, shape.num_hidden_layers)?,
         can_roll_back: config.keeps_state_to_roll_back(),

@@ -29,7 +29,9 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::collections::BTreeMap;
 
-pub use self::policy::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity};
+pub use self::policy::{
+    ExpertProducts, PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity,
+};
 pub use ::engines::{EngineKind, ServerConfig};
 pub use distributed::DistributedConfig;
 pub use error::{Error, Result, check};

@@ -170,7 +170,7 @@ impl<'de> Deserialize<'de> for MeshChoice {
 }
 
 /// The axes of the mesh that shard each logical axis of the model, with MaxText's name for such a table. `None` is the default: batch over
-/// data and fsdp; embed over fsdp; heads, kv and mlp over tensor; vocab over tensor and fsdp; length over tensor.
+/// data and fsdp; embed over fsdp; heads, kv and mlp over tensor; expert and vocab over tensor and fsdp; length over tensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogicalAxisRules {
@@ -184,6 +184,8 @@ pub struct LogicalAxisRules {
     pub kv: Option<Vec<MeshAxis>>,
     /// The mesh axes that shard the intermediate dimension of the MLP.
     pub mlp: Option<Vec<MeshAxis>>,
+    /// The mesh axes that shard the experts of a layer; each device has the same number of whole experts.
+    pub expert: Option<Vec<MeshAxis>>,
     /// The mesh axes that shard the vocabulary.
     pub vocab: Option<Vec<MeshAxis>>,
     /// The mesh axes that shard the tokens of a row in the residual stream, Megatron's sequence parallelism with `[tensor]`.

@@ -44,6 +44,8 @@ pub struct PolicyConfig {
     pub quantization: Option<Quantization>,
     /// The implementation of attention in training and scoring on a PJRT device.
     pub attention: PolicyAttention,
+    /// The implementation of the products of a mixture of experts on a PJRT device.
+    pub expert_products: ExpertProducts,
     /// The activations that the backward pass recomputes on a PJRT device, with Megatron's and verl's name (torch: activation checkpointing).
     pub recompute_granularity: RecomputeGranularity,
     /// The number n of layers per saved input, with Megatron's and verl's name. n divides the number of layers L and applies to
@@ -132,6 +134,19 @@ pub enum PolicyAttention {
     Blockwise,
 }
 
+/// An implementation of the products of experts. Results are equal up to rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExpertProducts {
+    /// Grouped if that takes less than half of the time of dense products, by a count of products and reads of weights; dense otherwise.
+    #[default]
+    Auto,
+    /// Every expert computes every token.
+    Dense,
+    /// Only the experts of a token compute it, in blocks of tokens with the same expert.
+    Grouped,
+}
+
 /// The activations of a layer that the backward pass recomputes. Results are equal up to rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -198,6 +213,9 @@ impl TrainConfig {
             check(*can_roll_back, "policy.can_roll_back", "true, or a policy.device of PJRT", can_roll_back)?;
             let is_auto = *attention == PolicyAttention::Auto;
             check(is_auto, "policy.attention", "auto, or a policy.device of PJRT", format!("{attention:?}"))?;
+            let products = self.policy.expert_products;
+            let expected = "auto, or a policy.device of PJRT";
+            check(products == ExpertProducts::Auto, "policy.expert_products", expected, format!("{products:?}"))?;
             let keeps = "full, or a policy.device of PJRT";
             let is_full = *recompute_granularity == RecomputeGranularity::Full;
             let found = serde_json::to_string(recompute_granularity).unwrap_or_default();

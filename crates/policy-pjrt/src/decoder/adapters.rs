@@ -142,6 +142,7 @@ impl Adapters {
                 },
                 format: Format::Values,
                 tensors: adapted.iter().map(|(at, matrix)| (*at, name(matrix))).collect(),
+                stacked: weight.stacked,
             };
         vec![
             parameter(Role::LoraA(matrix), "lora_A", [rank, columns], AdaptedMatrix::lora_a),
@@ -161,6 +162,7 @@ pub(super) fn value_head(config: &ModelConfig) -> [Parameter; 2] {
         format: Format::Values,
         path: path.to_owned(),
         tensors: vec![(0, path.to_owned())],
+        stacked: 0,
     };
     [
         of(Role::ValueHead, &[config.hidden_size, 1], &[Axis::Embed, Axis::Value], "value_head.weight"),

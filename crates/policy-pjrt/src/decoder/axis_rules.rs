@@ -28,16 +28,17 @@ pub struct AxisRules {
 
 impl AxisRules {
     /// Creates the default table, restricted to the axes of the mesh: batch over `data` and `fsdp`, the embed dimension of weights over
-    /// `fsdp`, heads (those of Gated DeltaNets, too) and MLP over `tensor`, the vocabulary over `tensor` and `fsdp`, so that no device makes
-    /// logits of the whole vocabulary. The residual stream is sharded along the tokens of a row over `tensor`, Megatron's sequence parallelism (arXiv 2205.05198).
+    /// `fsdp`, heads (those of Gated DeltaNets, too) and MLP over `tensor`, experts and the vocabulary over `tensor` and `fsdp`: a device has
+    /// whole experts, and none makes logits of the whole vocabulary. The residual stream is sharded along the tokens of a row over `tensor`, Megatron's sequence parallelism (arXiv 2205.05198).
     pub fn new(mesh: &Mesh) -> Self {
-        let usual: [(Axis, &[&str]); 8] = [
+        let usual: [(Axis, &[&str]); 9] = [
             (Axis::Batch, &["data", "fsdp"]),
             (Axis::Embed, &["fsdp"]),
             (Axis::Heads, &["tensor"]),
             (Axis::Kv, &["tensor"]),
             (Axis::LinearHeads, &["tensor"]),
             (Axis::Mlp, &["tensor"]),
+            (Axis::Experts, &["tensor", "fsdp"]),
             (Axis::Vocab, &["tensor", "fsdp"]),
             (Axis::Length, &["tensor"]),
         ];
@@ -152,6 +153,22 @@ mod tests {
                 assert_eq!(whole / part, expected, "{axis:?} of {}", parameter.name());
             }
             assert_eq!(rules.elements(&parameter), part.elements(), "{}", parameter.name());
+        }
+    }
+
+    #[test]
+    fn a_device_has_whole_experts() {
+        let experts = models::Experts { num_experts: 8, ..models::Experts::default() };
+        let rules = AxisRules::new(&mesh(&[("fsdp", 2), ("tensor", 4)]));
+        for clamped in [None, Some(models::ClampedSwiglu::default())] {
+            let experts = models::Experts { clamped, ..experts.clone() };
+            let config = ModelConfig { experts: Some(experts), ..ModelConfig::default() };
+            for parameter in parameters(&config).iter().filter(|parameter| parameter.role.is_of_experts()) {
+                let sharding = rules.parameter(parameter).expect("an even split");
+                let part = sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..])).expect("a part");
+                let [layers, rest @ ..] = &parameter.shape[..] else { panic!("{parameter:?}") };
+                assert_eq!(part.shape, [&[*layers, 1], &rest[1..]].concat(), "{}", parameter.name());
+            }
         }
     }
 

@@ -14,7 +14,7 @@ impl Decoder {
     /// normalised input: [`Decoder::attention`], for example. Also returns the choice of the router, if the MLP is a mixture of experts.
     ///
     /// # Errors
-    /// The error of `mix`.
+    /// The error of `mix`, or an operation of the experts that cannot be built.
     pub fn block(
         &self,
         layer: &ParameterValues,
@@ -28,7 +28,7 @@ impl Decoder {
         let normed = self.normed(layer, &x, before_mlp);
         let (update, routing) = match &self.config.experts {
             Some(experts) => {
-                let (update, routing) = self.experts(layer, &normed, experts);
+                let (update, routing) = self.experts(layer, &normed, experts)?;
                 (update, Some(routing))
             }
             None => (self.mlp(layer, &normed), None),

@@ -80,15 +80,7 @@ impl Decoder {
         let table = self.parameters();
         let stack = |((role, number), value): ((Role, usize), &Value)| {
             let parameter = table.iter().find(|parameter| parameter.id() == (role, number))?;
-            let layers = parameter.layers.clone();
-            // Matrices of experts are stacked as `[L E, ...]`.
-            let value = match value.shape() {
-                [first, rest @ ..] if parameter.has_experts_apart() => {
-                    value.reshape(&[&[layers.len(), first / layers.len()], rest].concat())
-                }
-                _ => value.clone(),
-            };
-            Some((role, Stack { value, layers }))
+            Some((role, Stack { value: value.clone(), layers: parameter.layers.clone() }))
         };
         let of_layers = weights.iter().filter(|((role, _), _)| role.is_of_layers());
         let (roles, stacks): (Vec<Role>, Vec<Stack>) = of_layers.filter_map(stack).unzip();

@@ -24,7 +24,7 @@ pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask, Masks};
 pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
-pub use experts::{RouterSums, Routing};
+pub use experts::{ExpertProducts, RouterSums, Routing};
 pub use parameters::{Axis, Format, Parameter, ParameterId, ParameterValues, Role, parameters};
 pub use quantized::{check_quantization, quantized_parameters};
 pub use rope::{Rotaries, Rotary};
@@ -32,7 +32,7 @@ pub use rope::{Rotaries, Rotary};
 pub(crate) use attention::{MASKED, of_groups};
 pub(crate) use delta_net::{DELTA, DeltaStates, NextTokens};
 pub use layer_loop::{LayerValues, Layers};
-pub(crate) use layer_ops::{Broadcast, dot, put_layer, rows_at};
+pub(crate) use layer_ops::{Broadcast, dot, layer_at, put_layer, rows_at};
 pub(crate) use quantized::words;
 use split::RESIDUAL;
 pub(crate) use split::Split;
@@ -119,6 +119,7 @@ pub struct Decoder {
     config: ModelConfig,
     compute: Compute,
     attention: Attention,
+    expert_products: ExpertProducts,
     adapters: Option<Adapters>,
     value_head: bool,
     frozen_routers: bool,
@@ -134,6 +135,7 @@ impl Decoder {
             config: config.clone(),
             compute,
             attention: Attention::default(),
+            expert_products: ExpertProducts::default(),
             adapters: None,
             value_head: false,
             frozen_routers: false,
@@ -231,6 +233,12 @@ impl Decoder {
     #[must_use]
     pub fn with_attention(self, attention: Attention) -> Self {
         Self { attention, ..self }
+    }
+
+    /// Sets how the products of experts are computed.
+    #[must_use]
+    pub fn with_expert_products(self, expert_products: ExpertProducts) -> Self {
+        Self { expert_products, ..self }
     }
 
     /// Returns the configuration.

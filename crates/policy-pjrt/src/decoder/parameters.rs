@@ -175,8 +175,10 @@ pub enum Axis {
     Mlp,
     /// The columns of gate and up of a fused matrix, 2I; usually not sharded.
     FusedMlp,
-    /// The experts, E; not sharded.
+    /// The experts of their matrices and biases, E.
     Experts,
+    /// The experts of a router, E; not sharded, because a router compares all of them.
+    RouterExperts,
     /// The vocabulary, V.
     Vocab,
     /// The rank of an adapter.
@@ -213,7 +215,7 @@ pub struct Parameter {
     pub number: usize,
     /// The layers of the stack, in ascending order; empty for a parameter that is not of layers.
     pub layers: Vec<usize>,
-    /// The shape; `[L, ...]` for a parameter of L layers, `[L E, ...]` if each of E experts has a tensor. Matrices are `[out, in]`, as in Hugging Face files.
+    /// The shape; `[L, ...]` for a parameter of L layers, `[L, E, ...]` if each of E experts has a tensor. Matrices are `[out, in]`, as in Hugging Face files.
     pub shape: Vec<usize>,
     /// The logical axis of each dimension.
     pub axes: Vec<Axis>,
@@ -221,8 +223,10 @@ pub struct Parameter {
     pub format: Format,
     /// The short name.
     pub(super) path: String,
-    /// The tensors of the stack, each with its index.
+    /// The tensors of the stack, each with its index in row-major order.
     pub(super) tensors: Vec<(usize, String)>,
+    /// The number of leading dimensions that stack tensors: layers and, if each expert has a tensor, experts.
+    pub(super) stacked: usize,
 }
 
 impl Parameter {
@@ -233,15 +237,15 @@ impl Parameter {
 
     /// Returns `true` if it stacks the tensors of layers.
     pub fn is_stacked(&self) -> bool {
-        self.axes[0] == Axis::Layer
+        self.stacked > 0
     }
 
-    /// Returns `true` if each expert has a tensor.
-    pub(super) fn has_experts_apart(&self) -> bool {
-        self.role.is_of_experts() && !self.axes.contains(&Axis::Experts)
+    /// Returns the number of leading dimensions that stack tensors.
+    pub(crate) fn stacked(&self) -> usize {
+        self.stacked
     }
 
-    /// Returns the names of its tensors in `transformers`, each with its index in the stack. Tensors of adapters have PEFT's names; layers without an
+    /// Returns the names of its tensors in `transformers`, each with its index in the stack, in row-major order. Tensors of adapters have PEFT's names; layers without an
     /// adapter have no name, and zeros in the stack.
     pub fn tensors(&self) -> impl Iterator<Item = (usize, &str)> {
         self.tensors.iter().map(|(layer, name)| (*layer, name.as_str()))
@@ -270,12 +274,12 @@ impl Parameter {
 
     /// Returns the shape of one of its tensors.
     pub fn tensor_shape(&self) -> &[usize] {
-        if self.is_stacked() { &self.shape[1..] } else { &self.shape }
+        &self.shape[self.stacked..]
     }
 
     /// Returns the logical axes of one of its tensors.
     pub fn tensor_axes(&self) -> &[Axis] {
-        if self.is_stacked() { &self.axes[1..] } else { &self.axes }
+        &self.axes[self.stacked..]
     }
 
     /// Returns the short name, which programs use.
@@ -286,7 +290,7 @@ impl Parameter {
 
 /// Returns the parameters of a decoder, in the argument order of programs.
 pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
-    use Axis::{ChannelInput, One, QueryHead, Taps, ValueDim, Vocab};
+    use Axis::{ChannelInput, One, QueryHead, RouterExperts, Taps, ValueDim, Vocab};
     use Axis::{Channels, Embed, Experts, FusedHeads, FusedMlp, HeadDim, Heads, Kv, Layer, LinearHeads, Mlp};
     let linear = config.linear_attention.unwrap_or_default();
     let experts = config.experts.as_ref();
@@ -313,7 +317,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         QueryHead => config.num_attention_heads,
         Mlp => wide,
         FusedMlp => 2 * wide,
-        Experts => count,
+        Experts | RouterExperts => count,
         Vocab => config.vocab_size,
         Layer | Axis::Rank | Axis::Value | Axis::Batch | Axis::Length => {
             unreachable!("no parameter of the model has it")
@@ -345,9 +349,9 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
     let all: [(Role, &'static str, &[Axis]); 43] = [
         // Factors of layers and routers come first, because trained parameters come last, and routers may be frozen.
         (Role::LayerScalar, "layer_scalar", &[Layer, One]),
-        (Role::Router, "mlp.gate.weight", &[Layer, Experts, Embed]),
-        (Role::Router, "mlp.router.weight", &[Layer, Experts, Embed]),
-        (Role::RouterBias, "mlp.router.bias", &[Layer, Experts]),
+        (Role::Router, "mlp.gate.weight", &[Layer, RouterExperts, Embed]),
+        (Role::Router, "mlp.router.weight", &[Layer, RouterExperts, Embed]),
+        (Role::RouterBias, "mlp.router.bias", &[Layer, RouterExperts]),
         (Role::EmbedTokens, "model.embed_tokens.weight", &[Vocab, Embed]),
         (Role::InputLayernorm, "input_layernorm.weight", &[Layer, Embed]),
         (Role::QProj, "self_attn.q_proj.weight", &[Layer, Heads, Embed]),
@@ -377,9 +381,9 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::UpProj, "mlp.up_proj.weight", &[Layer, Mlp, Embed]),
         (Role::GateUpProj, "mlp.gate_up_proj.weight", &[Layer, FusedMlp, Embed]),
         (Role::DownProj, "mlp.down_proj.weight", &[Layer, Embed, Mlp]),
-        (Role::ExpertGateProj, "mlp.experts.gate_proj.weight", &[Layer, Mlp, Embed]),
-        (Role::ExpertUpProj, "mlp.experts.up_proj.weight", &[Layer, Mlp, Embed]),
-        (Role::ExpertDownProj, "mlp.experts.down_proj.weight", &[Layer, Embed, Mlp]),
+        (Role::ExpertGateProj, "mlp.experts.gate_proj.weight", &[Layer, Experts, Mlp, Embed]),
+        (Role::ExpertUpProj, "mlp.experts.up_proj.weight", &[Layer, Experts, Mlp, Embed]),
+        (Role::ExpertDownProj, "mlp.experts.down_proj.weight", &[Layer, Experts, Embed, Mlp]),
         (Role::ExpertGateUpProj, "mlp.experts.gate_up_proj", &[Layer, Experts, Embed, FusedMlp]),
         (Role::ExpertGateUpBias, "mlp.experts.gate_up_proj_bias", &[Layer, Experts, FusedMlp]),
         (Role::ExpertDownProj, "mlp.experts.down_proj", &[Layer, Experts, Mlp, Embed]),
@@ -389,7 +393,8 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::LmHead, "lm_head.weight", &[Vocab, Embed]),
     ];
     let of_layers = |role: Role, path: &str, axes: &[Axis]| {
-        let is_apart = role.is_of_experts() && !axes.contains(&Experts);
+        // In gpt-oss, one tensor has all experts of a layer.
+        let is_apart = role.is_of_experts() && !is_clamped;
         // The shapes in the order of the first layer that has them.
         let mut stacks: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
         for layer in (0..config.num_hidden_layers).filter(|layer| is_there(role, path, config.layer(*layer))) {
@@ -413,9 +418,11 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
                     .collect(),
                 false => layers.iter().enumerate().map(name).collect(),
             };
-            shape.insert(0, layers.len() * if is_apart { count } else { 1 });
+            shape.insert(0, layers.len());
             let path = if number == 0 { path.to_owned() } else { format!("{path}.{number}") };
-            Parameter { role, number, layers, shape, axes: axes.to_vec(), format: Format::Values, path, tensors }
+            let stacked = if is_apart { 2 } else { 1 };
+            let format = Format::Values;
+            Parameter { role, number, layers, shape, axes: axes.to_vec(), format, path, tensors, stacked }
         };
         stacks.into_iter().enumerate().map(parameter).collect::<Vec<_>>()
     };
@@ -428,7 +435,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
                 let shape = axes.iter().map(|axis| size(role, axis, plain)).collect();
                 let (path, tensors) = (path.to_owned(), vec![(0, path.to_owned())]);
                 let (axes, layers, format) = (axes.to_vec(), Vec::new(), Format::Values);
-                vec![Parameter { role, number: 0, layers, shape, axes, format, path, tensors }]
+                vec![Parameter { role, number: 0, layers, shape, axes, format, path, tensors, stacked: 0 }]
             }
         })
         .collect()

@@ -62,6 +62,19 @@ impl Split {
         }
     }
 
+    /// Like [`Split::constrain`], for a tensor without the dimension that has the mesh axes of `taken`: these axes shard none of its dimensions.
+    #[track_caller]
+    pub(crate) fn constrain_after(&self, value: &Value, taken: Axis, dimensions: &[Option<Axis>]) -> Value {
+        match self.sharding(&[&[Some(taken)], dimensions].concat()) {
+            Some(all) => {
+                let axes: Vec<Vec<&str>> = (1..all.rank()).map(|dimension| all.axes(dimension)).collect();
+                let sharding = all.mesh().sharding(&axes.iter().map(Vec::as_slice).collect::<Vec<_>>());
+                value.constrain(&legal(sharding))
+            }
+            None => value.clone(),
+        }
+    }
+
     /// Shards an argument of a program by these logical axes.
     #[track_caller]
     pub(crate) fn argument<A: Copy + Into<Option<Axis>>>(&self, argument: &Value, dimensions: &[A]) {
@@ -220,9 +233,6 @@ impl Decoder {
         let table = self.parameters();
         let Some(parameter) = table.iter().find(|parameter| parameter.role == role) else { return slice.clone() };
         let mut dimensions = parameter.axes[1..].to_vec();
-        if parameter.has_experts_apart() {
-            dimensions.insert(0, Axis::Experts);
-        }
         if Matrix::of(role).is_some() && weights.summed(role) == 0 {
             dimensions.reverse();
         }

@@ -7,7 +7,7 @@ mod state;
 mod steps;
 
 use crate::DeviceTensor;
-use crate::decoder::{Attention, AxisRules, Compute, Decoder, Parameter, Role, parameters};
+use crate::decoder::{Attention, AxisRules, Compute, Decoder, ExpertProducts, Parameter, Role, parameters};
 use crate::error::{Error, Result};
 use crate::program::Programs;
 use crate::rollout::{DeviceRollout, RolloutOptions};
@@ -88,6 +88,8 @@ pub struct PjrtPolicyOptions {
     pub compute: Compute,
     /// Attention implementation in training and scoring.
     pub attention: Attention,
+    /// Implementation of the products of experts, in training and sampling.
+    pub expert_products: ExpertProducts,
     /// Activations that each layer saves for the backward pass: more memory or more recomputation.
     pub save: Save,
     /// Tiling of the logits in the loss.
@@ -179,8 +181,10 @@ impl PjrtPolicy {
         let loss = loss.into();
         loss.validate()?;
         policy::loss_of_model(&loss, config)?;
-        let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
-        let decoder = decoder.with_quantization(options.quantization);
+        let decoder = Decoder::new(config, options.compute)
+            .with_attention(options.attention)
+            .with_quantization(options.quantization)
+            .with_expert_products(options.expert_products);
         let decoder = if options.freeze_router { decoder.with_frozen_routers() } else { decoder };
         policy::check_router_aux_loss(config, options.router_aux_loss_coef)?;
         let decoder = if options.router_aux_loss_coef > 0.0 { decoder.with_router_aux_loss() } else { decoder };

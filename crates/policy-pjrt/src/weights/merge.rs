@@ -1,7 +1,7 @@
 //! Export of weights with merged adapters.
 
-use super::{DeviceWeights, layer_of};
-use crate::decoder::{Decoder, Matrix, Parameter, ParameterId, Role, Split};
+use super::DeviceWeights;
+use crate::decoder::{Decoder, Matrix, Parameter, ParameterId, Role, Split, layer_at};
 use crate::error::Result;
 use crate::program::Programs;
 use crate::storage::Storage;
@@ -60,11 +60,10 @@ fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage, split: &S
     sharded.for_each(|(value, p)| split.argument(value, &p.axes));
     split.result(&f, 0, parts[0].tensor_axes());
     let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
-    let zero = layer.like(0);
     let [weight, a, b] = [0, 1, 2].map(|i| {
         let parameter = parts[i];
         let part = |stack: &Value| match parameter.is_stacked() {
-            true => layer_of(stack, &layer, &zero),
+            true => layer_at(stack, &layer),
             false => stack.clone(),
         };
         storage.of(parameter).get(&stacks[i].iter().map(part).collect::<Vec<_>>())

@@ -16,7 +16,7 @@ use crate::{Argument, DeviceTensor};
 use half::{bf16, f16};
 use models::{MemoryTable, ModelConfig, NamedTensor, Quantization, WeightTensor, Weights};
 use policy::{TensorSink, TensorSource};
-use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -39,11 +39,14 @@ pub struct DeviceWeights {
     remainders: Vec<Option<Arc<DeviceTensor>>>,
 }
 
-/// A program that moves one tensor into or out of a parameter of this shape, which may be the stack of all layers.
+/// A program that moves one tensor into or out of a parameter of this shape, which may be the stack of all layers, or of all experts of all
+/// layers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Move {
     shape: Vec<usize>,
     axes: Vec<Axis>,
+    /// The number of leading dimensions that stack tensors.
+    stacked: usize,
     step: Step,
 }
 
@@ -55,7 +58,7 @@ enum Step {
     Place { from: Dtype, to: Storage },
     /// Converts a whole tensor to another storage.
     Convert { from: Storage, to: Storage },
-    /// Reads one layer of a stack as f32.
+    /// Reads one tensor of a stack as f32.
     Take { from: Storage },
 }
 
@@ -166,12 +169,12 @@ impl DeviceWeights {
                 true => program(parameter, Step::Zeros { to })?.run(vec![])?,
                 false => vec![],
             };
-            for (layer, name) in parameter.tensors() {
+            for (index, name) in parameter.tensors() {
                 let (tensor, from) = upload(name, parameter)?;
                 parts = if parameter.is_stacked() {
                     let place = program(parameter, Step::Place { from, to })?;
-                    let layer = runtime.upload(&[layer as i32], &[])?;
-                    place.run(parts.into_iter().chain([tensor, layer]).map(Argument::from).collect())?
+                    let at = position(runtime, parameter, index)?;
+                    place.run(parts.into_iter().chain([tensor]).chain(at).map(Argument::from).collect())?
                 } else if to == Storage::Plain(from) {
                     vec![tensor]
                 } else {
@@ -201,8 +204,8 @@ impl DeviceWeights {
         }
         let mut reader = self.reader();
         for (index, parameter) in self.table.iter().enumerate() {
-            for (layer, name) in parameter.tensors() {
-                let (data, shape) = (reader.read(index, layer, name)?, parameter.tensor_shape().to_vec());
+            for (tensor, name) in parameter.tensors() {
+                let (data, shape) = (reader.read(index, tensor, name)?, parameter.tensor_shape().to_vec());
                 sink.tensor(NamedTensor { name: format!("{prefix}{name}"), shape, data })?;
             }
         }
@@ -335,8 +338,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads the tensor of a parameter and a layer in f32; errors name it `name`.
-    pub(crate) fn read(&mut self, index: usize, layer: usize, name: &str) -> Result<Vec<f32>> {
+    /// Reads a tensor of a parameter, by its index in the stack, in f32; errors name it `name`.
+    pub(crate) fn read(&mut self, index: usize, tensor: usize, name: &str) -> Result<Vec<f32>> {
         let DeviceWeights { runtime, table, storage, .. } = self.weights;
         let (parameter, mut arguments) = (&table[index], self.weights.parts(index));
         let from = storage.of(parameter);
@@ -345,9 +348,7 @@ impl Reader<'_> {
             false => Step::Convert { from, to: Storage::Plain(Dtype::F32) },
         };
         let program = Move::program(&mut self.programs, runtime, parameter, step)?;
-        if parameter.is_stacked() {
-            arguments.push(runtime.upload(&[layer as i32], &[])?.into());
-        }
+        arguments.extend(position(runtime, parameter, tensor)?.into_iter().map(Argument::from));
         runtime.read(&program.run_one(arguments)?, name)
     }
 }
@@ -360,59 +361,117 @@ impl Move {
         parameter: &Parameter,
         step: Step,
     ) -> Result<Arc<Program>> {
-        let key = Self { shape: parameter.shape.clone(), axes: parameter.axes.clone(), step };
+        let (shape, axes) = (parameter.shape.clone(), parameter.axes.clone());
+        let key = Self { shape, axes, stacked: parameter.stacked(), step };
         programs.get(runtime, key, |key| key.module(runtime.split()))
     }
 
     /// Builds the program, sharded like the parameter. A weight is one argument or result per tensor of its storage.
     fn module(&self, split: &Split) -> Result<Module> {
-        let Self { shape, axes, step } = self;
+        let Self { shape, axes, stacked, step } = self;
         let f = Builder::new();
-        let zero = f.scalar(0, Dtype::I32);
         let declare = |storage: Storage, name| {
             let values = storage.declare(&f, name, shape);
             values.iter().for_each(|value| split.argument(value, axes));
             values
         };
-        let layer = || f.argument("layer", TensorType::scalar(Dtype::I32));
+        let position = || Position::declare(&f, &shape[..*stacked], split.parts(axes[*stacked - 1]) > 1);
         let (name, results, of_results): (_, Vec<Value>, _) = match step {
             Step::Zeros { to } => ("zeros", to.dtypes().map(|dtype| zeros(&f, dtype, shape)).collect(), &axes[..]),
             // A copy if both storages are equal.
             Step::Convert { from, to } => ("convert", to.put(&from.get(&declare(*from, "tensor"))), &axes[..]),
             Step::Place { from, to } => {
                 let all = declare(*to, "stack");
-                let tensor = f.argument("tensor", TensorType::new(*from, &shape[1..]));
-                split.argument(&tensor, &axes[1..]);
-                let layer = layer();
+                let tensor = f.argument("tensor", TensorType::new(*from, &shape[*stacked..]));
+                split.argument(&tensor, &axes[*stacked..]);
+                let position = position();
                 all.iter().enumerate().for_each(|(i, stack)| f.alias(stack, i));
-                let place = |(all, part): (&Value, Value)| {
-                    let part = part.reshape(&[&[1], &shape[1..]].concat());
-                    all.dynamic_update_slice(&part, &starts(shape.len(), &layer, &zero))
-                };
+                let place = |(all, part): (&Value, Value)| position.put(all, &part);
                 ("place", all.iter().zip(to.put(&tensor)).map(place).collect(), &axes[..])
             }
             Step::Take { from } => {
                 let all = declare(*from, "stack");
-                let layer = layer();
-                let parts: Vec<Value> = all.iter().map(|all| layer_of(all, &layer, &zero)).collect();
-                ("take", vec![from.get(&parts)], &axes[1..])
+                let position = position();
+                ("take", vec![position.take(&all, *from)], &axes[*stacked..])
             }
         };
-        drop(zero);
         (0..results.len()).for_each(|i| split.result(&f, i, of_results));
         split.finish(f.clone(), name, unnamed(&results))
     }
 }
 
-/// Returns the slice of a layer, i32, of a stack `[L, ...]`.
-fn layer_of(stack: &Value, layer: &Value, zero: &Value) -> Value {
-    let size = [&[1], &stack.shape()[1..]].concat();
-    stack.dynamic_slice(&starts(size.len(), layer, zero), &size).reshape(&size[1..])
+/// The place of a tensor in a stack: its layer and, if each expert has a tensor, its expert, as i32 scalars.
+///
+/// If experts are sharded, a slice of one expert would make the partitioner gather all of them. The expert is therefore selected from all
+/// experts of the layer by its number, which each device does for its own experts.
+struct Position {
+    zero: Value,
+    starts: Vec<Value>,
+    is_sharded: bool,
 }
 
-/// Returns the start indices of a layer in a stack of this rank.
-fn starts<'a>(rank: usize, layer: &'a Value, zero: &'a Value) -> Vec<&'a Value> {
-    std::iter::once(layer).chain(std::iter::repeat_n(zero, rank - 1)).collect()
+impl Position {
+    /// Declares the place in a stack with these leading dimensions as the next arguments of a program. `is_sharded` is `true` if the last one of
+    /// them is.
+    fn declare(f: &Builder, stacked: &[usize], is_sharded: bool) -> Self {
+        let names = ["layer", "expert"].into_iter().take(stacked.len());
+        let starts = names.map(|name| f.argument(name, TensorType::scalar(Dtype::I32))).collect();
+        Self { zero: f.scalar(0, Dtype::I32), starts, is_sharded }
+    }
+
+    /// Returns the part of a stack that contains the tensor, `[1, 1, ...]` or, with sharded experts, `[1, E, ...]`, and its start.
+    fn window(&self, stack: &Value) -> (Vec<usize>, Vec<&Value>) {
+        let sliced = if self.is_sharded { self.starts.len() - 1 } else { self.starts.len() };
+        let sizes = [&vec![1; sliced], &stack.shape()[sliced..]].concat();
+        let starts = self.starts[..sliced].iter().chain(std::iter::repeat_n(&self.zero, sizes.len() - sliced));
+        (sizes, starts.collect())
+    }
+
+    /// Returns 1 for the elements of the expert in a window `[1, E, ...]`.
+    fn of_expert(&self, window: &Value) -> Value {
+        let last = self.starts.len() - 1;
+        let numbers = self.zero.builder().iota(last, window.ty().with_dtype(Dtype::I32));
+        numbers.eq(&self.starts[last].broadcast_in_dim(window.shape(), &[]))
+    }
+
+    /// Returns the stack with `tensor` in this place.
+    fn put(&self, stack: &Value, tensor: &Value) -> Value {
+        let (sizes, starts) = self.window(stack);
+        let window = match self.is_sharded {
+            true => {
+                let window = stack.dynamic_slice(&starts, &sizes);
+                let dimensions: Vec<usize> = (self.starts.len()..sizes.len()).collect();
+                self.of_expert(&window).select(&tensor.broadcast_in_dim(&sizes, &dimensions), &window)
+            }
+            false => tensor.reshape(&sizes),
+        };
+        stack.dynamic_update_slice(&window, &starts)
+    }
+
+    /// Returns the tensor in this place, f32, of a stack in this storage.
+    fn take(&self, stack: &[Value], storage: Storage) -> Value {
+        let window = |stack: &Value| {
+            let (sizes, starts) = self.window(stack);
+            stack.dynamic_slice(&starts, &sizes)
+        };
+        let window = storage.get(&stack.iter().map(window).collect::<Vec<_>>());
+        let tensor = &window.shape()[self.starts.len()..];
+        if !self.is_sharded {
+            return window.reshape(tensor);
+        }
+        // A sum of bits with zeros is exact for every number.
+        let bits = window.bitcast_convert(Dtype::I32);
+        let bits = self.of_expert(&bits).select(&bits, &bits.like(0));
+        let stacked: Vec<usize> = (0..self.starts.len()).collect();
+        bits.reduce(Reducer::Add, &stacked).bitcast_convert(Dtype::F32)
+    }
+}
+
+/// Uploads the place of the tensor with this index in the stack of a parameter, one scalar per stacked dimension.
+fn position(runtime: &Runtime, parameter: &Parameter, index: usize) -> Result<Vec<DeviceTensor>> {
+    let stacked = &parameter.shape[..parameter.stacked()];
+    let number = |dimension: usize| index / stacked[dimension + 1..].iter().product::<usize>() % stacked[dimension];
+    (0..stacked.len()).map(|dimension| runtime.upload(&[number(dimension) as i32], &[])).collect()
 }
 
 /// Returns the storage of weights in this dtype.

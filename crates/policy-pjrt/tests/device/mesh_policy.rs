@@ -12,9 +12,10 @@ use policy::{
     AdamWConfig, LogitsProcessors, Policy, PolicyState, RolloutRequest, Sequence, StateGroup, StepLoss, Turn, Weights,
     export_all,
 };
-use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
+use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder, ExpertProducts};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainPrograms, TrainShape, TrainingSizes};
 use stablehlo::{Mesh, Save};
+use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 use testkit::xla_cpu::QUICK;
 
@@ -209,29 +210,57 @@ fn training_and_sampling_on_every_mesh_match_one_device() {
     }
 }
 
-#[test]
-fn mixtures_of_experts_on_meshes_match_one_device() {
+/// Returns a model like Qwen3-MoE and one like gpt-oss, with eight experts and four key/value heads.
+fn with_experts() -> [ModelConfig; 2] {
     // Every expert has tokens.
-    let experts = Experts { num_experts: 4, num_experts_per_tok: 3, moe_intermediate_size: 16, ..Experts::default() };
-    let qwen3_moe = ModelConfig { attention_bias: false, qk_norm: true, experts: Some(experts.clone()), ..config() };
+    let experts = Experts { num_experts: 8, num_experts_per_tok: 5, moe_intermediate_size: 16, ..Experts::default() };
+    let config = ModelConfig { num_key_value_heads: 4, experts: Some(experts.clone()), ..config() };
+    let qwen3_moe = ModelConfig { attention_bias: false, qk_norm: true, ..config.clone() };
     let gpt_oss = ModelConfig {
         attention_bias: true,
         attention_output_bias: true,
         attention_sinks: true,
         experts: Some(Experts { clamped: Some(ClampedSwiglu::default()), ..experts }),
-        ..config()
+        ..config
     };
-    for config in [qwen3_moe, gpt_oss] {
-        let options = PjrtPolicyOptions { router_aux_loss_coef: 0.1, ..PjrtPolicyOptions::default() };
-        let on = |runtime: &Runtime| PjrtPolicy::new(runtime, &config, 1, loss(), options.clone()).unwrap();
-        let expected = train(on(runtime()));
-        for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
-            let clamped = config.experts.as_ref().and_then(|experts| experts.clamped);
-            let (what, found) = (format!("{axes:?}, {clamped:?}"), train(on(&on_mesh(axes))));
-            assert_same(&what, &found, &expected);
-            let [found, expected] = [&found, &expected].map(|trained| trained.aux_loss.unwrap() as f32);
+    [qwen3_moe, gpt_oss]
+}
+
+/// Dense and grouped products on meshes, against dense products on one device. Experts are sharded over `tensor` and `fsdp`; with grouped products, devices
+/// with the same tokens compute blocks of their experts.
+#[test]
+fn mixtures_of_experts_on_meshes_match_one_device() {
+    let (dense, grouped) = (ExpertProducts::Dense, ExpertProducts::Grouped { rows: NonZeroUsize::new(4) });
+    let meshes: [(&[(&str, usize)], ExpertProducts); 7] = [
+        (&[("tensor", 2)], dense),
+        (&[("tensor", 2)], grouped),
+        (&[("fsdp", 4), ("tensor", 2)], dense),
+        (&[("fsdp", 4), ("tensor", 2)], grouped),
+        (&[("fsdp", 2), ("tensor", 4)], dense),
+        (&[("fsdp", 2), ("tensor", 4)], grouped),
+        (&[("data", 2), ("fsdp", 2), ("tensor", 2)], grouped),
+    ];
+    for config in with_experts() {
+        let on = |runtime: &Runtime, expert_products| {
+            let options =
+                PjrtPolicyOptions { router_aux_loss_coef: 0.1, expert_products, ..PjrtPolicyOptions::default() };
+            PjrtPolicy::new(runtime, &config, 1, loss(), options).unwrap()
+        };
+        let expected = train(on(runtime(), dense));
+        let clamped = config.experts.as_ref().and_then(|experts| experts.clamped);
+        let compare = |what: &str, found: &Trained| {
+            let what = format!("{what}, {clamped:?}");
+            assert_same(&what, found, &expected);
+            let [found, expected] = [found, &expected].map(|trained| trained.aux_loss.unwrap() as f32);
             assert_close(&what, &[found], &[expected], 1e-5);
+        };
+        for (axes, products) in meshes {
+            compare(&format!("{axes:?}, {products:?}"), &train(on(&on_mesh(axes), products)));
         }
+        let rules = rules(&[("fsdp", 4), ("tensor", 2)]);
+        let other = rules.with(Axis::Experts, &["tensor"]).unwrap();
+        let other = eight().clone().on_mesh(other).unwrap();
+        compare("experts over tensor", &train(on(&other, dense)));
     }
 }
 
@@ -351,6 +380,10 @@ fn a_dimension_that_does_not_divide_is_an_error() {
     assert!(error.contains("embed_tokens") && error.contains("size 30"), "{error}");
     let error = of(&config(), &[("tensor", 4)]);
     assert!(error.contains("key/value heads"), "{error}");
+    let [qwen3_moe, _] = with_experts();
+    let experts = Experts { num_experts: 6, num_experts_per_tok: 5, ..qwen3_moe.experts.clone().unwrap() };
+    let error = of(&ModelConfig { experts: Some(experts), ..qwen3_moe }, &[("tensor", 4)]);
+    assert!(error.contains("mlp.experts.gate_proj") && error.contains("size 6"), "{error}");
     let too_many = on_mesh(&[("fsdp", 8)]).on_mesh(rules(&[("fsdp", 16)])).unwrap_err().to_string();
     assert!(too_many.contains("16 devices") && too_many.contains("has 8"), "{too_many}");
     assert_eq!(on_mesh(&[("fsdp", 4), ("tensor", 2)]).axis_rules().unwrap().parts(Axis::Embed), 4);
@@ -359,7 +392,9 @@ fn a_dimension_that_does_not_divide_is_an_error() {
 /// The memory table of a mesh counts what XLA's CPU reports for the arguments of one device.
 #[test]
 fn the_memory_of_a_device_is_that_of_its_shards() {
-    let config = ModelConfig { vocab_size: 1024, hidden_size: 128, intermediate_size: 256, ..config() };
+    let dense = ModelConfig { vocab_size: 1024, hidden_size: 128, intermediate_size: 256, ..config() };
+    let experts = Experts { num_experts: 8, moe_intermediate_size: 64, ..Experts::default() };
+    let with_experts = ModelConfig { experts: Some(experts), ..dense.clone() };
     let micro_batch = TrainShape { rows: 8, length: 16, tokens: 64, shared: false, sampling_mask: false };
     let rollout = RolloutSizes {
         prompts: 1,
@@ -371,13 +406,14 @@ fn the_memory_of_a_device_is_that_of_its_shards() {
     let (weights, trained) = (models::Dtype::F32, models::Trained::All);
     let sizes = TrainingSizes { micro_batch, rollout, weights, trained, ref_policy: false, mixes_ref_policy: false };
     let options = PjrtPolicyOptions { can_roll_back: false, ..PjrtPolicyOptions::default() };
-    for axes in [&[("data", 8)][..], &[("fsdp", 8)], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
+    let meshes = [&[("data", 8)][..], &[("fsdp", 8)], &[("data", 2), ("fsdp", 2), ("tensor", 2)]];
+    for (axes, config) in meshes.iter().flat_map(|axes| [(axes, &dense), (axes, &with_experts)]) {
         let rules = rules(axes);
-        let table = sizes.memory(&config, &options, Some(&rules));
+        let table = sizes.memory(config, &options, Some(&rules));
         let part = |name: &str| table.rows().iter().find(|(part, _)| part.starts_with(name)).map(|(_, bytes)| *bytes);
         let expected: u64 = ["weights", "gradients"].into_iter().filter_map(part).sum();
         let state: u64 = ["weights", "first moments", "second moments"].into_iter().filter_map(part).sum();
-        let decoder = Decoder::new(&config, Compute::F32).with_axis_rules(rules).unwrap();
+        let decoder = Decoder::new(config, Compute::F32).with_axis_rules(rules).unwrap();
         let programs = TrainPrograms::new(decoder, Save::Carry);
         let gradient = programs.gradient(&loss(), None, micro_batch).unwrap();
         let step = programs.step(&loss(), None, micro_batch).unwrap();

@@ -1,11 +1,16 @@
 //! The statistics and the load balancing loss of routers match transformers and the CPU policy.
 
 use crate::checkpoint::{self, Checkpoint, Tensors};
-use crate::support::{assert_close, assert_near, cross_entropy, gradients, halves, on_device, on_host, whole};
+use crate::support::{
+    assert_close, assert_near, assert_same_tensors, cross_entropy, gradients, halves, on_device, on_host, random,
+    request, whole,
+};
 use grpo_core::LossOutput;
-use policy::{Policy, Sequence};
+use policy::{Completion, LogitsProcessors, Policy, Sequence};
+use policy_pjrt::decoder::ExpertProducts;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use stablehlo::Save;
+use std::num::NonZeroUsize;
 
 const COEF: f64 = 0.5;
 
@@ -70,6 +75,41 @@ fn loads_and_load_balancing_losses_match_transformers_and_the_cpu_policy() {
         assert_near(name, report.grad_norm, of_one);
         assert_near(name, at_once.loss, output.loss);
         assert_same_metrics(name, &at_once, &output);
+    }
+}
+
+/// Padding tokens are in the blocks, too.
+#[test]
+fn grouped_products_match_transformers_and_dense_products() {
+    let sampling = || random(1.0, LogitsProcessors::default(), 3);
+    for name in checkpoint::ROUTERS {
+        let checkpoint = Checkpoint::open(name);
+        let sequences = checkpoint.completions();
+        let loss = cross_entropy(&sequences);
+        let of = |rows: Option<usize>| {
+            let expert_products = match rows {
+                Some(rows) => ExpertProducts::Grouped { rows: NonZeroUsize::new(rows) },
+                None => ExpertProducts::Dense,
+            };
+            let mut policy =
+                on_device(&checkpoint, PjrtPolicyOptions { expert_products, ..PjrtPolicyOptions::default() });
+            let output = policy.accumulate(&[whole(&sequences)], loss).unwrap();
+            let gradients = gradients(&mut policy);
+            policy.skip().unwrap();
+            let prompts = [vec![1, 5, 6], vec![9]];
+            let completions = policy.generate(&request(&prompts, 2, 12, &[2], sampling())).unwrap();
+            (output.loss, gradients, completions)
+        };
+        let (loss, dense, completions) = of(None);
+        for rows in [2, 16] {
+            let what = format!("{name}, {rows} rows");
+            let (found, gradients, sampled) = of(Some(rows));
+            assert_near(&what, found, loss);
+            assert_near(&what, found, f64::from(checkpoint.expected.0["expected.loss"].data[0]));
+            assert_same_tensors(&what, &gradients, &dense, 1e-5);
+            let ids = |completions: &[Completion]| completions.iter().map(|c| c.ids.clone()).collect::<Vec<_>>();
+            assert_eq!(ids(&sampled), ids(&completions), "{what}");
+        }
     }
 }
 

@@ -103,12 +103,16 @@ impl Builder {
         let (barred, invariant): (Vec<usize>, Vec<usize>) =
             ((0..scan.carry).collect(), (first_constant..operands.len()).collect());
         let save = &scan.save;
+        // Accumulators are updated in place where an iteration gathers rows of a constant.
+        let sum = |i: &usize| (*i, types[*i].with_dtype(wide(types[*i].dtype)));
+        let accumulated: Vec<(usize, TensorType)> = constants_to.iter().map(sum).collect();
         let spec = DerivativeSpec {
             function: code,
             ends: Endpoints { with_respect_to: &asked, unrounded: &unrounded, given: &ends },
             save,
             barred: &barred,
             invariant: &invariant,
+            accumulated: &accumulated,
         };
         let Derivative { forward, backward, arguments } = Derivative::of(&spec)?;
 
@@ -149,7 +153,7 @@ impl Builder {
         // slices, cotangents of stacked results | constants.
         let results_of = code.result_types();
         let back = backward.result_types();
-        let sums: Vec<TensorType> = constants_to.iter().map(|i| types[*i].with_dtype(wide(types[*i].dtype))).collect();
+        let sums: Vec<TensorType> = accumulated.into_iter().map(|(_, ty)| ty).collect();
         let saved_types = kept.iter().cloned().chain(slices.iter().map(|i| types[*i].clone()));
         let turn_types: Vec<TensorType> = carried
             .iter()
@@ -168,13 +172,13 @@ impl Builder {
             let (ct_parts, constants) = rest.split_at(stacked.len());
             // `backward` takes arguments in their order, then the other residuals.
             let (kept_carry, saved) = kept.split_at(kept_carry.len());
-            let given: Vec<&Value> =
-                [kept_carry, slices, constants, saved, cts, ct_parts].iter().flat_map(|part| part.iter()).collect();
+            let given = [kept_carry, slices, constants, saved, cts, ct_parts, before];
+            let given: Vec<&Value> = given.iter().flat_map(|part| part.iter()).collect();
             let pulled = f.call(&backward, &given);
             let (next, rest) = pulled.split_at(n);
             let (of_constants, of_xs) = rest.split_at(m);
             let next = next.iter().zip(carried).map(|(ct, i)| ct.convert(types[*i].dtype));
-            let added = before.iter().zip(of_constants).map(|(sum, ct)| sum + ct.convert(sum.dtype()));
+            let added = before.iter().zip(of_constants).map(|(before, sum)| sum.convert(before.dtype()));
             let of_x = |i: &usize| if unrounded.contains(i) { wide(types[*i].dtype) } else { types[*i].dtype };
             let of_xs = of_xs.iter().zip(&xs_to).map(|(ct, i)| ct.convert(of_x(i)));
             next.chain(added).chain(of_xs).collect()

@@ -4,6 +4,7 @@ use super::activity::Endpoints;
 use crate::build::{Builder, Traced, Value};
 use crate::error::Result;
 use crate::graph::{Kind, Operation, Region, Save, Scan, ValueId};
+use crate::types::TensorType;
 use std::collections::HashSet;
 
 /// The forward and backward passes of a function.
@@ -11,8 +12,8 @@ use std::collections::HashSet;
 pub(super) struct Derivative {
     /// Takes the arguments and returns the results, then the residuals.
     pub(super) forward: Traced,
-    /// Takes the `arguments` that it reads, the residuals and the cotangents of results, and returns the cotangents of
-    /// arguments in the dtype of the summation.
+    /// Takes the `arguments` that it reads, the residuals, the cotangents of results and the accumulators, and returns
+    /// the cotangents of arguments in the dtype of the summation, added to their accumulators.
     pub(super) backward: Traced,
     /// The arguments that `backward` takes.
     pub(super) arguments: Vec<usize>,
@@ -28,6 +29,9 @@ pub(super) struct DerivativeSpec<'a> {
     pub(super) barred: &'a [usize],
     /// Arguments that are equal in all calls: values that depend only on these are recomputed, not saved.
     pub(super) invariant: &'a [usize],
+    /// Arguments whose cotangents are added to accumulators, in the order of `ends.with_respect_to`, and the types of the
+    /// accumulators.
+    pub(super) accumulated: &'a [(usize, TensorType)],
 }
 
 impl Derivative {
@@ -43,11 +47,17 @@ impl Derivative {
         for index in spec.ends.given {
             cotangents[*index] = Some(joint.argument("", results[*index].ty().clone()));
         }
-        let pulled = pullback.pull(cotangents, &[]).into_iter().zip(spec.ends.with_respect_to);
+        let accumulator = |i: &usize| {
+            let (_, ty) = spec.accumulated.iter().find(|(of, _)| of == i)?;
+            Some(joint.argument("", ty.clone()))
+        };
+        let begun: Vec<Option<Value>> = spec.ends.with_respect_to.iter().map(accumulator).collect();
+        let pulled = pullback.pull(cotangents, &begun).into_iter().zip(spec.ends.with_respect_to);
         let pulled = pulled.map(|(ct, i)| ct.unwrap_or_else(|| joint.splat(0.0, types[*i].clone())));
         let results: Vec<Value> = results.into_iter().chain(pulled).collect();
         let joint = joint.traced(&results)?;
         let whole = &joint.function().body;
+        // `cotangents` also has the accumulators, the last ones.
         let (arguments, cotangents) = whole.arguments.split_at(body.arguments.len());
         let (results, pulled) = whole.results.split_at(body.results.len());
 
@@ -70,7 +80,8 @@ impl Derivative {
         let given: Vec<ValueId> =
             reads.iter().map(|i| arguments[*i]).chain(kept.iter().copied()).chain(cotangents.iter().copied()).collect();
         let held = reads.iter().enumerate().filter(|(_, i)| spec.barred.contains(i)).map(|(at, _)| at);
-        let held: Vec<usize> = if again { held.chain(reads.len()..given.len()).collect() } else { vec![] };
+        let inputs = given.len() - spec.accumulated.len();
+        let held: Vec<usize> = if again { held.chain(reads.len()..inputs).collect() } else { vec![] };
         let backward = slice(&joint, &given, pulled, &held)?;
         Ok(Self { forward, backward, arguments: reads })
     }

@@ -1,12 +1,20 @@
-//! Mixtures of experts (arXiv 1701.06538) in dense form: every expert computes every token, and the weights of the experts that the router
-//! has not chosen are 0. Sorting tokens by expert would need products of data-dependent sizes, which StableHLO does not have.
+//! Mixtures of experts (arXiv 1701.06538). Products are dense or grouped by expert, as [`ExpertProducts`] says. In dense
+//! form, every expert computes every token, and the weights of the experts that the router has not chosen are 0.
 //!
 //! Legend: B rows, T tokens of a row, H hidden size, E experts, k experts of a token, I width of an expert's MLP.
 
+mod grouped;
+#[cfg(test)]
+mod tests;
+
+pub use grouped::ExpertProducts;
+
+use super::block::last_columns;
 use super::layer_ops::Broadcast;
 use super::{Axis, Decoder, ParameterValues, Role, zeros};
+use grouped::BlockLoop;
 use models::{ClampedSwiglu, Experts};
-use stablehlo::{Builder, DotDimensions, Dtype, Reducer, TensorType, Unary, Value};
+use stablehlo::{Builder, DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
 
 /// The choice of a layer's router.
 #[derive(Clone, Debug)]
@@ -74,7 +82,10 @@ impl Decoder {
     }
 
     /// Returns the weighted sum `[B, T, H]`, f32, of the outputs of each token's experts, for `x` `[B, T, H]`, and the choice of the router.
-    pub(super) fn experts(&self, layer: &ParameterValues, x: &Value, experts: &Experts) -> (Value, Routing) {
+    ///
+    /// # Errors
+    /// An operation cannot be built.
+    pub(super) fn experts(&self, layer: &ParameterValues, x: &Value, experts: &Experts) -> Result<(Value, Routing)> {
         let logits = self.product(layer, x, Role::Router, Dtype::F32);
         let logits = match layer.get(Role::RouterBias) {
             Some(bias) => &logits + bias.convert(Dtype::F32).along_last(&logits),
@@ -82,9 +93,23 @@ impl Decoder {
         };
         let chosen = choose(&logits, experts.num_experts_per_tok);
         let weights = weights(&logits, &chosen, experts.norm_topk_prob);
+        let tokens = x.shape()[0] * x.shape()[1];
+        let y = match self.expert_products.blocks(tokens, experts, &self.split) {
+            Some(blocks) => BlockLoop { decoder: self, blocks, experts }.outputs(layer, x, [&chosen, &weights])?,
+            None => self.dense_experts(layer, x, experts, &weights),
+        };
+        Ok((y, Routing { logits, chosen }))
+    }
+
+    /// Returns the sum of the outputs of all experts times `weights` `[B, T, E]`, `[B, T, H]`, f32.
+    fn dense_experts(&self, layer: &ParameterValues, x: &Value, experts: &Experts, weights: &Value) -> Value {
         // [B, T, E, I]
         let mixed = match experts.clamped {
-            Some(clamped) => self.clamped(layer, x, clamped),
+            Some(of) => {
+                let both = self.all_experts(layer, x, Role::ExpertGateUpProj, 1);
+                let bias = layer[Role::ExpertGateUpBias].convert(Dtype::F32);
+                clamped(&(&both + bias.along_last(&both)), of)
+            }
             None => {
                 let [gate, up] =
                     [Role::ExpertGateProj, Role::ExpertUpProj].map(|role| self.all_experts(layer, x, role, 2));
@@ -99,7 +124,7 @@ impl Decoder {
         let dimensions = DotDimensions { batch: (vec![], vec![]), contract: (vec![2, 3], summed) };
         let [mixed, down] = [&mixed, down].map(|operand| operand.convert(compute.dtype()));
         let y = mixed.dot_general(&down, dimensions, Dtype::F32, compute.precision());
-        let y = match layer.get(Role::ExpertDownBias) {
+        match layer.get(Role::ExpertDownBias) {
             Some(bias) => {
                 let dimensions = DotDimensions::contract(2, 0);
                 y + weights.dot_general(
@@ -110,8 +135,7 @@ impl Decoder {
                 )
             }
             None => y,
-        };
-        (y, Routing { logits, chosen })
+        }
     }
 
     /// Returns the products `[B, T, E, O]`, f32, of `x` `[B, T, H]` with the matrices of this role of all experts, whose dimension `summed` is
@@ -120,29 +144,22 @@ impl Decoder {
         let compute = self.compute();
         let [x, weight] = [x, &layer[role]].map(|operand| operand.convert(compute.dtype()));
         let product = x.dot_general(&weight, DotDimensions::contract(2, summed), compute.dtype(), compute.precision());
-        let axes = [Some(Axis::Batch), None, None, Some(Axis::Mlp)];
+        let axes = [Some(Axis::Batch), None, Some(Axis::Experts), Some(Axis::Mlp)];
         self.split().constrain(&product.convert(Dtype::F32), &axes)
     }
+}
 
-    /// Returns gpt-oss's activations `[B, T, E, I]` of gate and up, whose columns alternate.
-    fn clamped(&self, layer: &ParameterValues, x: &Value, clamped: ClampedSwiglu) -> Value {
-        let both = self.all_experts(layer, x, Role::ExpertGateUpProj, 1);
-        let bias = layer[Role::ExpertGateUpBias].convert(Dtype::F32);
-        let both = &both + bias.along_last(&both);
-        let [b, t, e, columns] = both.shape() else { unreachable!("four dimensions") };
-        let shape = [*b, *t, *e, columns / 2];
-        let pairs = both.reshape(&[&shape[..], &[2]].concat());
-        let [gate, up] = [0, 1].map(|which| {
-            let (mut start, mut limit) = ([0; 5], [shape[0], shape[1], shape[2], shape[3], 0]);
-            (start[4], limit[4]) = (which, which + 1);
-            pairs.slice(&start, &limit).reshape(&shape)
-        });
-        let limit = clamped.swiglu_limit;
-        let gate = gate.min(&gate.like(limit));
-        let up = up.max(&up.like(-limit)).min(&up.like(limit));
-        let share = (&gate * gate.like(clamped.swiglu_alpha)).unary(Unary::Logistic);
-        (&up + up.like(1.0)) * gate * share
-    }
+/// Returns gpt-oss's activations `[..., I]` of gate and up `[..., 2I]`, whose columns alternate.
+fn clamped(both: &Value, clamped: ClampedSwiglu) -> Value {
+    let [rest @ .., columns] = both.shape() else { unreachable!("a dimension") };
+    let shape = [rest, &[columns / 2]].concat();
+    let pairs = both.reshape(&[&shape[..], &[2]].concat());
+    let [gate, up] = [0, 1].map(|which| last_columns(&pairs, which..which + 1).reshape(&shape));
+    let limit = clamped.swiglu_limit;
+    let gate = gate.min(&gate.like(limit));
+    let up = up.max(&up.like(-limit)).min(&up.like(limit));
+    let share = (&gate * gate.like(clamped.swiglu_alpha)).unary(Unary::Logistic);
+    (&up + up.like(1.0)) * gate * share
 }
 
 /// Returns 1 for the experts with the `top` largest of a token's `logits` `[B, T, E]`, and of equal logits those with the lowest index; 0 for
@@ -170,49 +187,4 @@ fn weights(logits: &Value, chosen: &Value, normalised: bool) -> Value {
     let of_chosen = &shares * chosen;
     let sum = if normalised { &of_chosen } else { &shares }.reduce(Reducer::Add, &[2]);
     &of_chosen / sum.along_first(&of_chosen)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{RouterSums, Routing, choose};
-    use stablehlo::{Array, Builder, Dtype, TensorType};
-
-    fn weights(logits: &[f64], top: usize, normalised: bool) -> Vec<f64> {
-        let ty = TensorType::new(Dtype::F32, [1, 1, logits.len()]);
-        let f = Builder::new();
-        let argument = f.argument("logits", ty);
-        let result = super::weights(&argument, &choose(&argument, top), normalised);
-        let module = f.finish("route", &[("weights", &result)]).unwrap();
-        let logits = Array::floats(Dtype::F32, [1, 1, logits.len()], logits.iter().copied()).unwrap();
-        module.interpret(&[logits]).unwrap()[0].to_floats()
-    }
-
-    #[test]
-    fn ties_go_to_the_lowest_index() {
-        assert_eq!(weights(&[1.0, 3.0, 1.0, 1.0, 3.0], 3, true)[2..4], [0.0, 0.0]);
-        assert_eq!(weights(&[0.0; 4], 2, true), [0.5, 0.5, 0.0, 0.0]);
-        assert_eq!(weights(&[0.0; 4], 2, false), [0.25, 0.25, 0.0, 0.0]);
-        assert_eq!(weights(&[0.0; 4], 4, true), [0.25; 4]);
-    }
-
-    /// Two rows of two tokens, of which the last one is padding, and two layers with the same logits.
-    #[test]
-    fn the_load_balancing_loss_counts_tokens_without_padding() {
-        let f = Builder::new();
-        let logits = f.argument("logits", TensorType::new(Dtype::F32, [2, 2, 3]));
-        let counted = f.argument("counted", TensorType::new(Dtype::F32, [2, 2]));
-        let routing = Routing { chosen: choose(&logits, 1), logits };
-        let sums = routing.sums(&counted, true);
-        let stack = |sum: &stablehlo::Value| sum.broadcast_in_dim(&[2, 3], &[1]);
-        let RouterSums { tokens, aux_loss } = RouterSums::new(&stack(&sums[0]), Some(&stack(&sums[1])), &counted);
-        let module = f.finish("sums", &[("tokens", &tokens), ("aux_loss", &aux_loss.unwrap())]).unwrap();
-        let two = 2_f64.ln();
-        let logits = [[0.0, 0.0, two], [two, 0.0, 0.0], [two, 0.0, 0.0], [9.0, 9.0, 9.0]];
-        let counted = Array::floats(Dtype::F32, [2, 2], [1.0, 1.0, 1.0, 0.0]).unwrap();
-        let all = Array::floats(Dtype::F32, [2, 2, 3], logits.concat()).unwrap();
-        let found = module.interpret(&[all, counted]).unwrap();
-        assert_eq!(found[0].to_floats(), [2.0, 0.0, 1.0, 2.0, 0.0, 1.0]);
-        // f = [2/3, 0, 1/3] and P = [5/12, 1/4, 1/3], so the loss is 3 (10/36 + 1/9).
-        assert!((found[1].to_floats()[0] - 7.0 / 6.0).abs() < 1e-6, "{:?}", found[1].to_floats());
-    }
 }

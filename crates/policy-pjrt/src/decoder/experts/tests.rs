@@ -1,0 +1,148 @@
+//! Routing, and products in blocks against dense products, in the interpreter.
+
+use super::{ExpertProducts, RouterSums, Routing, choose};
+use crate::decoder::{Compute, Decoder, Parameter, ParameterValues, Role, Split};
+use models::{ClampedSwiglu, Experts, ModelConfig};
+use stablehlo::{Array, Builder, Dtype, Reducer, TensorType, Value};
+use std::num::NonZeroUsize;
+
+fn weights(logits: &[f64], top: usize, normalised: bool) -> Vec<f64> {
+    let ty = TensorType::new(Dtype::F32, [1, 1, logits.len()]);
+    let f = Builder::new();
+    let argument = f.argument("logits", ty);
+    let result = super::weights(&argument, &choose(&argument, top), normalised);
+    let module = f.finish("route", &[("weights", &result)]).unwrap();
+    let logits = Array::floats(Dtype::F32, [1, 1, logits.len()], logits.iter().copied()).unwrap();
+    module.interpret(&[logits]).unwrap()[0].to_floats()
+}
+
+#[test]
+fn ties_go_to_the_lowest_index() {
+    assert_eq!(weights(&[1.0, 3.0, 1.0, 1.0, 3.0], 3, true)[2..4], [0.0, 0.0]);
+    assert_eq!(weights(&[0.0; 4], 2, true), [0.5, 0.5, 0.0, 0.0]);
+    assert_eq!(weights(&[0.0; 4], 2, false), [0.25, 0.25, 0.0, 0.0]);
+    assert_eq!(weights(&[0.0; 4], 4, true), [0.25; 4]);
+}
+
+/// Two rows of two tokens, of which the last one is padding, and two layers with the same logits.
+#[test]
+fn the_load_balancing_loss_counts_tokens_without_padding() {
+    let f = Builder::new();
+    let logits = f.argument("logits", TensorType::new(Dtype::F32, [2, 2, 3]));
+    let counted = f.argument("counted", TensorType::new(Dtype::F32, [2, 2]));
+    let routing = Routing { chosen: choose(&logits, 1), logits };
+    let sums = routing.sums(&counted, true);
+    let stack = |sum: &stablehlo::Value| sum.broadcast_in_dim(&[2, 3], &[1]);
+    let RouterSums { tokens, aux_loss } = RouterSums::new(&stack(&sums[0]), Some(&stack(&sums[1])), &counted);
+    let module = f.finish("sums", &[("tokens", &tokens), ("aux_loss", &aux_loss.unwrap())]).unwrap();
+    let two = 2_f64.ln();
+    let logits = [[0.0, 0.0, two], [two, 0.0, 0.0], [two, 0.0, 0.0], [9.0, 9.0, 9.0]];
+    let counted = Array::floats(Dtype::F32, [2, 2], [1.0, 1.0, 1.0, 0.0]).unwrap();
+    let all = Array::floats(Dtype::F32, [2, 2, 3], logits.concat()).unwrap();
+    let found = module.interpret(&[all, counted]).unwrap();
+    assert_eq!(found[0].to_floats(), [2.0, 0.0, 1.0, 2.0, 0.0, 1.0]);
+    // f = [2/3, 0, 1/3] and P = [5/12, 1/4, 1/3], so the loss is 3 (10/36 + 1/9).
+    assert!((found[1].to_floats()[0] - 7.0 / 6.0).abs() < 1e-6, "{:?}", found[1].to_floats());
+}
+
+/// A case of routing: the number of experts, the experts of a token, rows and tokens of a batch, and whether the router has zeros only, so that
+/// all tokens choose the first experts.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    experts: usize,
+    top: usize,
+    shape: [usize; 2],
+    all_equal: bool,
+}
+
+const HIDDEN: usize = 3;
+const WIDTH: usize = 2;
+
+/// Returns the outputs of a layer's experts and their gradients with respect to the input and all parameters.
+fn outputs(case: Case, clamped: Option<ClampedSwiglu>, products: ExpertProducts) -> Vec<Vec<f64>> {
+    let Case { experts: num_experts, top, shape: [b, t], all_equal } = case;
+    let experts =
+        Experts { num_experts, num_experts_per_tok: top, moe_intermediate_size: WIDTH, clamped, ..Experts::default() };
+    let config = ModelConfig {
+        experts: Some(experts.clone()),
+        hidden_size: HIDDEN,
+        num_attention_heads: 1,
+        num_key_value_heads: 1,
+        num_hidden_layers: 1,
+        ..ModelConfig::default()
+    };
+    let decoder = Decoder::new(&config, Compute::F32).with_expert_products(products);
+    let is_mlp = |role: Role| role.is_of_experts() || matches!(role, Role::Router | Role::RouterBias);
+    let table: Vec<Parameter> = decoder.parameters().into_iter().filter(|p| is_mlp(p.role)).collect();
+    let of_layer = |p: &Parameter| TensorType::new(Dtype::F32, &p.shape[1..]);
+    let types = [TensorType::new(Dtype::F32, [b, t, HIDDEN])].into_iter().chain(table.iter().map(of_layer));
+    let types: Vec<TensorType> = types.collect();
+    let loss = stablehlo::trace(&types, |f, values| {
+        let layer = ParameterValues::new(table.iter().map(|p| p.id()).zip(values[1..].iter().cloned()));
+        let (y, _) = decoder.experts(&layer, &values[0], &experts).unwrap();
+        let factors = f.dense((0..y.ty().elements()).map(|i| (i % 7) as f64 - 2.5), y.ty().clone());
+        vec![(&y * factors).reduce(Reducer::Add, &[0, 1, 2]), y]
+    });
+    let f = Builder::new();
+    let arguments: Vec<Value> = types.iter().map(|ty| f.argument("", ty.clone())).collect();
+    let arguments: Vec<&Value> = arguments.iter().collect();
+    let all: Vec<usize> = (0..types.len()).collect();
+    let (results, gradients) = f.value_and_grad(&loss.unwrap(), &arguments, &all).unwrap();
+    let named: Vec<(&str, &Value)> = results.iter().chain(&gradients).map(|value| ("", value)).collect();
+    let module = f.finish("experts", &named).unwrap();
+    let array = |(n, ty): (usize, &TensorType)| {
+        let is_router = n > 0 && !table[n - 1].role.is_of_experts();
+        let number = |i: usize| match all_equal && is_router {
+            true => 0.0,
+            false => ((i * 37 + 11 + 1000 * n) % 101) as f64 / 50.0 - 1.0,
+        };
+        Array::floats(ty.dtype, &ty.shape[..], (0..ty.elements()).map(number)).unwrap()
+    };
+    let arguments: Vec<Array> = types.iter().enumerate().map(array).collect();
+    module.interpret(&arguments).unwrap().iter().map(Array::to_floats).collect()
+}
+
+#[test]
+fn grouped_products_match_dense_products() {
+    let case = |experts, top, shape, all_equal| Case { experts, top, shape, all_equal };
+    let cases = [
+        case(4, 2, [2, 5], false),
+        case(4, 1, [2, 5], true),
+        // Ties: all tokens choose the first two of four experts.
+        case(4, 2, [1, 7], true),
+        case(1, 1, [1, 6], false),
+        case(3, 3, [2, 3], false),
+        // Two chunks of tokens.
+        case(2, 1, [1, 300], false),
+    ];
+    for case in cases {
+        for clamped in [None, Some(ClampedSwiglu::default())] {
+            let expected = outputs(case, clamped, ExpertProducts::Dense);
+            for rows in [1, 3, 64] {
+                let rows = NonZeroUsize::new(rows);
+                let found = outputs(case, clamped, ExpertProducts::Grouped { rows });
+                let pairs = found.iter().flatten().zip(expected.iter().flatten());
+                for (found, expected) in pairs {
+                    let is_near = (found - expected).abs() < 1e-5 * (1.0 + expected.abs());
+                    assert!(is_near, "{case:?}, {clamped:?}, {rows:?}: {found} {expected}");
+                }
+            }
+        }
+    }
+}
+
+/// Products of Qwen3-30B-A3B, of gpt-oss-20b, and of few experts.
+#[test]
+fn products_are_grouped_if_most_experts_of_a_token_are_left_out() {
+    let rows = |num_experts: usize, top: usize, tokens: usize| {
+        let experts = Experts { num_experts, num_experts_per_tok: top, ..Experts::default() };
+        ExpertProducts::Auto.blocks(tokens, &experts, &Split::default()).map(|blocks| blocks.rows)
+    };
+    assert_eq!(rows(128, 8, 8192), Some(512));
+    assert_eq!(rows(32, 4, 8192), Some(512));
+    // Sampling reads the matrices of all experts that any sequence needs.
+    assert_eq!(rows(128, 8, 64), None);
+    assert_eq!(rows(128, 8, 1), Some(8));
+    assert_eq!(rows(4, 2, 8192), None);
+    assert_eq!(rows(1, 1, 8192), None);
+}
