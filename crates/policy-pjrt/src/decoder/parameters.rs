@@ -153,6 +153,16 @@ pub enum Axis {
     Heads,
     /// Key/value heads and their columns, K D.
     Kv,
+    /// The bias of queries: sharded like [`Axis::Heads`], and over the mesh axes of [`Axis::Embed`] if they divide its `columns`.
+    HeadsBias {
+        /// The number of columns of the queries.
+        columns: usize,
+    },
+    /// The bias of keys or of values: sharded like [`Axis::Kv`], and over the mesh axes of [`Axis::Embed`] if they divide its `columns`.
+    KvBias {
+        /// The number of columns of the keys.
+        columns: usize,
+    },
     /// The dimension of one head, D.
     HeadDim,
     /// Query heads, A, with one value each; not sharded.
@@ -268,12 +278,13 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
     let (wide, count) =
         experts.map_or((config.intermediate_size, 1), |experts| (experts.moe_intermediate_size, experts.num_experts));
     let is_clamped = experts.is_some_and(|experts| experts.clamped.is_some());
+    let [heads, kv] = [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * config.head_dim());
+    // The gate of a head follows its query.
+    let queries = if config.attention_output_gate { 2 * heads } else { heads };
+    let [of_q, of_kv] = [Axis::HeadsBias { columns: queries }, Axis::KvBias { columns: kv }];
     let size = |role: Role, axis: &Axis| match axis {
         Layer => role.layers(config).len(),
-        // The gate of a head follows its query.
-        Heads if matches!(role, Role::QProj | Role::QBias) && config.attention_output_gate => {
-            2 * config.num_attention_heads * config.head_dim()
-        }
+        Heads if role == Role::QProj => queries,
         LinearHeads if matches!(role, Role::InProjZ | Role::OutProj) => linear.values(),
         LinearHeads => linear.linear_num_value_heads,
         Channels => linear.conv_channels(),
@@ -281,9 +292,10 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         Taps => linear.linear_conv_kernel_dim,
         ValueDim => linear.linear_value_head_dim,
         Embed => config.hidden_size,
-        Heads => config.num_attention_heads * config.head_dim(),
-        Kv => config.num_key_value_heads * config.head_dim(),
-        FusedHeads => (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim(),
+        Heads => heads,
+        Kv => kv,
+        Axis::HeadsBias { columns } | Axis::KvBias { columns } => *columns,
+        FusedHeads => heads + 2 * kv,
         HeadDim => config.head_dim(),
         QueryHead => config.num_attention_heads,
         Mlp => wide,
@@ -320,11 +332,11 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::EmbedTokens, "model.embed_tokens.weight", &[Vocab, Embed]),
         (Role::InputLayernorm, "input_layernorm.weight", &[Layer, Embed]),
         (Role::QProj, "self_attn.q_proj.weight", &[Layer, Heads, Embed]),
-        (Role::QBias, "self_attn.q_proj.bias", &[Layer, Heads]),
+        (Role::QBias, "self_attn.q_proj.bias", &[Layer, of_q]),
         (Role::KProj, "self_attn.k_proj.weight", &[Layer, Kv, Embed]),
-        (Role::KBias, "self_attn.k_proj.bias", &[Layer, Kv]),
+        (Role::KBias, "self_attn.k_proj.bias", &[Layer, of_kv]),
         (Role::VProj, "self_attn.v_proj.weight", &[Layer, Kv, Embed]),
-        (Role::VBias, "self_attn.v_proj.bias", &[Layer, Kv]),
+        (Role::VBias, "self_attn.v_proj.bias", &[Layer, of_kv]),
         (Role::QkvProj, "self_attn.qkv_proj.weight", &[Layer, FusedHeads, Embed]),
         (Role::OProj, "self_attn.o_proj.weight", &[Layer, Embed, Heads]),
         (Role::OBias, "self_attn.o_proj.bias", &[Layer, Embed]),
