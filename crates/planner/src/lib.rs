@@ -17,13 +17,13 @@ pub use options::{policy_options, trained, training_sizes};
 
 use grpo_core::readable_bytes;
 use mesh::checked;
-use model::CostModel;
+use model::{CostModel, is_blockwise};
 use models::{Dtype, ModelConfig, Trained};
 use options::sizes_of;
 use policy::AdamWBounds;
-use policy_pjrt::decoder::{Attention, AxisRules};
+use policy_pjrt::decoder::AxisRules;
 use policy_pjrt::{PjrtPolicyOptions, TrainShape, common_refinement};
-use run_config::{MeshChoice, MeshConfig, PolicyAttention, PolicyDtype, RecomputeGranularity, TrainConfig};
+use run_config::{MeshChoice, MeshConfig, PolicyDtype, RecomputeGranularity, TrainConfig};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -137,14 +137,15 @@ pub fn first_of_each_mesh<T>(items: &[T], mesh: impl Fn(&T) -> MeshConfig) -> Ve
 /// Ranks all legal meshes of all `devices`, micro-batches and recomputations for a run with prompts of up to `prompt` tokens. Meshes,
 /// micro-batches and recomputation of `config` are ignored.
 ///
-/// Recomputation is `full`, with every layer's input saved or with as few inputs as groups of layers allow, or `except_attention` where
-/// attention is blockwise. `selective` and `none` are not tried: the memory table has no parts for the activations that they save.
+/// Recomputation is `full`, with every layer's input saved or with as few inputs as groups of layers allow, `except_attention` where
+/// attention is blockwise, or, for whole weights, `selective` or `none`: [`policy_pjrt::saved_bytes`] does not count the products of adapters.
 ///
 /// # Errors
-/// [`crate::Error::Model`] for LoRA targets that the model does not have.
+/// [`crate::Error::Model`] for LoRA targets that the model does not have; [`crate::Error::Policy`] if the programs of the model cannot be built.
 pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &Devices) -> Result<Plan> {
     let mut illegal: Vec<Illegal> = vec![];
     let (mut candidates, trained) = (vec![], trained(config, shape)?);
+    let recomputations = recomputations(config, shape, prompt)?;
     for sizes in factorizations(devices.count) {
         let training = match checked("policy.mesh", sizes, shape, &config.policy.logical_axis_rules) {
             Ok(rules) => rules,
@@ -162,10 +163,10 @@ pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &
         for steps in divisors(sequences_of_update(config)) {
             let mut config = config.clone();
             config.grpo.gradient_accumulation_steps = steps;
-            for (granularity, layers) in recomputations(&config, shape, prompt) {
-                config.policy.recompute_granularity = granularity;
-                config.policy.recompute_num_layers = layers;
-                candidates.push(candidate(&config, shape, prompt, trained, &meshes, devices)?);
+            for recomputation in &recomputations {
+                recomputation.apply_to(&mut config);
+                let saved = recomputation.saved_bytes;
+                candidates.push(candidate(&config, shape, prompt, trained, &meshes, devices, saved)?);
             }
         }
     }
@@ -178,12 +179,13 @@ pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &
 /// # Errors
 /// The errors of [`plan`].
 fn training_rules(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &Devices) -> Result<AxisRules> {
-    let table = &config.policy.logical_axis_rules;
+    let (table, saved) = (&config.policy.logical_axis_rules, saved_bytes(config, shape, prompt)?);
     let (mut candidates, trained) = (vec![], trained(config, shape)?);
     for sizes in factorizations(devices.count) {
         let Ok(training) = checked("policy.mesh", sizes, shape, table) else { continue };
         let rollout = rollout_rules(config, shape, prompt, &training, devices)?;
-        candidates.push(candidate(config, shape, prompt, trained, &MeshRules { training, rollout }, devices)?);
+        let meshes = MeshRules { training, rollout };
+        candidates.push(candidate(config, shape, prompt, trained, &meshes, devices, saved)?);
     }
     rank(&mut candidates);
     let text = |candidate: &Candidate| {
@@ -249,7 +251,7 @@ pub fn is_one_program(config: &TrainConfig) -> bool {
     config.grpo.gradient_accumulation_steps == 1 && AdamWBounds::of_largest(0.0).after(&first).is_some()
 }
 
-/// Predicts the cost of a configuration on these meshes.
+/// Predicts the cost of a configuration on these meshes, whose layers save these bytes for a row.
 fn candidate(
     config: &TrainConfig,
     shape: &ModelConfig,
@@ -257,14 +259,16 @@ fn candidate(
     trained: Trained,
     meshes: &MeshRules,
     devices: &Devices,
+    saved_bytes: u64,
 ) -> Result<Candidate> {
     let options = PjrtPolicyOptions { rollout_rules: Some(meshes.rollout.clone()), ..policy_options(config, shape)? };
-    let model = CostModel::new(config, shape, prompt, meshes, devices, &options);
+    let model = CostModel::new(config, shape, prompt, meshes, devices, &options).saving(saved_bytes);
     let weights = match config.policy.dtype {
         PolicyDtype::Bfloat16 if config.lora.is_some() => Dtype::Bf16,
         _ => Dtype::F32,
     };
-    let mut table = sizes_of(config, weights, prompt, trained).memory(shape, &options, Some(&meshes.training));
+    let sizes = sizes_of(config, weights, prompt, trained);
+    let mut table = sizes.memory_with(shape, &options, Some(&meshes.training), saved_bytes);
     table.push_in("micro-batches", "temporaries of a layer", model.temporary_bytes());
     let (update, score, rollout) = (model.update(), model.score(), model.rollout());
     let grpo = &config.grpo;
@@ -324,22 +328,52 @@ fn sequences_of_update(config: &TrainConfig) -> usize {
     config.grpo.prompts_per_step.div_ceil(config.grpo.steps_per_generation) * config.grpo.num_generations
 }
 
+/// What the backward pass recomputes.
+#[derive(Clone, Copy, Debug)]
+struct Recomputation {
+    granularity: RecomputeGranularity,
+    num_layers: usize,
+    /// The bytes of the activations that the layers save for a row of a micro-batch, besides their inputs.
+    saved_bytes: u64,
+}
+
+impl Recomputation {
+    fn apply_to(&self, config: &mut TrainConfig) {
+        config.policy.recompute_granularity = self.granularity;
+        config.policy.recompute_num_layers = self.num_layers;
+    }
+}
+
 /// Returns the recomputations to try.
-fn recomputations(config: &TrainConfig, shape: &ModelConfig, prompt: usize) -> Vec<(RecomputeGranularity, usize)> {
+fn recomputations(config: &TrainConfig, shape: &ModelConfig, prompt: usize) -> Result<Vec<Recomputation>> {
+    use RecomputeGranularity::{ExceptAttention, Full, None, Selective};
     let layers = shape.num_hidden_layers;
-    let mut all = vec![(RecomputeGranularity::Full, 1)];
+    let mut all = vec![(Full, 1)];
     // The group size with the fewest saved inputs: one per group, and one per layer of a single group.
     let groups = divisors(layers).into_iter().filter(|group| *group > 1 && layers / group + group < layers);
-    all.extend(groups.min_by_key(|group| layers / group + group).map(|group| (RecomputeGranularity::Full, group)));
-    let sequences = config.grpo.micro_batch_sequences();
-    let TrainShape { length, .. } = TrainShape::uniform(sequences, prompt, config.rollout.max_completion_length());
-    let is_blockwise = match config.policy.attention {
-        PolicyAttention::Auto => length > Attention::BLOCK.get(),
-        PolicyAttention::Materialised => false,
-        PolicyAttention::Blockwise => true,
+    all.extend(groups.min_by_key(|group| layers / group + group).map(|group| (Full, group)));
+    all.extend(is_blockwise(config, row_length(config, prompt)).then_some((ExceptAttention, 1)));
+    if config.lora.is_none() {
+        all.extend([(Selective, 1), (None, 1)]);
+    }
+    let recomputation = |(granularity, num_layers)| {
+        let mut recomputation = Recomputation { granularity, num_layers, saved_bytes: 0 };
+        let mut config = config.clone();
+        recomputation.apply_to(&mut config);
+        recomputation.saved_bytes = saved_bytes(&config, shape, prompt)?;
+        Ok(recomputation)
     };
-    all.extend(is_blockwise.then_some((RecomputeGranularity::ExceptAttention, 1)));
-    all
+    all.into_iter().map(recomputation).collect()
+}
+
+/// Returns the bytes of the activations that the layers save for a row of a micro-batch, besides their inputs.
+fn saved_bytes(config: &TrainConfig, shape: &ModelConfig, prompt: usize) -> Result<u64> {
+    Ok(policy_pjrt::saved_bytes(shape, &policy_options(config, shape)?, row_length(config, prompt))?)
+}
+
+/// Returns the number of tokens of a row of a micro-batch, which does not depend on the number of rows.
+fn row_length(config: &TrainConfig, prompt: usize) -> usize {
+    TrainShape::uniform(1, prompt, config.rollout.max_completion_length()).length
 }
 
 /// Returns the axis sizes of axis rules.

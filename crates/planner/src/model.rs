@@ -24,9 +24,9 @@ use crate::cost::Cost;
 use crate::devices::Devices;
 use crate::mesh::MeshRules;
 use models::{LayerSpec, ModelConfig};
-use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, parameters};
+use policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Parameter, parameters};
 use policy_pjrt::{PjrtPolicyOptions, TrainShape};
-use run_config::{MeshAxis, PolicyConfig, RecomputeGranularity, TrainConfig};
+use run_config::{MeshAxis, PolicyAttention, PolicyConfig, RecomputeGranularity, TrainConfig};
 
 /// Bytes moved per element of the attention scores `[M, A, T]` in a forward and in a backward pass.
 const SCORES: [f64; 2] = [4.0, 20.0];
@@ -88,6 +88,15 @@ impl<'a> Meter<'a> {
     }
 }
 
+/// Returns `true` if attention is blockwise for rows of `length` tokens.
+pub(crate) fn is_blockwise(config: &TrainConfig, length: usize) -> bool {
+    match config.policy.attention {
+        PolicyAttention::Auto => length > Attention::BLOCK.get(),
+        PolicyAttention::Materialised => false,
+        PolicyAttention::Blockwise => true,
+    }
+}
+
 /// Returns the number of devices along an axis.
 fn size(rules: &AxisRules, axis: MeshAxis) -> usize {
     rules.mesh().size(axis.name()).unwrap_or(1)
@@ -102,8 +111,10 @@ fn stride(rules: &AxisRules, axis: MeshAxis) -> usize {
 /// How often a micro-batch runs the layers.
 #[derive(Clone, Copy, Debug)]
 struct Passes {
-    /// Forward passes, with recomputation.
+    /// Forward passes of matmuls with weights, with recomputation.
     forward: f64,
+    /// Forward passes of everything between them.
+    elementwise: f64,
     /// Forward passes of attention.
     attention: f64,
     /// Backward passes, in units of forward matmuls.
@@ -116,20 +127,26 @@ struct Passes {
 
 impl Passes {
     /// Returns the passes of scoring.
-    const SCORE: Self = Self { forward: 1.0, attention: 1.0, backward: 0.0, weights: 1.0, activations: 1.0 };
+    const SCORE: Self =
+        Self { forward: 1.0, elementwise: 1.0, attention: 1.0, backward: 0.0, weights: 1.0, activations: 1.0 };
 
-    /// Returns the passes of a micro-batch in training.
-    fn of_training(config: &TrainConfig) -> Self {
+    /// Returns the passes of a micro-batch in training, with blockwise attention or with materialised scores.
+    fn of_training(config: &TrainConfig, is_blockwise: bool) -> Self {
+        use RecomputeGranularity::{ExceptAttention, Full, None, Selective};
         let PolicyConfig { recompute_granularity, recompute_num_layers, .. } = config.policy;
-        let forward = match recompute_granularity {
-            RecomputeGranularity::Full if recompute_num_layers > 1 => 3.0,
-            RecomputeGranularity::Full | RecomputeGranularity::ExceptAttention => 2.0,
-            RecomputeGranularity::Selective | RecomputeGranularity::None => 1.0,
+        let [forward, elementwise, attention] = match recompute_granularity {
+            Full if recompute_num_layers > 1 => [3.0; 3],
+            Full => [2.0; 3],
+            // Only the output of blockwise attention has a name.
+            ExceptAttention => [2.0, 2.0, if is_blockwise { 1.0 } else { 2.0 }],
+            // The products of blockwise attention are inside of its loop over blocks, and are not saved.
+            Selective => [1.0, 2.0, if is_blockwise { 2.0 } else { 1.0 }],
+            None => [1.0; 3],
         };
-        let saves_attention = recompute_granularity == RecomputeGranularity::ExceptAttention;
         Self {
             forward,
-            attention: if saves_attention { 1.0 } else { forward },
+            elementwise,
+            attention,
             // Frozen weights have no gradient.
             backward: if config.lora.is_some() { 1.0 } else { 2.0 },
             // The backward pass of a layer gathers its weights once, for its recomputation as well.
@@ -196,6 +213,8 @@ pub(crate) struct CostModel<'a> {
     prompt: usize,
     of_training: Model<'a>,
     of_rollout: Model<'a>,
+    /// The bytes of the activations that the layers save for a row, besides their inputs.
+    saved_bytes: u64,
 }
 
 impl<'a> CostModel<'a> {
@@ -210,14 +229,20 @@ impl<'a> CostModel<'a> {
         // With experts, a table of parameters has thousands of tensors: it is made once per mesh.
         let [of_training, of_rollout] =
             [&meshes.training, &meshes.rollout].map(|rules| Model::new(shape, rules, options.compute));
-        Self { config, shape, devices, meshes, options, prompt, of_training, of_rollout }
+        Self { config, shape, devices, meshes, options, prompt, of_training, of_rollout, saved_bytes: 0 }
+    }
+
+    /// Sets the bytes of the activations that the layers save for a row of a micro-batch.
+    pub(crate) fn saving(self, saved_bytes: u64) -> Self {
+        Self { saved_bytes, ..self }
     }
 
     /// Returns the cost of an update: the gradients of its micro-batches, and AdamW.
     pub(crate) fn update(&self) -> Cost {
         let micro_batches = self.config.grpo.gradient_accumulation_steps;
-        let gradient = self.layers(Passes::of_training(self.config)) + self.head(3.0) + self.gradients(micro_batches);
-        gradient * micro_batches + self.optimizer()
+        let passes = Passes::of_training(self.config, is_blockwise(self.config, self.micro_batch().length));
+        let layers = self.layers(passes) + self.saved_activations();
+        (layers + self.head(3.0) + self.gradients(micro_batches)) * micro_batches + self.optimizer()
     }
 
     /// Returns the cost of the log-probabilities of a micro-batch.
@@ -308,10 +333,19 @@ impl<'a> CostModel<'a> {
         let scores = tokens * length * self.shape.num_attention_heads as f64 / heads;
         meter.moves(with_attention * scores * (SCORES[0] * passes.attention + SCORES[1] * is_backward));
         let activations = MLP * share * self.mlp_columns() / mlp + RESIDUAL * model.width();
-        meter.moves(layers * tokens * activations * model.operand * (passes.forward + 2.0 * is_backward));
+        meter.moves(layers * tokens * activations * model.operand * (passes.elementwise + 2.0 * is_backward));
         meter.gathers(MeshAxis::Fsdp, passes.weights * model.operand * weights);
         // Two gathers and two reductions of the residual stream per layer.
         meter.gathers(MeshAxis::Tensor, 4.0 * passes.activations * layers * tokens * model.width() * model.operand);
+        meter.cost
+    }
+
+    /// Returns the cost of activations that the forward pass writes for the backward pass.
+    fn saved_activations(&self) -> Cost {
+        let rules = self.training();
+        let mut meter = self.meter(rules);
+        let rows = self.micro_batch().rows / rules.parts(Axis::Batch);
+        meter.moves(2.0 * rows as f64 * self.saved_bytes as f64 / rules.parts(Axis::Mlp) as f64);
         meter.cost
     }
 

@@ -2,10 +2,11 @@
 //!
 //! Legend: B rows, T tokens of a row, N completion tokens, V vocabulary, H hidden size, K key/value heads, D head dimension.
 
-use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, DeltaStates, Format, Split, quantized_parameters};
+use crate::decoder::{Axis, AxisRules, Compute, DeltaStates, Format, Split, quantized_parameters};
+use crate::error::Result;
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
-use crate::train::TrainShape;
+use crate::train::{TrainShape, saved_bytes};
 use models::{LayerSpec, MemoryTable, ModelConfig, QuantizedMemory, Trained, TrainedMemory, TrainingMemory};
 use stablehlo::Save;
 
@@ -23,8 +24,9 @@ use stablehlo::Save;
 ///     ref_policy: false,
 ///     mixes_ref_policy: false,
 /// };
-/// let table = sizes.memory(&ModelConfig::default(), &PjrtPolicyOptions::default(), None);
+/// let table = sizes.memory(&ModelConfig::default(), &PjrtPolicyOptions::default(), None)?;
 /// assert!(table.to_string().contains("first moments (float32)"));
+/// # Ok::<(), policy_pjrt::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainingSizes {
@@ -54,7 +56,26 @@ impl TrainingSizes {
 
     /// Returns a lower bound of the memory of each device, part by part, without the compiler's temporary buffers. `rules` are the axis
     /// rules of several devices. Adapters count as if every device held them whole.
-    pub fn memory(&self, config: &ModelConfig, options: &PjrtPolicyOptions, rules: Option<&AxisRules>) -> MemoryTable {
+    ///
+    /// # Errors
+    /// The errors of [`saved_bytes`].
+    pub fn memory(
+        &self,
+        config: &ModelConfig,
+        options: &PjrtPolicyOptions,
+        rules: Option<&AxisRules>,
+    ) -> Result<MemoryTable> {
+        Ok(self.memory_with(config, options, rules, saved_bytes(config, options, self.micro_batch.length)?))
+    }
+
+    /// Returns [`TrainingSizes::memory`], given the [`saved_bytes`] of a row of the micro-batch.
+    pub fn memory_with(
+        &self,
+        config: &ModelConfig,
+        options: &PjrtPolicyOptions,
+        rules: Option<&AxisRules>,
+        saved_bytes: u64,
+    ) -> MemoryTable {
         let split = rules.cloned().map(Split::of).unwrap_or_default();
         let of_rollout = options.rollout_rules.clone().map_or_else(|| split.clone(), Split::of);
         let parameters = quantized_parameters(config, options.quantization);
@@ -95,11 +116,10 @@ impl TrainingSizes {
         let carried =
             product(&[inputs, rows, length / split.parts(Axis::Length), config.hidden_size]).saturating_mul(operand);
         table.push_in("micro-batches", "activations between layers", carried);
-        let keeps_attention = matches!(&options.save, Save::Named(names) if names.iter().any(|name| name == ATTENTION));
-        if keeps_attention && options.attention.block(length).is_some() {
-            let columns = config.heads_of_layers().map(|heads| heads.query_columns()).sum::<usize>();
-            let kept = product(&[rows, length, columns / split.parts(Axis::Heads)]).saturating_mul(operand);
-            table.push_in("micro-batches", "saved attention outputs", kept);
+        if saved_bytes > 0 {
+            // Nearly all of them have heads or columns of the MLP, which have the same shards unless a rule says otherwise.
+            let saved = (rows as u64).saturating_mul(saved_bytes) / split.parts(Axis::Mlp) as u64;
+            table.push_in("micro-batches", "saved activations of layers", saved);
         }
         // A chunk has as many tokens as fit with the whole vocabulary; each device makes the logits of its shard.
         let budget = (options.tiling.workspace_budget / split.parts(Axis::Vocab)) as u64;
@@ -146,7 +166,7 @@ impl TrainingSizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::Attention;
+    use crate::decoder::{ATTENTION, Attention};
 
     #[test]
     fn layers_have_keys_and_values_or_states() {
@@ -174,13 +194,13 @@ mod tests {
             rows.filter(|(name, _)| name.as_str() == part).map(|(_, bytes)| *bytes).sum::<u64>()
         };
         let options = PjrtPolicyOptions::default();
-        let table = sizes.memory(&config, &options, None);
+        let table = sizes.memory(&config, &options, None).unwrap();
         // Two layers with attention and seven with states, of 16 sequences of 128 tokens.
         assert_eq!(bytes(&table, "keys and values"), 2 * 2 * 16 * 128 * 2 * 16 * 4);
         let of_state = linear.state() + (linear.linear_conv_kernel_dim - 1) * linear.conv_channels();
         assert_eq!(bytes(&table, "states of Gated DeltaNets"), (7 * 16 * of_state * 4) as u64);
         let mesh = stablehlo::Mesh::new("mesh", [("data", 2), ("tensor", 2)]).unwrap();
-        let on_mesh = sizes.memory(&config, &options, Some(&AxisRules::new(&mesh)));
+        let on_mesh = sizes.memory(&config, &options, Some(&AxisRules::new(&mesh))).unwrap();
         for part in ["keys and values", "states of Gated DeltaNets"] {
             assert_eq!(4 * bytes(&on_mesh, part), bytes(&table, part), "{part}");
         }
@@ -211,27 +231,28 @@ mod tests {
             mixes_ref_policy: false,
         };
         let options = PjrtPolicyOptions::default();
-        let total = sizes.memory(&config, &options, None).total();
+        let total = sizes.memory(&config, &options, None).unwrap().total();
         // Weights, two moments, gradients; the inputs of all layers for 64 rows of 2048 tokens.
         let state = 16 * config.parameter_count();
         let carried = (4 * 2 * 64 * 2048 * config.hidden_size) as u64;
         let logits = ((64 * 1024 * config.vocab_size * 4) as u64).min(options.tiling.workspace_budget as u64);
         assert_eq!(total, state + carried + logits);
         let half = TrainingSizes { micro_batch: TrainShape { rows: 32, ..sizes.micro_batch }, ..sizes };
-        assert_eq!(half.memory(&config, &options, None).total(), total - carried / 2);
+        assert_eq!(half.memory(&config, &options, None).unwrap().total(), total - carried / 2);
         // 12 layers in groups of 3: saved are the inputs of four groups, and of the three layers of one group.
         let deep = ModelConfig { num_hidden_layers: 12, ..config.clone() };
         let grouped = PjrtPolicyOptions { save: Save::Every(3), ..options.clone() };
-        let [all, seven] = [&options, &grouped].map(|options| sizes.memory(&deep, options, None).total());
+        let [all, seven] = [&options, &grouped].map(|options| sizes.memory(&deep, options, None).unwrap().total());
         assert_eq!(all - seven, 5 * carried / 2);
-        // Saved outputs of blockwise attention: as large as the inputs of the layers.
+        // Saved outputs of blockwise attention: as large as the inputs of the layers, and a sum per head.
         let kept = PjrtPolicyOptions { save: Save::Named(vec![ATTENTION.into()]), ..options.clone() };
-        assert_eq!(sizes.memory(&config, &kept, None).total(), total + carried);
+        let of_heads = carried / config.head_dim() as u64;
+        assert_eq!(sizes.memory(&config, &kept, None).unwrap().total(), total + carried + of_heads);
         let materialised = PjrtPolicyOptions { attention: Attention::Materialised, ..kept };
-        assert_eq!(sizes.memory(&config, &materialised, None).total(), total);
+        assert_eq!(sizes.memory(&config, &materialised, None).unwrap().total(), total);
         let narrow = PjrtPolicyOptions { compute: Compute::Bf16, ..options.clone() };
         // Weights need as much as in f32: there is no second copy in bf16 for sampling.
-        assert_eq!(sizes.memory(&config, &narrow, None).total(), total - carried / 2);
+        assert_eq!(sizes.memory(&config, &narrow, None).unwrap().total(), total - carried / 2);
 
         // Weights dominate here; an update holds them twice.
         let small = TrainingSizes {
@@ -240,23 +261,23 @@ mod tests {
         };
         let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };
         let once = PjrtPolicyOptions { can_roll_back: false, ..options.clone() };
-        let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options, None).total());
+        let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options, None).unwrap().total());
         assert_eq!(twice, 28 * wide.parameter_count());
         assert!(once < 17 * wide.parameter_count());
         let adapted = TrainingSizes { trained: Trained::Adapters(1000), weights: models::Dtype::Bf16, ..small };
-        assert!(adapted.memory(&wide, &options, None).total() < 3 * wide.parameter_count());
+        assert!(adapted.memory(&wide, &options, None).unwrap().total() < 3 * wide.parameter_count());
         // Longer sequences need a larger KV cache.
         let longer = RolloutSizes { prompts: 8, num_generations: 8, max_completion_length: 3000, ..sizes.rollout };
         let sampled = TrainingSizes { rollout: longer, ..sizes };
-        assert!(sampled.memory(&config, &options, None).total() > total);
+        assert!(sampled.memory(&config, &options, None).unwrap().total() > total);
         let compared = TrainingSizes { ref_policy: true, ..small };
-        assert_eq!(compared.memory(&wide, &options, None).total(), 32 * wide.parameter_count());
+        assert_eq!(compared.memory(&wide, &options, None).unwrap().total(), 32 * wide.parameter_count());
         // A frozen reference policy needs the compute dtype only.
         let narrow = PjrtPolicyOptions { compute: Compute::Bf16, ..options };
-        assert_eq!(compared.memory(&wide, &narrow, None).total(), 30 * wide.parameter_count());
+        assert_eq!(compared.memory(&wide, &narrow, None).unwrap().total(), 30 * wide.parameter_count());
         let mixed = TrainingSizes { mixes_ref_policy: true, ..compared };
-        assert_eq!(mixed.memory(&wide, &narrow, None).total(), 32 * wide.parameter_count());
-        let table = compared.memory(&wide, &narrow, None).to_string();
+        assert_eq!(mixed.memory(&wide, &narrow, None).unwrap().total(), 32 * wide.parameter_count());
+        let table = compared.memory(&wide, &narrow, None).unwrap().to_string();
         for part in ["weights (bfloat16)", "remainders of weights (16 bits)", "reference policy (bfloat16)"] {
             assert!(table.contains(part), "{part}: {table}");
         }

@@ -186,7 +186,8 @@ impl PolicyTarget {
                 };
                 let options = options(config, shape, rollout)?;
                 let sizes = training_sizes(config, shape, weights, prompt)?;
-                Ok((sizes.memory(shape, &options, runtime.axis_rules()), runtime.available_memory()))
+                let table = sizes.memory(shape, &options, runtime.axis_rules()).map_err(policy::Error::from)?;
+                Ok((table, runtime.available_memory()))
             }
         }
     }
@@ -352,7 +353,7 @@ mod tests {
         let shape = ModelConfig { max_position_embeddings: 1 << 20, ..config.model.shape().unwrap().clone() };
         let options = policy_options(&config, &shape).unwrap();
         let on_device =
-            training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options, None);
+            training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options, None).unwrap();
         let place = PolicyTarget::open(&config, &shape, 40_000, None).unwrap();
         let (on_host, _) = place.memory(&config, &shape, None, 40_000).unwrap();
         for table in [on_device, on_host] {

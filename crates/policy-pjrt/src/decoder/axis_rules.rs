@@ -29,7 +29,9 @@ pub struct AxisRules {
 impl AxisRules {
     /// Creates the default table, restricted to the axes of the mesh: batch over `data` and `fsdp`, the embed dimension of weights over
     /// `fsdp`, heads (those of Gated DeltaNets, too) and MLP over `tensor`, experts and the vocabulary over `tensor` and `fsdp`: a device has
-    /// whole experts, and none makes logits of the whole vocabulary. The residual stream is sharded along the tokens of a row over `tensor`, Megatron's sequence parallelism (arXiv 2205.05198).
+    /// whole experts, and none makes logits of the whole vocabulary. Biases of queries, keys and values are sharded like the rows of their
+    /// matrices, and over `fsdp` if it divides them. The residual stream is sharded along the tokens of a row over `tensor`, Megatron's sequence
+    /// parallelism (arXiv 2205.05198).
     pub fn new(mesh: &Mesh) -> Self {
         let usual: [(Axis, &[&str]); 9] = [
             (Axis::Batch, &["data", "fsdp"]),
@@ -62,13 +64,33 @@ impl AxisRules {
     }
 
     /// Returns the mesh axes of a logical axis.
-    fn axes(&self, axis: Axis) -> &[String] {
-        self.rules.iter().find(|(of, _)| *of == axis).map_or(&[][..], |(_, axes)| axes)
+    fn axes(&self, axis: Axis) -> Vec<&str> {
+        let has_rule = self.rules.iter().any(|(of, _)| *of == axis);
+        let (like, columns) = match axis {
+            Axis::HeadsBias { columns } if !has_rule => (Axis::Heads, columns),
+            Axis::KvBias { columns } if !has_rule => (Axis::Kv, columns),
+            _ => return self.rule(axis).collect(),
+        };
+        let axes: Vec<&str> = self.rule(like).collect();
+        let more = self.rule(Axis::Embed).filter(|axis| !axes.contains(axis));
+        let all: Vec<&str> = axes.iter().copied().chain(more).collect();
+        if columns.is_multiple_of(self.devices(&all)) { all } else { axes }
+    }
+
+    /// Returns the mesh axes of a logical axis in the table.
+    fn rule(&self, axis: Axis) -> impl Iterator<Item = &str> {
+        let found = self.rules.iter().find(|(of, _)| *of == axis);
+        found.into_iter().flat_map(|(_, axes)| axes.iter().map(String::as_str))
+    }
+
+    /// Returns the number of devices along these mesh axes.
+    fn devices(&self, axes: &[&str]) -> usize {
+        axes.iter().filter_map(|name| self.mesh.size(name)).product()
     }
 
     /// Returns the number of shards of a dimension with this logical axis.
     pub fn parts(&self, axis: Axis) -> usize {
-        self.axes(axis).iter().filter_map(|name| self.mesh.size(name)).product()
+        self.devices(&self.axes(axis))
     }
 
     /// Returns the device mesh.
@@ -98,7 +120,7 @@ impl AxisRules {
         let mut used: Vec<&str> = vec![];
         let mut split: Vec<Vec<&str>> = vec![vec![]; dimensions.len()];
         for place in order {
-            let asked = dimensions[place].into().map_or(&[][..], |axis| self.axes(axis)).iter().map(String::as_str);
+            let asked = dimensions[place].into().map_or(vec![], |axis| self.axes(axis)).into_iter();
             split[place] = asked.filter(|axis| !used.contains(axis)).collect();
             used.extend(&split[place]);
         }
@@ -125,7 +147,7 @@ impl AxisRules {
 
 #[cfg(test)]
 mod tests {
-    use super::super::parameters;
+    use super::super::{Role, parameters};
     use super::*;
     use models::ModelConfig;
     use stablehlo::Builder;
@@ -136,16 +158,21 @@ mod tests {
 
     #[test]
     fn every_parameter_is_sharded_by_its_axes() {
-        let config =
-            ModelConfig { vocab_size: 64, tie_word_embeddings: false, qk_norm: true, ..ModelConfig::default() };
+        let config = ModelConfig {
+            vocab_size: 64,
+            tie_word_embeddings: false,
+            qk_norm: true,
+            attention_bias: true,
+            ..ModelConfig::default()
+        };
         let rules = AxisRules::new(&mesh(&[("fsdp", 2), ("tensor", 2)]));
         for parameter in parameters(&config) {
             let sharding = rules.parameter(&parameter).expect("an even split");
             let part = sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..])).expect("a part");
             for ((whole, part), axis) in parameter.shape.iter().zip(&part.shape).zip(&parameter.axes) {
-                // The vocabulary takes both axes of the mesh.
+                // The vocabulary and biases take both axes of the mesh.
                 let expected = match axis {
-                    Axis::Vocab => 4,
+                    Axis::Vocab | Axis::HeadsBias { .. } | Axis::KvBias { .. } => 4,
                     Axis::Embed if parameter.axes.contains(&Axis::Vocab) => 1,
                     Axis::Layer | Axis::HeadDim => 1,
                     _ => 2,
@@ -170,6 +197,29 @@ mod tests {
                 assert_eq!(part.shape, [&[*layers, 1], &rest[1..]].concat(), "{}", parameter.name());
             }
         }
+    }
+
+    #[test]
+    fn biases_are_whole_along_axes_that_do_not_divide_them() {
+        let config = ModelConfig {
+            attention_bias: true,
+            hidden_size: 48,
+            num_attention_heads: 6,
+            num_key_value_heads: 2,
+            vocab_size: 60,
+            ..ModelConfig::default()
+        };
+        let rules = AxisRules::new(&mesh(&[("fsdp", 3), ("tensor", 2)]));
+        let table = parameters(&config);
+        let axes = |role| {
+            let bias = table.iter().find(|parameter| parameter.role == role).expect("a bias");
+            let sharding = rules.parameter(bias).expect("an even split");
+            (bias.shape[1], sharding.axes(1).into_iter().map(str::to_owned).collect::<Vec<_>>())
+        };
+        assert_eq!(axes(Role::QBias), (48, vec!["tensor".to_owned(), "fsdp".to_owned()]));
+        assert_eq!(axes(Role::KBias), (16, vec!["tensor".to_owned()]));
+        let rules = rules.clone().with(Axis::Embed, &[]).expect("a table");
+        assert_eq!(rules.parts(Axis::HeadsBias { columns: 48 }), 2);
     }
 
     #[test]

@@ -151,6 +151,16 @@ pub enum Axis {
     Heads,
     /// Key/value heads and their columns, K D.
     Kv,
+    /// The bias of queries: sharded like [`Axis::Heads`], and over the mesh axes of [`Axis::Embed`] if they divide its `columns`.
+    HeadsBias {
+        /// The number of columns of the queries.
+        columns: usize,
+    },
+    /// The bias of keys or of values: sharded like [`Axis::Kv`], and over the mesh axes of [`Axis::Embed`] if they divide its `columns`.
+    KvBias {
+        /// The number of columns of the keys.
+        columns: usize,
+    },
     /// The dimension of one head, D.
     HeadDim,
     /// One value; not sharded.
@@ -319,7 +329,13 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         FusedMlp => 2 * wide,
         Experts | RouterExperts => count,
         Vocab => config.vocab_size,
-        Layer | Axis::Rank | Axis::Value | Axis::Batch | Axis::Length => {
+        Layer
+        | Axis::HeadsBias { .. }
+        | Axis::KvBias { .. }
+        | Axis::Rank
+        | Axis::Value
+        | Axis::Batch
+        | Axis::Length => {
             unreachable!("no parameter of the model has it")
         }
     };
@@ -421,8 +437,13 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
             shape.insert(0, layers.len());
             let path = if number == 0 { path.to_owned() } else { format!("{path}.{number}") };
             let stacked = if is_apart { 2 } else { 1 };
-            let format = Format::Values;
-            Parameter { role, number, layers, shape, axes: axes.to_vec(), format, path, tensors, stacked }
+            let axes = axes.iter().zip(&shape).map(|(axis, size)| match (role, axis) {
+                (Role::QBias, Heads) => Axis::HeadsBias { columns: *size },
+                (Role::KBias | Role::VBias, Kv) => Axis::KvBias { columns: *size },
+                (_, axis) => *axis,
+            });
+            let (axes, format) = (axes.collect(), Format::Values);
+            Parameter { role, number, layers, shape, axes, format, path, tensors, stacked }
         };
         stacks.into_iter().enumerate().map(parameter).collect::<Vec<_>>()
     };

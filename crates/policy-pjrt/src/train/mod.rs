@@ -11,9 +11,11 @@ mod loss;
 mod packing;
 mod programs;
 mod rows;
+mod saved;
 mod step;
 
 pub use programs::{TrainPrograms, TrainShape};
+pub use saved::saved_bytes;
 
 pub(crate) use adamw::{AdamW, Applied, Moments, Scalars};
 pub(crate) use loss::{Device, Loss, LossHead, OtherOutputs, Target, UploadedRows};
