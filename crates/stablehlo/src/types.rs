@@ -16,6 +16,9 @@ pub enum Dtype {
     I32,
     /// Signed integers of 64 bits.
     I64,
+    /// Unsigned integers of 8 bits; prints as `ui8`.
+    #[strum(serialize = "ui8")]
+    U8,
     /// Unsigned integers of 32 bits; prints as `ui32`.
     #[strum(serialize = "ui32")]
     U32,
@@ -42,13 +45,18 @@ impl Dtype {
 
     /// Returns `true` for integer types; predicates are not integers.
     pub fn is_integer(self) -> bool {
-        matches!(self, Self::I16 | Self::I32 | Self::I64 | Self::U32)
+        matches!(self, Self::I16 | Self::I32 | Self::I64 | Self::U8 | Self::U32)
+    }
+
+    /// Returns `true` for unsigned integers.
+    pub fn is_unsigned(self) -> bool {
+        matches!(self, Self::U8 | Self::U32)
     }
 
     /// Returns the bytes of one element in device memory.
     pub fn bytes(self) -> usize {
         match self {
-            Self::Pred => 1,
+            Self::Pred | Self::U8 => 1,
             Self::I16 | Self::F16 | Self::Bf16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::F64 => 8,

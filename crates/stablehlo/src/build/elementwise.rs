@@ -18,7 +18,7 @@ impl Value {
         let legal = match operation {
             Unary::Not => ty.dtype == Dtype::Pred || ty.dtype.is_integer(),
             Unary::Negate => ty.dtype != Dtype::Pred,
-            Unary::Abs | Unary::Sign => !matches!(ty.dtype, Dtype::Pred | Dtype::U32),
+            Unary::Abs | Unary::Sign => ty.dtype != Dtype::Pred && !ty.dtype.is_unsigned(),
             _ => ty.dtype.is_float(),
         };
         let result = if operation == Unary::IsFinite { ty.with_dtype(Dtype::Pred) } else { ty.clone() };

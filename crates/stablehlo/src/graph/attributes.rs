@@ -193,7 +193,7 @@ impl Reducer {
         match self {
             Self::Add | Self::Or => Number::zero(dtype),
             // All bits set.
-            Self::And if dtype.is_integer() && dtype != Dtype::U32 => Number::Int(-1),
+            Self::And if dtype.is_integer() && !dtype.is_unsigned() => Number::Int(-1),
             Self::And => most,
             Self::Max => least,
             Self::Min => most,

@@ -58,6 +58,7 @@ impl Number {
             Dtype::I16 => ints(i16::MIN.into(), i16::MAX.into()),
             Dtype::I32 => ints(i32::MIN.into(), i32::MAX.into()),
             Dtype::I64 => ints(i64::MIN, i64::MAX),
+            Dtype::U8 => ints(0, u8::MAX.into()),
             Dtype::U32 => ints(0, u32::MAX.into()),
             Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64 => {
                 [Self::Float(f64::NEG_INFINITY), Self::Float(f64::INFINITY)]

@@ -209,7 +209,7 @@ pub(super) fn round(x: f64, dtype: Dtype) -> f64 {
         Dtype::F32 => f64::from(x as f32),
         Dtype::Bf16 => bf16::from_f64(x).to_f64(),
         Dtype::F16 => f16::from_f64(x).to_f64(),
-        Dtype::F64 | Dtype::Pred | Dtype::I16 | Dtype::I32 | Dtype::I64 | Dtype::U32 => x,
+        Dtype::F64 | Dtype::Pred | Dtype::I16 | Dtype::I32 | Dtype::I64 | Dtype::U8 | Dtype::U32 => x,
     }
 }
 
@@ -218,6 +218,7 @@ pub(super) fn wrap(x: i64, dtype: Dtype) -> i64 {
     match dtype {
         Dtype::I16 => i64::from(x as i16),
         Dtype::I32 => i64::from(x as i32),
+        Dtype::U8 => i64::from(x as u8),
         Dtype::U32 => i64::from(x as u32),
         Dtype::I64 | Dtype::Pred | Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64 => x,
     }

@@ -71,6 +71,7 @@ pub(crate) fn convert(a: &Array, dtype: Dtype) -> Elements {
         (_, Dtype::Pred) => Elements::Pred(a.to_preds()),
         (Elements::Float(x), Dtype::I16) => Elements::Int(x.iter().map(|x| i64::from(*x as i16)).collect()),
         (Elements::Float(x), Dtype::I32) => Elements::Int(x.iter().map(|x| i64::from(*x as i32)).collect()),
+        (Elements::Float(x), Dtype::U8) => Elements::Int(x.iter().map(|x| i64::from(*x as u8)).collect()),
         (Elements::Float(x), Dtype::U32) => Elements::Int(x.iter().map(|x| i64::from(*x as u32)).collect()),
         (_, dtype) if dtype.is_integer() => Elements::Int(a.to_ints().into_iter().map(|x| wrap(x, dtype)).collect()),
         _ => Elements::Float(a.to_floats()),
@@ -177,7 +178,11 @@ impl Binary {
                 if (0..width(dtype)).contains(&b) { wrap((bits >> b) as i64, dtype) } else { 0 }
             },
             Self::ShiftRightArithmetic => |a, b, dtype| {
-                let signed = if dtype == Dtype::U32 { wrap(a, Dtype::I32) } else { a };
+                let signed = match dtype {
+                    Dtype::U8 => i64::from(a as u8 as i8),
+                    Dtype::U32 => wrap(a, Dtype::I32),
+                    _ => a,
+                };
                 wrap(signed >> if (0..width(dtype)).contains(&b) { b } else { width(dtype) - 1 }, dtype)
             },
         }

@@ -52,7 +52,7 @@ pub(super) fn arg_max(f: &mut Formatter<'_>, dtype: Dtype) -> fmt::Result {
 /// Returns the comparison type of a dtype.
 pub(super) fn comparison_type(dtype: Dtype) -> &'static str {
     match dtype {
-        Dtype::Pred | Dtype::U32 => "UNSIGNED",
+        Dtype::Pred | Dtype::U8 | Dtype::U32 => "UNSIGNED",
         d if d.is_float() => "FLOAT",
         _ => "SIGNED",
     }

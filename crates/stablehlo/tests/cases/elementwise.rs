@@ -12,6 +12,7 @@ fn pairs<T: Copy>(numbers: &[T]) -> (Vec<T>, Vec<T>) {
 
 fn integers(dtype: Dtype) -> Vec<i64> {
     match dtype {
+        Dtype::U8 => vec![0, 1, 2, 6, 7, 8, 127, 128, u8::MAX.into()],
         Dtype::U32 => vec![0, 1, 2, 7, 31, 32, 1 << 31, u32::MAX.into()],
         Dtype::I16 => vec![i16::MIN.into(), -33, -2, -1, 0, 1, 2, 3, 7, 15, 16, i16::MAX.into()],
         Dtype::I32 => vec![i32::MIN.into(), -33, -2, -1, 0, 1, 2, 3, 7, 31, 32, i32::MAX.into()],
@@ -46,10 +47,10 @@ pub fn cases() -> Vec<Case> {
             binary(&a[0], &a[1], &Binary::VARIANTS[..6])
         }));
     }
-    for dtype in [Dtype::I16, Dtype::I32, Dtype::I64, Dtype::U32] {
+    for dtype in [Dtype::I16, Dtype::I32, Dtype::I64, Dtype::U8, Dtype::U32] {
         let (xs, ys) = pairs(&integers(dtype));
         cases.push(case(format!("binary {dtype}"), &[ints(dtype, xs), ints(dtype, ys)], |_, a| {
-            let signed = dtype != Dtype::U32;
+            let signed = !dtype.is_unsigned();
             let unary = [Unary::Not, Unary::Negate, Unary::Abs, Unary::Sign];
             let unary = unary[..if signed { 4 } else { 2 }].iter().map(|u| a[0].unary(*u));
             binary(&a[0], &a[1], Binary::VARIANTS).into_iter().chain(unary).collect()

@@ -79,7 +79,7 @@ impl Random {
         if dtype.is_float() {
             return Array::floats(dtype, shape, (0..n).map(|_| self.float())).expect("floats");
         }
-        let low = if dtype == Dtype::U32 { 0 } else { 32 };
+        let low = if dtype.is_unsigned() { 0 } else { 32 };
         match dtype {
             Dtype::Pred => Array::preds(shape, (0..n).map(|_| self.bits() & 1 == 1)).expect("predicates"),
             _ => Array::ints(dtype, shape, (0..n).map(|_| (self.bits() % 64) as i64 - low)).expect("integers"),
