@@ -27,14 +27,12 @@ impl TokenState {
         Self { rows, logp: zeros(), entropy: zeros(), dlogp: zeros(), dentropy: zeros() }
     }
 
-    /// Finishes the sums of the tokens from state index `at`, each with its scales.
-    pub(crate) fn record(&mut self, at: usize, sums: &[RowSums], scales: impl Iterator<Item = Scales>) {
-        for (at, (sums, scales)) in (at..).zip(sums.iter().zip(scales)) {
-            let row = sums.finish(scales.logit);
-            self.rows[at] = row;
-            self.logp[at] = f64::from((scales.logp * row.logp) as f32);
-            self.entropy[at] = f64::from(row.entropy as f32);
-        }
+    /// Finishes the sums of the token with state index `at`.
+    pub(crate) fn record(&mut self, at: usize, sums: &RowSums, scales: &Scales) {
+        let row = sums.finish(scales.logit);
+        self.rows[at] = row;
+        self.logp[at] = f64::from((scales.logp * row.logp) as f32);
+        self.entropy[at] = f64::from(row.entropy as f32);
     }
 
     /// Writes the values of `range` to the rows `rows` of the results.

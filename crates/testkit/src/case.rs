@@ -39,7 +39,8 @@ pub struct Shape<'a> {
     pub mask_last: bool,
     /// `true` if every token has its own temperature.
     pub temperatures: bool,
-    /// `true` if tokens were sampled from a part of the vocabulary: some from their target alone, some from all of it.
+    /// `true` if tokens were sampled from a part of the vocabulary: some from a ninth of it, some from a few ids or their target alone, some
+    /// from all of it.
     pub sampling_mask: bool,
     /// Bias of the log-ratios of a sequence, so that the mean over a long sequence is clipped too. Sequences cycle through
     /// positive, negative and no bias.
@@ -139,11 +140,16 @@ impl Case {
         }
         let kept = |i: usize, rng: &mut ChaCha8Rng| -> Vec<u32> {
             let target = targets[i] as u32;
-            match i % 4 {
+            let mut one_of = |most: usize| -> Vec<u32> {
+                (0..v as u32).rev().filter(|id| *id == target || rng.random_range(0..most) == 0).collect()
+            };
+            match i % 8 {
                 _ if mask[i] == 0.0 => vec![7, u32::MAX],
-                1 => vec![target],
-                3 => vec![],
-                _ => (0..v as u32).rev().filter(|id| *id == target || rng.random_range(0..9) == 0).collect(),
+                1 | 5 => vec![target],
+                3 | 7 => vec![],
+                2 => vec![(target + 1) % v as u32, target],
+                6 => one_of(v.div_ceil(20)),
+                _ => one_of(9),
             }
         };
         let sampling_mask = shape.sampling_mask.then(|| {

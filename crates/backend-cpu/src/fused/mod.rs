@@ -1,7 +1,8 @@
 //! The loss of hidden states x LM head without a full logits tensor.
 //!
 //! It never stores the `[N, V]` logits and their gradient, skips masked rows, and skips the backward products of rows
-//! without a gradient (clipped, or with zero advantage).
+//! without a gradient (clipped, or with zero advantage). Tokens that were sampled from few ids need only these ids' part of the
+//! head ([`self::gathered`]); the rest of this page is about all other tokens.
 //!
 //! Blocking: a chunk of C active tokens is multiplied with panels of the vocabulary ([`self::tiling`]):
 //!
@@ -23,6 +24,7 @@
 //!
 //! Legend: N tokens, L live rows of a chunk of C, H hidden, V vocabulary, T entries of a tile, P tiles of a panel.
 
+mod gathered;
 mod head;
 mod slot;
 mod tile_gradient;
@@ -35,8 +37,9 @@ use crate::gemm::{Cut, Gemm, KAxis, MatMut, Packed, Rows};
 use crate::host::{Grads, Slice, Tensors};
 use crate::pages::{Aligned, zeros};
 use crate::profile::{Work, timed};
-use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform, keep_only};
+use crate::softmax::{Partial, RowSums, TILE, Transform, keep_only};
 use crate::tokens::{Chunks, TokenState, empty_scores};
+use gathered::Gathered;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::backend_api::plan::Head;
 use grpo_core::backend_api::token_columns::LossSums;
@@ -76,10 +79,12 @@ struct Workspace {
     partials: Vec<Partial>,
     /// The statistics of every row over the tiles so far, `[C]`.
     sums: Vec<RowSums>,
-    /// The tokens of the chunk, `[C]`.
+    /// The dlogits of some gathered tokens.
+    lists: Vec<f32>,
+    /// The tokens of the chunk, `[C]`: first tokens with tile products, then gathered tokens.
     tokens: Vec<Token>,
-    /// `[L]`: positions in the batch.
-    live_rows: Vec<usize>,
+    /// The positions in the batch of tokens with tile products.
+    tiled_rows: Vec<usize>,
     slots: Vec<Slot>,
 }
 
@@ -95,8 +100,9 @@ impl FusedHead {
             dh: zeros(dh),
             partials: vec![Partial::default(); c * p],
             sums: vec![RowSums::EMPTY; c],
+            lists: vec![0.0; problem.list_room(c)],
             tokens: vec![Token::default(); c],
-            live_rows: Vec::with_capacity(c),
+            tiled_rows: Vec::with_capacity(c),
             slots: (0..blocking.slots).map(|_| Slot::new(&problem, &blocking)).collect(),
         };
         Self {
@@ -120,6 +126,11 @@ impl FusedHead {
         (hidden, LmHead { gemm, weight: lm_head, bias, layout, h, v, packs_tiles })
     }
 
+    /// Returns the products of gathered tokens of a call.
+    fn gathered<'a>(&self, hidden: Slice<'a>, head: &'a LmHead<'a>, batch: &'a TokenBatch) -> Gathered<'a> {
+        Gathered { hidden, head, batch, transform: self.transform, rounds_dlogits: self.problem.rounds }
+    }
+
     /// Divides tiles into panels of at most `size` tiles.
     fn panels(&self, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let tiles = self.problem.tiles();
@@ -137,21 +148,26 @@ impl FusedHead {
         at: usize,
         keep: bool,
     ) {
-        let (c, transform, panels) = (rows.len(), self.transform, self.panels(self.blocking.panel_tiles));
-        let (Problem { gemm, h, .. }, stride) = (self.problem, self.problem.stride());
-        let block = self.problem.block(self.blocking.chunk, self.blocking.order);
-        let (most, in_panel) = (gemm.near_rows().unwrap_or(c), keep || gemm.near_rows().is_none());
-        let Workspace { x, panel, partials, sums, tokens, slots, .. } = &mut self.work;
-        let tokens = &mut tokens[..c];
-        for (place, (token, row)) in tokens.iter_mut().zip(rows).enumerate() {
-            let scales = Scales::new(&self.request.loss, batch.temperature(*row));
-            // The batch has checked that it is in the vocabulary.
-            let target = batch.targets()[*row] as usize;
-            *token = Token { row: *row, place, target, scales, row_grad: RowGrad::default() };
+        let (transform, panels) = (self.transform, self.panels(self.blocking.panel_tiles));
+        let (problem, gathered) = (self.problem, self.gathered(hidden, head, batch));
+        let (Problem { gemm, h, .. }, stride) = (problem, problem.stride());
+        let block = problem.block(self.blocking.chunk, self.blocking.order);
+        let Workspace { x, panel, partials, sums, tokens, tiled_rows, slots, .. } = &mut self.work;
+        let (tokens, sums) = (&mut tokens[..rows.len()], &mut sums[..rows.len()]);
+        tiled_rows.clear();
+        tiled_rows.extend(rows.iter().filter(|row| !problem.gathers(batch, **row)));
+        let c = tiled_rows.len();
+        let is_gathered = |i: &usize| problem.gathers(batch, rows[*i]);
+        let order = (0..rows.len()).filter(|i| !is_gathered(i)).chain((0..rows.len()).filter(is_gathered));
+        for (place, (token, index)) in tokens.iter_mut().zip(order).enumerate() {
+            *token = Token { place, ..Token::new(&self.request.loss, batch, rows[index], at + index) };
         }
-        pack_for_logits(gemm, hidden, rows, h, x);
-        sums[..c].fill(RowSums::EMPTY);
-        for tiles in panels {
+        let ((tiled, others), (tiled_sums, other_sums)) = (tokens.split_at(c), sums.split_at_mut(c));
+        gathered.statistics(others, other_sums, slots);
+        let (most, in_panel) = (gemm.near_rows().unwrap_or(c.max(1)), keep || gemm.near_rows().is_none());
+        pack_for_logits(gemm, hidden, tiled_rows, h, x);
+        tiled_sums.fill(RowSums::EMPTY);
+        for tiles in panels.take_while(|_| c > 0) {
             let blocks = panel.chunks_mut(block).zip(partials.chunks_mut(c));
             for_each_with_slot(slots, tiles.clone().zip(blocks), |slot, (index, (block, partials))| {
                 let tile = head.tile(index);
@@ -162,7 +178,7 @@ impl FusedHead {
                     let mut logits = MatMut::new(logits, some.len(), tile.len(), stride);
                     head.logits(index, x, c, first, &mut logits, &mut slot.head);
                     timed(Work::Statistics, || {
-                        let tokens = partials[some.clone()].iter_mut().zip(&tokens[some]);
+                        let tokens = partials[some.clone()].iter_mut().zip(&tiled[some]);
                         for (row, (partial, token)) in tokens.enumerate() {
                             let (isa, z) = (gemm.isa(), logits.row(row));
                             if let Some(transform) = &transform {
@@ -178,12 +194,14 @@ impl FusedHead {
             });
             for (index, partials) in tiles.zip(partials.chunks(c)) {
                 let tile = head.tile(index);
-                for ((sums, partial), token) in sums.iter_mut().zip(partials).zip(&*tokens) {
+                for ((sums, partial), token) in tiled_sums.iter_mut().zip(partials).zip(tiled) {
                     sums.merge(partial, tile.contains(&token.target), token.scales.logit);
                 }
             }
         }
-        self.state.record(at, &sums[..c], tokens.iter().map(|token| token.scales));
+        for (sums, token) in sums.iter().zip(&*tokens) {
+            self.state.record(token.index, sums, &token.scales);
+        }
     }
 
     /// Adds the gradients of the tokens `live` (ascending state indices; `rows[0]` has index `at`) to `grads`. If
@@ -200,33 +218,48 @@ impl FusedHead {
         rows: &[usize],
         grads: &mut Grads<'_>,
     ) {
-        let (Problem { gemm, h, v, layout, .. }, transform) = (self.problem, self.transform);
+        let (problem, transform) = (self.problem, self.transform);
+        let Problem { gemm, h, v, layout, .. } = problem;
         let panels = self.panels(self.blocking.panel_tiles.min(TILES_PER_SLOT * self.blocking.slots));
-        let (order, stride) = (self.blocking.order, self.problem.stride());
-        let (block, row) = (self.problem.block(self.blocking.chunk, order), self.problem.row(order));
+        let (order, stride) = (self.blocking.order, problem.stride());
+        let (block, row) = (problem.block(self.blocking.chunk, order), problem.row(order));
+        let gathered = self.gathered(hidden, head, batch);
         let (live, state, work) = (&self.live[live], &self.state, &mut self.work);
-        let l = live.len();
+        let Workspace { x, x_for_head, panel, dh, lists, tokens, tiled_rows, slots, .. } = work;
+        let is_gathered = |index: &&usize| problem.gathers(batch, rows[**index - at]);
+        let in_order = live.iter().filter(|index| !is_gathered(index)).chain(live.iter().filter(is_gathered));
+        for (token, index) in tokens.iter_mut().zip(in_order) {
+            *token = Token::new(&self.request.loss, batch, rows[index - at], *index);
+            token.row_grad = state.row_grad(*index, &token.scales);
+        }
+        let tokens = &mut tokens[..live.len()];
+        let l = tokens.iter().filter(|token| !problem.gathers(batch, token.row)).count();
+        let (tokens, others) = tokens.split_at_mut(l);
+        gathered.gradients(others, lists, grads, slots);
         if l == 0 {
             return;
         }
-        for (place, (token, index)) in work.tokens.iter_mut().zip(live).enumerate() {
-            let row = rows[index - at];
-            let place = if forwarded { index - at } else { place };
-            let target = batch.targets()[row] as usize;
-            let scales = Scales::new(&self.request.loss, batch.temperature(row));
-            *token = Token { row, place, target, scales, row_grad: state.row_grad(*index, &scales) };
+        let (mut place, mut seen) = (0, 0);
+        for token in &mut *tokens {
+            token.place = place;
+            if forwarded {
+                // The panel has the logits of all tiled tokens of the chunk.
+                let before = &rows[seen..token.index - at];
+                token.place += before.iter().filter(|row| !problem.gathers(batch, **row)).count();
+                seen = token.index - at + 1;
+            }
+            place = token.place + 1;
         }
-        let Workspace { x, x_for_head, panel, dh, tokens, live_rows, slots, .. } = work;
-        let tokens = &tokens[..l];
-        live_rows.clear();
-        live_rows.extend(tokens.iter().map(|token| token.row));
+        let tokens = &*tokens;
+        tiled_rows.clear();
+        tiled_rows.extend(tokens.iter().map(|token| token.row));
         if !forwarded {
-            pack_for_logits(gemm, hidden, live_rows, h, x);
+            pack_for_logits(gemm, hidden, tiled_rows, h, x);
         }
         let pieces: Vec<_> = gemm.panel_pieces(l).collect();
         if grads.lm_head.is_some() {
             for piece in &pieces {
-                let source = Rows::list(hidden, h, &live_rows[piece.clone()], 0..h);
+                let source = Rows::list(hidden, h, &tiled_rows[piece.clone()], 0..h);
                 match layout {
                     HeadLayout::VocabHidden => {
                         let (out, stride) = (gemm.rhs_words(h, piece.start), gemm.rhs_stride(piece.len()));

@@ -43,11 +43,15 @@ pub(crate) struct Slot {
     /// The cached block for [`Gemm::near_rows`]: logits of some tokens for a tile, then a block of hidden units of the
     /// tile's head gradient. Empty if the kernel does not need it.
     pub(crate) near: Aligned<f32>,
+    /// The hidden states of a gathered token, `[H]`, or their gradient.
+    pub(crate) x: Vec<f32>,
+    /// The logits of a gathered token's kept ids.
+    pub(crate) list: Vec<f32>,
 }
 
 impl Slot {
-    /// Returns the lengths of `head`, `dlogits`, `rows` and `near`.
-    fn sizes(problem: &Problem, blocking: &Blocking) -> [usize; 4] {
+    /// Returns the lengths of `head`, `dlogits`, `rows`, `near`, `x` and `list`.
+    fn sizes(problem: &Problem, blocking: &Blocking) -> [usize; 6] {
         let Problem { gemm, h, v, layout, .. } = *problem;
         let (t, c) = (v.min(TILE), blocking.chunk);
         let head = if problem.packs_tiles(blocking) {
@@ -69,13 +73,21 @@ impl Slot {
             };
             (rows.min(c) * problem.stride()).max(gradient_rows * stride(gemm, cols))
         });
-        [head, dlogits, gemm.lhs_panel() * t, near]
+        let list = problem.longest_list();
+        [head, dlogits, gemm.lhs_panel() * t, near, if list > 0 { h } else { 0 }, list]
     }
 
     /// Allocates a slot.
     pub(crate) fn new(problem: &Problem, blocking: &Blocking) -> Self {
-        let [head, dlogits, rows, near] = Self::sizes(problem, blocking);
-        Self { head: zeros(head), dlogits: zeros(dlogits), rows: vec![0.0; rows], near: zeros(near) }
+        let [head, dlogits, rows, near, x, list] = Self::sizes(problem, blocking);
+        Self {
+            head: zeros(head),
+            dlogits: zeros(dlogits),
+            rows: vec![0.0; rows],
+            near: zeros(near),
+            x: vec![0.0; x],
+            list: vec![0.0; list],
+        }
     }
 
     /// Returns the bytes of a slot; saturates on overflow.

@@ -87,6 +87,7 @@ fn check(loss: &LossConfig, case: &Case, words: usize) {
 #[case::one_unit("dapo", Shape { lengths: &[40, 30], h: 1, v: 513, ..Shape::default() })]
 #[case::temperatures("cispo", Shape { lengths: &[40, 50], h: 40, v: 600, bias: false, temperatures: true, ..Shape::default() })]
 #[case::softcap("softcap", Shape { lengths: &[40, 60], h: 40, v: 600, ..Shape::default() })]
+#[case::sampling_mask("dapo", Shape { lengths: &[40, 60], h: 40, v: 1100, sampling_mask: true, ..Shape::default() })]
 fn tile_products_match_the_oracle(
     #[case] loss_type: &str,
     #[case] shape: Shape<'_>,
@@ -155,15 +156,16 @@ fn tile_products_add_to_existing_gradients() {
 
 /// Returns the bytes of a head's buffers.
 fn allocated(head: &FusedHead) -> usize {
-    let Workspace { x, x_for_head, panel, dh, partials, sums, tokens, live_rows, slots } = &head.work;
+    let Workspace { x, x_for_head, panel, dh, partials, sums, lists, tokens, tiled_rows, slots } = &head.work;
     let of_slot = |slot: &Slot| {
-        4 * (slot.head.len() + slot.dlogits.len() + slot.rows.len() + slot.near.len()) + size_of::<Slot>()
+        let of_gathered = slot.x.len() + slot.list.len();
+        4 * (slot.head.len() + slot.dlogits.len() + slot.rows.len() + slot.near.len() + of_gathered) + size_of::<Slot>()
     };
-    4 * (x.len() + x_for_head.len() + panel.len() + dh.len())
+    4 * (x.len() + x_for_head.len() + panel.len() + dh.len() + lists.len())
         + size_of_val(&partials[..])
         + size_of_val(&sums[..])
         + size_of_val(&tokens[..])
-        + size_of::<usize>() * (live_rows.capacity() + head.live.capacity())
+        + size_of::<usize>() * (tiled_rows.capacity() + head.live.capacity())
         + slots.iter().map(of_slot).sum::<usize>()
         + TokenState::BYTES * head.problem.kept(&head.blocking)
 }

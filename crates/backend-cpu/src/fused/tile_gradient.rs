@@ -59,7 +59,7 @@ impl TileGradient<'_> {
         slot: &mut Slot,
     ) {
         let (gemm, tile) = (self.lm_head.gemm, self.lm_head.tile(index));
-        let Slot { head: words, dlogits, rows, near } = slot;
+        let Slot { head: words, dlogits, rows, near, .. } = slot;
         let near_logits = self.hidden_states.filter(|_| gemm.near_rows().is_some());
         if let Some(x) = self.hidden_states {
             self.lm_head.pack_for_logits(index, words);

@@ -156,7 +156,9 @@ impl ChunkPasses {
                 sums.merge(partial, place_in_tile(target, i).is_some(), scale);
             }
         });
-        self.state.record(at, &self.sums[..rows.len()], rows.iter().map(scales));
+        for (at, (sums, row)) in (at..).zip(self.sums.iter().zip(rows)) {
+            self.state.record(at, sums, &scales(row));
+        }
     }
 
     /// Computes the gradient of the tokens `rows`, whose state starts at `at`, if `access` needs it. The latest

@@ -22,9 +22,10 @@ fn f32_inputs_give_the_bits_of_rounded_inputs(
     #[values("grpo", "gspo", "softcap")] loss_type: &str,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
     #[values(Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx)] isa: Isa,
+    #[values(false, true)] sampling_mask: bool,
 ) {
     let loss = loss(loss_type);
-    let shape = Shape { lengths: &[9, 20, 8], h: 330, v: 1013, layout, bias: false, ..Shape::default() };
+    let shape = Shape { lengths: &[9, 20, 8], h: 330, v: 1013, layout, bias: false, sampling_mask, ..Shape::default() };
     let case = Case::new(&loss, &shape, 17);
     let (narrow, exact) = (narrowed(&case), case.oracle(&loss));
     assert_flows(&exact);

@@ -44,6 +44,99 @@ fn masked_softmaxes_match_the_oracle(
     }
 }
 
+/// A vocabulary so large that both layouts of the head are gathered for lists of some ids.
+#[rstest]
+fn short_lists_of_a_large_vocabulary_match_the_oracle(
+    #[values("grpo", "gspo", "softcap_logprobs", "negative_scale")] loss_type: &str,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+    #[values(true, false)] bias: bool,
+) {
+    let loss = loss(loss_type);
+    let shape =
+        Shape { dtype, layout, bias, h: 70, v: 12_000, sampling_mask: true, temperatures: true, ..Shape::default() };
+    let case = Case::new(&loss, &shape, 11);
+    let expected = case.oracle(&loss);
+    assert_flows(&expected);
+    for (backend, tolerance) in backends(dtype, 3) {
+        let mut scores: Option<Scores> = None;
+        for (name, implementation, tiling) in implementations() {
+            let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
+            let got = run(&mut *plan, &case);
+            Differences::new(&got, &expected).assert_within(tolerance, &name);
+            assert_eq!(plan.score(case.policy(), &case.batch).unwrap(), got.scores, "{name}");
+            if has_tiled_products(&implementation) {
+                assert_eq!(*scores.get_or_insert_with(|| got.scores.clone()), got.scores, "{name}");
+            }
+        }
+    }
+}
+
+/// Returns a case whose tokens were all sampled from a few ids, and the ids that no token was sampled from.
+fn gathered(loss: &LossConfig, shape: &Shape<'_>) -> (Case, Vec<usize>) {
+    let case = Case::new(loss, &Shape { sampling_mask: true, ..*shape }, 13);
+    let (mut mask, mut others) = (SamplingMask::default(), vec![true; case.v]);
+    for row in 0..case.tokens() {
+        let of_case = case.batch.kept(row).filter(|ids| ids.len() < 30).unwrap_or_default();
+        let target = case.batch.targets()[row].clamp(0, case.v as i64 - 1) as u32;
+        let ids = if of_case.is_empty() { vec![target, (target + 5) % case.v as u32] } else { of_case.to_vec() };
+        mask.push(&ids);
+        ids.iter().filter(|id| (**id as usize) < case.v).for_each(|id| others[*id as usize] = false);
+    }
+    let case = case.with_batch(|batch| batch.with_sampling_mask(mask).unwrap());
+    let others = (0..case.v).filter(|id| others[*id]).collect();
+    (case, others)
+}
+
+#[rstest]
+fn the_head_of_other_ids_than_the_kept_ones_is_not_read(
+    #[values("grpo", "gspo", "softcap")] loss_type: &str,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+) {
+    let loss = loss(loss_type);
+    let (case, others) = gathered(&loss, &Shape { layout, v: 12_000, ..Shape::default() });
+    assert!(others.len() > 11_000);
+    let place = |id: usize, unit: usize| match layout {
+        HeadLayout::VocabHidden => id * case.h + unit,
+        HeadLayout::HiddenVocab => unit * case.v + id,
+    };
+    let poisoned = Case {
+        lm_head: case.lm_head.with(|head| {
+            others.iter().for_each(|id| (0..case.h).for_each(|unit| head[place(*id, unit)] = f32::NAN));
+        }),
+        ..case.clone()
+    };
+    let expected = case.oracle(&loss);
+    assert_flows(&expected);
+    for (name, implementation, tiling) in implementations() {
+        if !has_tiled_products(&implementation) {
+            continue;
+        }
+        let mut plan = plan(&CpuBackend::with_threads(2).unwrap(), &case.request(&loss, implementation, tiling));
+        let got = run(&mut *plan, &poisoned);
+        Differences::new(&got, &expected).assert_within(EXACT, &name);
+        assert!(others.iter().all(|id| (0..case.h).all(|unit| got.lm_head[place(*id, unit)] == 0.0)), "{name}");
+    }
+}
+
+/// All kept logits of a token are equal: each has the same probability.
+#[test]
+fn ties_share_the_probability() {
+    let loss = loss("grpo");
+    let (case, _) = gathered(&loss, &Shape { bias: false, v: 12_000, ..Shape::default() });
+    let case = Case { lm_head: case.lm_head.with(|head| head.fill(0.25)), ..case };
+    for (name, implementation, tiling) in implementations() {
+        let mut plan = plan(&CpuBackend::new(), &case.request(&loss, implementation, tiling));
+        let scores = plan.score(case.policy(), &case.batch).unwrap();
+        for row in case.batch.active_rows() {
+            let expected = (case.batch.kept(*row).unwrap().len() as f32).ln();
+            for found in [-scores.logp[*row], scores.entropy[*row]] {
+                assert!((found - expected).abs() <= 1e-6 * expected, "{name}: {found} for ln {expected}");
+            }
+        }
+    }
+}
+
 /// Returns the batch with the whole vocabulary at every token.
 fn without_mask(batch: TokenBatch) -> TokenBatch {
     let mut mask = SamplingMask::default();
