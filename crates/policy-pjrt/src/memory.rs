@@ -209,7 +209,7 @@ mod tests {
         let wide = LayerSpec { head_dim: Some(24), rope: models::LayerRope::None, ..LayerSpec::default() };
         let config =
             ModelConfig { num_hidden_layers: 5, layers: vec![sliding, sliding, wide], ..ModelConfig::default() };
-        let table = sizes.memory(&config, &options, None);
+        let table = sizes.memory(&config, &options, None).unwrap();
         assert_eq!(bytes(&table, "keys and values"), 2 * 16 * 2 * (4 * 48 * 16 + 128 * 24) * 4);
     }
 

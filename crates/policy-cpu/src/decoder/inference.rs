@@ -419,7 +419,8 @@ impl Inference {
         });
         let attentions: Vec<_> = attentions.collect();
         let kv = KvCache::new(&attentions, &lengths, per_prompt, capacity);
-        let mut cache = Cache { kv, states: vec![Vec::new(); self.layers.len() - attentions.len()], routed: Vec::new() };
+        let mut cache =
+            Cache { kv, states: vec![Vec::new(); self.layers.len() - attentions.len()], routed: Vec::new() };
         let mut last = Vec::with_capacity(prompts.len() * self.config.hidden_size);
         let (mut rest, mut lengths) = (prompts, &lengths[..]);
         while !rest.is_empty() {

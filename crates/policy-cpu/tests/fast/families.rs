@@ -244,7 +244,11 @@ fn parameters_that_are_not_trained_are_in_no_state() {
             resumed.import(&of_state).unwrap();
             assert_eq!(state(&resumed), saved, "{name}");
             let sequences = checkpoint.completions();
-            let parts = [SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() }];
+            let parts = [SequenceBatch {
+                routed_experts: &[],
+                sequences: &sequences,
+                tokens: token_batch(&sequences).unwrap(),
+            }];
             for of in [Weights::Policy, Weights::RefPolicy] {
                 let [found, expected] =
                     [&mut resumed, &mut policy].map(|policy| policy.score(of, &parts).unwrap().logp);

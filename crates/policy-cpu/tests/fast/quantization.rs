@@ -63,7 +63,7 @@ fn training_on_quantised_weights_equals_training_on_their_dequantised_values() {
             let tokens = token_batch(&sequences).unwrap().with_advantages(vec![1.0; sequences.len()]).unwrap();
             let of = |policy: &mut CpuPolicy| {
                 policy.freeze_ref_policy().unwrap();
-                let batch = || SequenceBatch { sequences: &sequences, tokens: tokens.clone() };
+                let batch = || SequenceBatch { routed_experts: &[], sequences: &sequences, tokens: tokens.clone() };
                 let old = policy.score(Weights::Policy, &[batch()]).unwrap();
                 policy.accumulate(&[batch()], StepLoss::Grpo).unwrap();
                 policy.apply(0.01).unwrap();

@@ -29,7 +29,9 @@ pub fn saved_bytes(config: &ModelConfig, options: &PjrtPolicyOptions, length: us
     if let Save::Carry | Save::Every(_) = options.save {
         return Ok(0);
     }
-    let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
+    let decoder = Decoder::new(config, options.compute)
+        .with_attention(options.attention)
+        .with_expert_products(options.expert_products);
     let of = |save: &Save| stacked_bytes(&decoder, save, length).map_err(program_error("layers"));
     Ok(of(&options.save)?.saturating_sub(of(&Save::Carry)?))
 }
@@ -42,7 +44,7 @@ fn stacked_bytes(decoder: &Decoder, save: &Save, length: usize) -> Result<u64, s
         std::iter::once(TensorType::new(Dtype::I32, [1, length])).chain(of_parameters).collect();
     let forward = try_trace(&types, |_, values| {
         let [ids, parameters @ ..] = values else { unreachable!("as many as there are types") };
-        let weights = ParameterValues::new(table.iter().map(|p| p.role).zip(parameters.iter().cloned()));
+        let weights = ParameterValues::new(table.iter().map(|p| p.id()).zip(parameters.iter().cloned()));
         Ok::<_, stablehlo::Error>(vec![decoder.residual(&weights, &Rows::of_sequences(ids), save.clone())?.0])
     })?;
     let f = Builder::new();
@@ -78,8 +80,7 @@ mod tests {
             ..ModelConfig::default()
         };
         let attention = Attention::Blockwise { block: NonZeroUsize::new(16).unwrap() };
-        let mut options =
-            PjrtPolicyOptions { compute: Compute::Bf16, attention, save, ..PjrtPolicyOptions::default() };
+        let mut options = PjrtPolicyOptions { compute: Compute::Bf16, attention, save, ..PjrtPolicyOptions::default() };
         let config = change(config, &mut options);
         let all = saved_bytes(&config, &options, LENGTH as usize).unwrap();
         assert_eq!(all % (3 * LENGTH), 0);
