@@ -6,7 +6,7 @@ use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, DeltaStates, Split, at
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
-use models::{MemoryTable, ModelConfig, Trained, TrainedMemory, TrainingMemory};
+use models::{MemoryTable, ModelConfig, OptimizerName, Trained, TrainedMemory, TrainingMemory};
 use stablehlo::Save;
 
 /// Sizes of a training run that determine its memory, apart from the weights.
@@ -20,6 +20,7 @@ use stablehlo::Save;
 ///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128, conversations: false },
 ///     weights: models::Dtype::F32,
 ///     trained: models::Trained::All,
+///     optimizer: models::OptimizerName::AdamW,
 ///     ref_policy: false,
 ///     mixes_ref_policy: false,
 /// };
@@ -36,6 +37,8 @@ pub struct TrainingSizes {
     pub weights: models::Dtype,
     /// The trained weights.
     pub trained: Trained,
+    /// The optimizer, which has two moments of each trained weight.
+    pub optimizer: OptimizerName,
     /// `true` if there is a reference policy with its own weights, as opposed to the frozen model below adapters.
     pub ref_policy: bool,
     /// `true` if [`policy::Policy::mix_ref_policy`] moves the reference policy, which then keeps f32 precision.
@@ -66,8 +69,8 @@ impl TrainingSizes {
             _ => self.weights,
         };
         let reference = self.ref_policy.then_some(if self.mixes_ref_policy { models::Dtype::F32 } else { dtype });
-        let (weights, trained) = (weights_on(&split), self.trained);
-        let state = TrainingMemory { weights, dtype, trained, reference };
+        let (weights, trained, optimizer) = (weights_on(&split), self.trained, self.optimizer);
+        let state = TrainingMemory { weights, dtype, trained, optimizer, reference };
         let of_state = state.table();
         let mut table = MemoryTable::new();
         // The gradient accumulators stay on the device between updates.
@@ -103,8 +106,8 @@ impl TrainingSizes {
         let of_vocab = vocab.div_ceil(split.parts(Axis::Vocab));
         table.push_in("micro-batches", "logits", product(&[tokens, of_vocab]).saturating_mul(single).min(budget));
         if options.can_roll_back {
-            let TrainedMemory { roll_back, .. } = TrainedMemory::of(state.trained_weights());
-            table.push_in("updates", "weights and moments to go back to (float32)", roll_back);
+            let TrainedMemory { roll_back, .. } = TrainedMemory::of(state.trained_weights(), optimizer);
+            table.push_in("updates", "weights and moments to go back to", roll_back);
         }
         if of_rollout != split {
             let part = format!("weights on the mesh of the rollout ({})", options.compute.dtype().name());
@@ -151,6 +154,7 @@ mod tests {
             rollout,
             weights: models::Dtype::F32,
             trained: Trained::All,
+            optimizer: OptimizerName::AdamW,
             ref_policy: false,
             mixes_ref_policy: false,
         };
@@ -185,6 +189,7 @@ mod tests {
             },
             weights: models::Dtype::F32,
             trained: Trained::All,
+            optimizer: OptimizerName::AdamW,
             ref_policy: false,
             mixes_ref_policy: false,
         };
@@ -221,6 +226,10 @@ mod tests {
         let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options, None).total());
         assert_eq!(twice, 28 * wide.parameter_count());
         assert!(once < 17 * wide.parameter_count());
+        // Two moments of one byte and a scale per block, and as much to go back to.
+        let eight_bit = TrainingSizes { optimizer: OptimizerName::AdamW8bit, ..small };
+        let count = wide.parameter_count();
+        assert_eq!(twice - eight_bit.memory(&wide, &options, None).total(), 2 * (6 * count - 8 * count.div_ceil(256)));
         let adapted = TrainingSizes { trained: Trained::Adapters(1000), weights: models::Dtype::Bf16, ..small };
         assert!(adapted.memory(&wide, &options, None).total() < 3 * wide.parameter_count());
         // Longer sequences need a larger KV cache.

@@ -183,6 +183,8 @@ pub enum Axis {
     Rank,
     /// The single output of the value head.
     Value,
+    /// The blocks of a row of 8-bit moments, where shards of the row do not have whole blocks; not sharded.
+    Blocks,
     /// The rows of activations, B, or their tokens, N; not an axis of parameters.
     Batch,
     /// The tokens of a row in the residual stream, T; not an axis of parameters. Attention and MLP see all tokens of a row.
@@ -248,6 +250,11 @@ impl Parameter {
         if self.is_stacked() { &self.axes[1..] } else { &self.axes }
     }
 
+    /// Returns the parameter with other sizes.
+    pub(crate) fn with_shape(&self, shape: Vec<usize>, axes: Vec<Axis>) -> Self {
+        Self { shape, axes, ..self.clone() }
+    }
+
     /// Returns the short name, which programs use.
     pub fn name(&self) -> &str {
         &self.path
@@ -290,7 +297,9 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         FusedMlp => 2 * wide,
         Experts => count,
         Vocab => config.vocab_size,
-        Axis::Rank | Axis::Value | Axis::Batch | Axis::Length => unreachable!("no parameter of the model has it"),
+        Axis::Rank | Axis::Value | Axis::Blocks | Axis::Batch | Axis::Length => {
+            unreachable!("no parameter of the model has it")
+        }
     };
     let norms = config.norm_placement.names();
     let is_there = |role: Role, path: &str| match role {
