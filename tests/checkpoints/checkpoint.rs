@@ -129,7 +129,7 @@ impl Settings {
             adam_epsilon: self.number("eps"),
             weight_decay: self.number("weight_decay"),
             max_grad_norm: self.number("max_grad_norm"),
-            skip_grad_norm: None,
+            ..AdamWConfig::default()
         }
     }
 }

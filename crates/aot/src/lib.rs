@@ -399,7 +399,8 @@ impl RunPrograms {
     }
 
     fn train(&self, decoder: &Decoder) -> TrainPrograms {
-        TrainPrograms::new(decoder.clone(), self.options.save.clone())
+        let programs = TrainPrograms::new(decoder.clone(), self.options.save.clone());
+        programs.with_optimizer(self.config.optimizer.adamw.name)
     }
 
     /// Returns the matmul cost of forward and backward pass in units of the forward pass: one more for the derivative of inputs, and one more

@@ -94,7 +94,7 @@ impl RunPrograms {
     }
 
     fn trained_memory(&self) -> TrainedMemory {
-        TrainedMemory::of(self.sizes().trained_of_device as u64)
+        TrainedMemory::of(self.sizes().trained_of_device as u64, self.config.largest_optimizer())
     }
 
     /// Returns the bytes of gradient accumulators. An update that is one program needs none.

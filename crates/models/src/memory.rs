@@ -4,6 +4,7 @@ use crate::config::ModelConfig;
 use crate::quantization::QuantizedMemory;
 use crate::weights::Dtype;
 use grpo_core::readable_bytes;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Memory by part in bytes: permanent parts, and parts of consecutive phases.
@@ -105,6 +106,8 @@ pub struct TrainingMemory {
     pub quantized: Option<QuantizedMemory>,
     /// The trained weights: all of them, or those of adapters.
     pub trained: Trained,
+    /// The optimizer, which has two moments of each trained weight.
+    pub optimizer: OptimizerName,
     /// The dtype of a separate copy of the weights for the reference policy, if there is one.
     pub reference: Option<Dtype>,
 }
@@ -119,9 +122,10 @@ pub enum Trained {
 }
 
 impl TrainingMemory {
-    /// Returns the memory of training all weights, without a reference policy.
+    /// Returns the memory of training all weights with `adamw`, without a reference policy.
     pub fn full(config: &ModelConfig, dtype: Dtype) -> Self {
-        Self { weights: config.parameter_count(), dtype, quantized: None, trained: Trained::All, reference: None }
+        let (trained, optimizer) = (Trained::All, OptimizerName::AdamW);
+        Self { weights: config.parameter_count(), dtype, quantized: None, trained, optimizer, reference: None }
     }
 
     /// Returns the number of trained weights.
@@ -136,7 +140,8 @@ impl TrainingMemory {
     /// during updates and, if they are stored in 16 bits, the remaining bits of their f32 values.
     pub fn table(&self) -> MemoryTable {
         let of_weights = |dtype: Dtype| self.weights.saturating_mul(dtype.size() as u64);
-        let TrainedMemory { weights, moments, gradients, .. } = TrainedMemory::of(self.trained_weights());
+        let TrainedMemory { weights, moments, gradients, .. } =
+            TrainedMemory::of(self.trained_weights(), self.optimizer);
         let plain = self.weights.saturating_sub(self.quantized.map_or(0, |quantized| quantized.values));
         let stored = plain.saturating_mul(self.dtype.size() as u64);
         let mut table = MemoryTable::new();
@@ -148,8 +153,8 @@ impl TrainingMemory {
             Trained::Adapters(_) => table.push("adapters (float32)", weights),
             Trained::All => table.push("remainders of weights (16 bits)", weights.saturating_sub(stored)),
         }
-        for part in ["first moments (float32)", "second moments (float32)"] {
-            table.push(part, moments / 2);
+        for part in ["first moments", "second moments"] {
+            table.push(format!("{part} ({})", self.optimizer.moment_label()), moments / 2);
         }
         if let Some(dtype) = self.reference {
             table.push(format!("reference policy ({dtype})"), of_weights(dtype));
@@ -159,7 +164,43 @@ impl TrainingMemory {
     }
 }
 
-/// The f32 memory of trained weights in bytes.
+/// An optimizer, with its name in `transformers`. It decides the format of AdamW's moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OptimizerName {
+    /// AdamW with f32 moments.
+    #[default]
+    #[serde(rename = "adamw")]
+    AdamW,
+    /// AdamW with moments in 8 bits and a scale per block of 256 values, as in bitsandbytes. Tensors with fewer than 4096 values have f32
+    /// moments.
+    #[serde(rename = "adamw_8bit")]
+    AdamW8bit,
+}
+
+/// The number of values of 8-bit moments that share a scale.
+pub const MOMENT_BLOCK: usize = 256;
+
+impl OptimizerName {
+    /// Returns the bytes of one moment of this number of weights. 8-bit moments count as if all blocks were full, and small tensors as if
+    /// they had 8 bits, too.
+    pub fn moment_bytes(self, count: u64) -> u64 {
+        let single = Dtype::F32.size() as u64;
+        match self {
+            Self::AdamW => count.saturating_mul(single),
+            Self::AdamW8bit => count.saturating_add(count.div_ceil(MOMENT_BLOCK as u64) * single),
+        }
+    }
+
+    /// Returns the name of the format of moments in memory tables.
+    fn moment_label(self) -> &'static str {
+        match self {
+            Self::AdamW => "float32",
+            Self::AdamW8bit => "8 bits",
+        }
+    }
+}
+
+/// The memory of trained weights in bytes. Weights and gradients are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainedMemory {
     /// The weights.
@@ -174,8 +215,9 @@ pub struct TrainedMemory {
 
 impl TrainedMemory {
     /// Returns the memory of this number of weights.
-    pub fn of(count: u64) -> Self {
-        let times = |values: u64| count.saturating_mul(values * Dtype::F32.size() as u64);
-        Self { weights: times(1), moments: times(2), gradients: times(1), roll_back: times(3) }
+    pub fn of(count: u64, optimizer: OptimizerName) -> Self {
+        let weights = count.saturating_mul(Dtype::F32.size() as u64);
+        let moments = optimizer.moment_bytes(count).saturating_mul(2);
+        Self { weights, moments, gradients: weights, roll_back: weights.saturating_add(moments) }
     }
 }

@@ -38,8 +38,8 @@ const RESIDUAL: f64 = 4.0;
 const LOGITS: f64 = 12.0;
 /// Completion tokens per chunk of logits; every chunk reads the head, and reads and writes its gradient.
 const CHUNK: f64 = 2048.0;
-/// Bytes that AdamW moves per weight: reads of weight, gradient and two moments in f32, and writes of all but the gradient.
-const ADAMW: f64 = 28.0;
+/// Bytes that AdamW moves per weight besides moments: reads of weight and gradient in f32, and writes of the weight.
+const ADAMW: f64 = 12.0;
 /// Passes of bf16 matmuls for one matmul of f32 operands.
 const F32_PASSES: f64 = 6.0;
 /// How often bytes that a collective receives are moved in memory: weights and their gradients, and activations.
@@ -389,7 +389,9 @@ impl<'a> CostModel<'a> {
     fn optimizer(&self) -> Cost {
         let mut meter = self.meter(self.training());
         if self.config.lora.is_none() {
-            meter.moves(ADAMW * self.of_training.elements);
+            // Both moments are read and written.
+            let moments = 4.0 * self.config.optimizer.adamw.name.moment_bytes(self.of_training.elements as u64) as f64;
+            meter.moves(ADAMW * self.of_training.elements + moments);
         }
         meter.cost
     }

@@ -90,6 +90,7 @@ pub(crate) fn sizes_of(config: &TrainConfig, weights: Dtype, prompt: usize, trai
         },
         weights,
         trained,
+        optimizer: config.largest_optimizer(),
         ref_policy: config.needs_ref_policy() && config.lora.is_none(),
         mixes_ref_policy: config.grpo.sync_ref_model,
     }

@@ -7,7 +7,9 @@ use crate::error::Result;
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::{TrainShape, saved_bytes};
-use models::{LayerSpec, MemoryTable, ModelConfig, QuantizedMemory, Trained, TrainedMemory, TrainingMemory};
+use models::{
+    LayerSpec, MemoryTable, ModelConfig, OptimizerName, QuantizedMemory, Trained, TrainedMemory, TrainingMemory,
+};
 use stablehlo::Save;
 
 /// Sizes of a training run that determine its memory, apart from the weights.
@@ -21,6 +23,7 @@ use stablehlo::Save;
 ///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128, conversations: false },
 ///     weights: models::Dtype::F32,
 ///     trained: models::Trained::All,
+///     optimizer: models::OptimizerName::AdamW,
 ///     ref_policy: false,
 ///     mixes_ref_policy: false,
 /// };
@@ -38,6 +41,8 @@ pub struct TrainingSizes {
     pub weights: models::Dtype,
     /// The trained weights.
     pub trained: Trained,
+    /// The optimizer, which has two moments of each trained weight.
+    pub optimizer: OptimizerName,
     /// `true` if there is a reference policy with its own weights, as opposed to the frozen model below adapters.
     pub ref_policy: bool,
     /// `true` if [`policy::Policy::mix_ref_policy`] moves the reference policy, which then keeps f32 precision.
@@ -93,10 +98,10 @@ impl TrainingSizes {
             _ => self.weights,
         };
         let reference = self.ref_policy.then_some(if self.mixes_ref_policy { models::Dtype::F32 } else { dtype });
-        let (weights, trained) = (weights_on(&split), self.trained);
+        let (weights, trained, optimizer) = (weights_on(&split), self.trained, self.optimizer);
         let bytes = quantized_on(&split);
         let quantized = options.quantization.map(|quantization| QuantizedMemory { quantization, values: 0, bytes });
-        let state = TrainingMemory { weights, dtype, quantized, trained, reference };
+        let state = TrainingMemory { weights, dtype, quantized, trained, optimizer, reference };
         let of_state = state.table();
         let mut table = MemoryTable::new();
         // The gradient accumulators stay on the device between updates.
@@ -131,8 +136,8 @@ impl TrainingSizes {
         let of_vocab = vocab.div_ceil(split.parts(Axis::Vocab));
         table.push_in("micro-batches", "logits", product(&[tokens, of_vocab]).saturating_mul(single).min(budget));
         if options.can_roll_back {
-            let TrainedMemory { roll_back, .. } = TrainedMemory::of(state.trained_weights());
-            table.push_in("updates", "weights and moments to go back to (float32)", roll_back);
+            let TrainedMemory { roll_back, .. } = TrainedMemory::of(state.trained_weights(), optimizer);
+            table.push_in("updates", "weights and moments to go back to", roll_back);
         }
         if of_rollout != split {
             let part = format!("weights on the mesh of the rollout ({})", options.compute.dtype().name());
@@ -186,6 +191,7 @@ mod tests {
             rollout,
             weights: models::Dtype::F32,
             trained: Trained::All,
+            optimizer: OptimizerName::AdamW,
             ref_policy: false,
             mixes_ref_policy: false,
         };
@@ -227,6 +233,7 @@ mod tests {
             },
             weights: models::Dtype::F32,
             trained: Trained::All,
+            optimizer: OptimizerName::AdamW,
             ref_policy: false,
             mixes_ref_policy: false,
         };
@@ -264,6 +271,13 @@ mod tests {
         let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options, None).unwrap().total());
         assert_eq!(twice, 28 * wide.parameter_count());
         assert!(once < 17 * wide.parameter_count());
+        // Two moments of one byte and a scale per block, and as much to go back to.
+        let eight_bit = TrainingSizes { optimizer: OptimizerName::AdamW8bit, ..small };
+        let count = wide.parameter_count();
+        assert_eq!(
+            twice - eight_bit.memory(&wide, &options, None).unwrap().total(),
+            2 * (6 * count - 8 * count.div_ceil(256))
+        );
         let adapted = TrainingSizes { trained: Trained::Adapters(1000), weights: models::Dtype::Bf16, ..small };
         assert!(adapted.memory(&wide, &options, None).unwrap().total() < 3 * wide.parameter_count());
         // Longer sequences need a larger KV cache.

@@ -26,7 +26,7 @@ const NAN: i64 = 0x7FC0_0000;
 /// Storage format of weights on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Storage {
-    /// One dtype. Norms and biases of a bf16 model are f32.
+    /// One dtype. Norms and biases of a bf16 model are f32. u8 stores whole numbers, the codes of 8-bit moments.
     Plain(Dtype),
     /// bf16 with remainders: full f32 precision. Norms and biases are f32.
     Split,
@@ -54,6 +54,7 @@ impl Storage {
     /// Returns the format of one parameter in a model with this format.
     pub(crate) fn of(self, parameter: &Parameter) -> Self {
         match parameter.dtype(self.dtype()) {
+            _ if self == Self::Plain(Dtype::U8) => self,
             dtype @ (Dtype::F32 | Dtype::U32) => Self::Plain(dtype),
             _ => self,
         }
@@ -74,6 +75,7 @@ impl Storage {
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Plain(Dtype::F32) => "float32",
+            Self::Plain(Dtype::U8) => "8 bits",
             Self::Plain(_) => "bfloat16",
             Self::Split => "bfloat16 with 16-bit remainders",
         }

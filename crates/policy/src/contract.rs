@@ -3,8 +3,8 @@
 //! A model of random weights is trained on two short sequences. Numbers are compared with other numbers of the same policy only.
 
 use crate::{
-    AdamWConfig, Error, LogitsProcessors, Policy, PolicyState, Result, RolloutRequest, Sampling, Sequence,
-    SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
+    AdamWConfig, Error, LogitsProcessors, MOMENT_CODES, MOMENT_SCALES, MOMENTS, OptimizerName, Policy, PolicyState,
+    Result, RolloutRequest, Sampling, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
 };
 use grpo_core::batch::{SamplingMask, TokenWeights, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
@@ -57,6 +57,8 @@ macro_rules! contract_tests {
             a_supervised_step_lowers_its_loss,
             an_update_that_is_not_finite_changes_nothing,
             states_are_restored_bit_for_bit_by_import_and_roll_back,
+            eight_bit_moments_are_restored_bit_for_bit_and_only_with_their_optimizer,
+            training_with_eight_bit_moments_is_close_to_f32_moments,
             a_missing_reference_policy_is_an_error,
             a_value_head_is_trained_with_the_policy_and_saved,
             a_value_head_needs_value_targets_and_vice_versa,
@@ -128,8 +130,16 @@ fn state(policy: &dyn Policy) -> [Vec<NamedTensor>; 3] {
     [of(Weights::Policy), of(Weights::RefPolicy), StateGroup::Optimizer].map(|group| export_all(policy, group).unwrap())
 }
 
-fn import(policy: &mut dyn Policy, [weights, of_ref, moments]: &[Vec<NamedTensor>; 3], steps: u64) -> Result<()> {
-    let (optimizer_steps, adamw) = (steps, &AdamWConfig::default());
+fn import(policy: &mut dyn Policy, state: &[Vec<NamedTensor>; 3], steps: u64) -> Result<()> {
+    import_with(policy, state, steps, &AdamWConfig::default())
+}
+
+fn import_with(
+    policy: &mut dyn Policy,
+    [weights, of_ref, moments]: &[Vec<NamedTensor>; 3],
+    optimizer_steps: u64,
+    adamw: &AdamWConfig,
+) -> Result<()> {
     policy.import(&PolicyState {
         policy: weights,
         ref_policy: Some(of_ref),
@@ -332,6 +342,94 @@ pub fn states_are_restored_bit_for_bit_by_import_and_roll_back<F: Fixture>() {
     step(&mut *policy);
     step(&mut *other);
     assert_eq!(state(&*other), state(&*policy));
+}
+
+/// Returns setups in which some tensors have 8-bit moments: rows of less than a block, of one block and a part, and adapters of such a
+/// model.
+fn with_eight_bit_moments() -> Vec<Setup> {
+    let of = |hidden_size| {
+        let config = Setup::default().config;
+        Setup { config: ModelConfig { hidden_size, intermediate_size: 64, ..config }, ..Setup::default() }
+    };
+    let (_, lora) = adapted();
+    let lora = LoraConfig { r: 14, ..lora };
+    vec![of(64), of(320), Setup { lora: Some(lora), ..of(320) }]
+}
+
+fn eight_bit() -> AdamWConfig {
+    AdamWConfig { name: OptimizerName::AdamW8bit, ..AdamWConfig::default() }
+}
+
+pub fn eight_bit_moments_are_restored_bit_for_bit_and_only_with_their_optimizer<F: Fixture>() {
+    let sequences = sequences();
+    for setup in with_eight_bit_moments() {
+        let mut policy = F::policy(&setup).unwrap();
+        policy.reset_optimizer(&eight_bit()).unwrap();
+        let parts = batches(&mut *policy, &sequences, 1);
+        let step = |policy: &mut dyn Policy| train(policy, &parts, StepLoss::Grpo);
+        for _ in 0..2 {
+            step(&mut *policy);
+        }
+        let before = state(&*policy);
+        let named = |prefix: &str| before[2].iter().filter(|tensor| tensor.name.starts_with(prefix)).count();
+        for prefix in [MOMENT_CODES, MOMENT_SCALES].concat() {
+            assert!(named(prefix) > 0, "{prefix}");
+        }
+        assert!(MOMENTS.iter().all(|prefix| named(prefix) > 0), "small tensors have f32 moments");
+        policy.begin().unwrap();
+        step(&mut *policy);
+        assert_ne!(state(&*policy), before);
+        policy.roll_back().unwrap();
+        assert_eq!(state(&*policy), before);
+
+        let mut other = F::policy(&setup).unwrap();
+        let untouched = state(&*other);
+        let error = import(&mut *other, &before, 2).unwrap_err().to_string();
+        assert!(error.contains("expected float32 moments") && error.contains("got 8-bit moments"), "{error}");
+        let mut spoilt = before.clone();
+        let codes = spoilt[2].iter_mut().find(|tensor| tensor.name.starts_with(MOMENT_CODES[0])).unwrap();
+        codes.data[3] = 256.0;
+        assert!(matches!(import_with(&mut *other, &spoilt, 2, &eight_bit()), Err(Error::State { .. })));
+        assert_eq!(state(&*other), untouched, "a failed import changed the state");
+        import_with(&mut *other, &before, 2, &eight_bit()).unwrap();
+        assert_eq!(state(&*other), before);
+        step(&mut *policy);
+        step(&mut *other);
+        assert_eq!(state(&*other), state(&*policy));
+
+        let mut single = F::policy(&setup).unwrap();
+        let parts = batches(&mut *single, &sequences, 1);
+        train(&mut *single, &parts, StepLoss::Grpo);
+        let error = import_with(&mut *other, &state(&*single), 1, &eight_bit()).unwrap_err().to_string();
+        assert!(error.contains("adamw_8bit") && error.contains("got float32 moments"), "{error}");
+        // A reset returns to f32 moments.
+        other.reset_optimizer(&AdamWConfig::default()).unwrap();
+        train(&mut *other, &parts, StepLoss::Grpo);
+        assert!(state(&*other)[2].iter().all(|tensor| MOMENTS.iter().any(|prefix| tensor.name.starts_with(prefix))));
+    }
+}
+
+pub fn training_with_eight_bit_moments_is_close_to_f32_moments<F: Fixture>() {
+    let sequences = sequences();
+    let parts = plain(&sequences, 1);
+    for setup in with_eight_bit_moments() {
+        let losses = [AdamWConfig::default(), eight_bit()].map(|adamw| {
+            let mut policy = F::policy(&setup).unwrap();
+            policy.reset_optimizer(&adamw).unwrap();
+            [(); 8].map(|()| {
+                let loss = policy.accumulate(&parts, SUPERVISED).unwrap().loss;
+                assert!(policy.apply(1e-3).unwrap().applied);
+                loss
+            })
+        });
+        let [single, of_eight_bit] = losses;
+        assert!(single[7] < 0.9 * single[0], "{single:?}");
+        // The first update does not depend on how its moments are stored.
+        let is_close = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-5 * a;
+        assert!(single[..2].iter().zip(&of_eight_bit).all(is_close), "{single:?} {of_eight_bit:?}");
+        assert_ne!(single[7], of_eight_bit[7], "both have f32 moments");
+        assert!((single[7] - of_eight_bit[7]).abs() < 0.1 * (single[0] - single[7]), "{single:?} {of_eight_bit:?}");
+    }
 }
 
 pub fn a_missing_reference_policy_is_an_error<F: Fixture>() {

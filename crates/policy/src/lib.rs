@@ -21,7 +21,10 @@ mod sequence;
 mod state;
 mod update;
 
-pub use adamw::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON};
+pub use adamw::{
+    AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON, CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks,
+    OptimizerName, check_moments, is_moment_codes, moment_codes, moment_tensors,
+};
 pub use completion_sampler::CompletionSampler;
 pub use error::{Error, Result};
 pub use initial::{FUSED_MATRICES, InitialWeights};
@@ -34,7 +37,6 @@ pub use router_statistics::{RouterStatistics, check_router_aux_loss};
 pub use sampling::{LogitsProcessors, Sampling};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
 pub use state::{
-    AdapterTensors, MOMENTS, PolicyState, StateGroup, TensorSink, TensorSource, check_moments, check_tensors,
-    export_all,
+    AdapterTensors, MOMENTS, PolicyState, StateGroup, TensorSink, TensorSource, check_tensors, export_all,
 };
 pub use update::{StepLoss, UpdateReport, imitation, loss_of_model};

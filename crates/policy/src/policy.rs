@@ -181,8 +181,8 @@ pub trait Policy: Send {
 
     /// Passes a group of tensors to `sink`, one by one, in a fixed order.
     ///
-    /// The optimizer's tensors are the first and second moments, `exp_avg.NAME` and `exp_avg_sq.NAME`; before the first step there are
-    /// none. There are none either for a missing reference policy.
+    /// The optimizer's tensors are the first and second moments, `exp_avg.NAME` and `exp_avg_sq.NAME`, or their codes and scales
+    /// ([`crate::moment_tensors`]); before the first step there are none. There are none either for a missing reference policy.
     ///
     /// # Errors
     /// Errors of the sink and of the device.

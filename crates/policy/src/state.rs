@@ -2,7 +2,7 @@
 //!
 //! All policies have the same tensors, so a run can resume on another one: a tensor for each trained parameter of `transformers`, with its name,
 //! shape and orientation; with adapters, PEFT's tensors instead; and of a value head `value_head.weight` `[H, 1]` and `value_head.bias`
-//! `[1]`. All of them are f32.
+//! `[1]`. All of them are f32; the codes of 8-bit moments are whole numbers from 0 to 255, which files store as bytes.
 //!
 //! Parameters that are not trained are in no state: the model below adapters, frozen routers, and factors of layers (`layer_scalar`). A policy
 //! that imports a state keeps its own, which it has from the model's folder.
@@ -19,7 +19,8 @@ use std::collections::HashMap;
 pub enum StateGroup {
     /// A set of weights; empty for a missing reference policy.
     Weights(Weights),
-    /// The moments of the optimizer, the names of the weights with the prefixes [`MOMENTS`]; empty before its first step.
+    /// The moments of the optimizer ([`crate::moment_tensors`]): the names of the weights with the prefixes [`MOMENTS`], or, for 8-bit
+    /// moments, [`crate::MOMENT_CODES`] and [`crate::MOMENT_SCALES`]; empty before its first step.
     Optimizer,
 }
 
@@ -145,22 +146,6 @@ pub fn check_tensors(parameters: &[Parameter], prefix: &str, tensors: &dyn Tenso
             Err(Error::state(extra, "a name that the model has", "a tensor that no parameter uses"))
         }
         None => Ok(()),
-    }
-}
-
-/// Checks that the moments after `steps` optimizer steps match the trained parameters one to one, without reading values.
-///
-/// # Errors
-/// See [`check_tensors`]; before the first step, there must be no tensors.
-pub fn check_moments(trained: &[Parameter], steps: u64, moments: &dyn TensorSource) -> Result<()> {
-    let (expected, found) = (if steps == 0 { 0 } else { MOMENTS.len() * trained.len() }, moments.shapes().len());
-    if found != expected {
-        let expected = format!("{expected} tensors after {steps} steps");
-        return Err(Error::state("the optimizer", expected, format!("{found} tensors")));
-    }
-    match steps {
-        0 => Ok(()),
-        _ => MOMENTS.iter().try_for_each(|prefix| check_tensors(trained, prefix, moments)),
     }
 }
 

@@ -22,7 +22,7 @@ use ::policy::{LogitsProcessors, Sampling};
 use agents::EnvironmentConfig;
 use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
-use models::{GenerationDefaults, LoraConfig};
+use models::{GenerationDefaults, LoraConfig, OptimizerName};
 use rewards::RewardConfig;
 use rng::Purpose;
 use serde::{Deserialize, Serialize};
@@ -346,6 +346,13 @@ impl TrainConfig {
     /// Returns the number of forward passes that score every completion before training: for the old policy and for the reference policy.
     pub fn scorings(&self) -> usize {
         usize::from(self.grpo.scores_old_policy()) + usize::from(self.needs_ref_policy())
+    }
+
+    /// Returns the optimizer whose moments need more memory: `optimizer.name`, or that of the warm-up, if there is one.
+    pub fn largest_optimizer(&self) -> OptimizerName {
+        let warmup = (self.warmup.steps > 0).then_some(&self.warmup.optimizer);
+        let names = warmup.into_iter().chain([&self.optimizer]).map(|optimizer| optimizer.adamw.name);
+        names.max_by_key(|name| name.moment_bytes(1 << 20)).unwrap_or_default()
     }
 
     /// Returns `true` if the policy saves weights and moments before a step for a rollback: with `policy.can_roll_back`, if steps can fail

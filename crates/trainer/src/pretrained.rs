@@ -74,6 +74,7 @@ pub(crate) fn training_memory(
         quantized: config.policy.quantization.map(|quantization| quantization.memory(shape)),
         reference: needs_reference.then_some(if keeps_files(config) { in_files } else { Dtype::F32 }),
         trained: trained(config, shape)?,
+        optimizer: config.largest_optimizer(),
     };
     let grpo = &config.grpo;
     let step = StepMemory {
@@ -92,8 +93,8 @@ pub(crate) fn training_memory(
     };
     let mut table = step.table(shape, &memory, loss)?;
     if config.keeps_state_to_roll_back() {
-        let TrainedMemory { roll_back, .. } = TrainedMemory::of(memory.trained_weights());
-        table.push("state to go back to when a step fails (float32)", roll_back);
+        let TrainedMemory { roll_back, .. } = TrainedMemory::of(memory.trained_weights(), memory.optimizer);
+        table.push("state to go back to when a step fails", roll_back);
     }
     if let Some((now, _)) = resident_memory() {
         table.push("the program and its data", now);

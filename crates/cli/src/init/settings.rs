@@ -6,9 +6,10 @@ use anyhow::bail;
 use data::Columns;
 use grpo_core::readable_bytes;
 use grpo_files::{Layers, counted};
-use models::{LoraConfig, ModelConfig};
+use models::{LoraConfig, ModelConfig, OptimizerName, TrainedMemory};
 use rewards::AnswerFrom;
 use run_config::keys::keys;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use trainer::TrainConfig;
@@ -19,8 +20,6 @@ const FEWEST_TO_HOLD_OUT: usize = 10;
 const LONGEST_ANSWER: usize = 60;
 /// The learning rate of adapters, ten times the default for all weights.
 const ADAPTERS_LEARNING_RATE: f64 = 1e-5;
-/// The memory in bytes of a trained weight: its value, gradient and AdamW's two moments.
-const BYTES_PER_WEIGHT: u64 = 16;
 /// The keys that are written even with their defaults.
 const DEFAULTS: [&str; 9] = [
     "grpo.max_steps",
@@ -170,7 +169,10 @@ impl Settings {
         } else if self.of_user.get("data.eval_files").is_none() {
             self.set("data.held_out_fraction", 0);
         }
-        let needed = shape.parameter_count().saturating_mul(BYTES_PER_WEIGHT);
+        let optimizer = self.of_user.get("optimizer.name").and_then(|name| OptimizerName::deserialize(name).ok());
+        let TrainedMemory { weights, moments, gradients, .. } =
+            TrainedMemory::of(shape.parameter_count(), optimizer.unwrap_or_default());
+        let needed = weights.saturating_add(moments).saturating_add(gradients);
         let (needed_text, free) = (readable_bytes(needed), available.map(readable_bytes).unwrap_or_default());
         if self.of_user.get("lora").is_some_and(Value::is_object) {
             self.set("optimizer.learning_rate", ADAPTERS_LEARNING_RATE);

@@ -90,9 +90,17 @@ impl Weights {
     /// # Errors
     /// [`Error::File`]; [`Error::Weights`] for a damaged file.
     pub fn open_file(file: &Path) -> Result<Self> {
-        let mut weights = Self::of_shards(file, vec![Shard::open(file)?])?;
+        let mut weights = Self::open_as_stored(file)?;
         experts::expand(file, &weights.shards, &mut weights.tensors)?;
         Ok(weights)
+    }
+
+    /// Maps the tensors of one safetensors file by their stored names: a tensor of all experts stays one tensor.
+    ///
+    /// # Errors
+    /// See [`Weights::open_file`].
+    pub fn open_as_stored(file: &Path) -> Result<Self> {
+        Self::of_shards(file, vec![Shard::open(file)?])
     }
 
     fn of_shards(path: &Path, shards: Vec<Shard>) -> Result<Self> {
@@ -196,6 +204,14 @@ impl Weights {
             _ => (info.data_offsets, &info.shape[..]),
         };
         Ok(WeightTensor { name, dtype, shape, shard, data: Data::Mapped(offsets) })
+    }
+
+    /// Returns shape and values of the tensor of this name if it has bytes (U8), which are no weights.
+    pub fn bytes(&self, name: &str) -> Option<(&[usize], &[u8])> {
+        let place = self.tensors.get(name)?;
+        let (shard, Source::Tensor(stored)) = (&self.shards[place.shard], &place.source) else { return None };
+        let info = shard.header.info(stored).filter(|info| info.dtype == safetensors::Dtype::U8)?;
+        Some((&info.shape, shard.bytes(info.data_offsets)))
     }
 
     /// Returns the dtype in which the weights can be used from the mapped files: the common dtype of all tensors, or f32 if dtypes differ or

@@ -1,14 +1,17 @@
 //! AdamW on the CPU, with clipping by the norm of the whole gradient.
 //!
 //! burn's own optimizer clips each tensor separately and identifies its state by run-time ids. This one clips globally, names its state
-//! after the parameters and stores it as f32, so that saving and restoring it is exact.
+//! after the parameters and stores it as f32 or as codes of 8 bits, so that saving and restoring it is exact.
+
+mod eight_bit;
 
 use crate::decoder::{Decoder, Tensors, Which, export_parts, for_each_parameter, trained_tensors, update_parameters};
 use crate::gradients::GradientSum;
+use eight_bit::TensorMoments;
 use models::NamedTensor;
 use policy::{
-    AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON, Error, MOMENTS, Result, TensorSink, TensorSource, UpdateReport,
-    check_moments,
+    AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON, Error, MOMENTS, OptimizerName, Result, TensorSink, TensorSource,
+    UpdateReport, check_moments,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -32,9 +35,16 @@ pub(crate) struct AdamW {
 struct Moments {
     name: String,
     shape: Vec<usize>,
-    /// Shared with clones of the optimizer until the next step writes it.
-    first: Arc<Vec<f32>>,
-    second: Arc<Vec<f32>>,
+    values: MomentValues,
+}
+
+/// The first and the second moments of a parameter, shared with clones of the optimizer until the next step writes them.
+#[derive(Clone, Debug)]
+enum MomentValues {
+    /// f32, in the order of the parameter.
+    Single([Arc<Vec<f32>>; 2]),
+    /// By tensors of transformers, of which one or more have 8-bit moments.
+    OfTensors(Arc<Vec<TensorMoments>>),
 }
 
 impl AdamW {
@@ -68,7 +78,10 @@ impl AdamW {
             _ => {}
         }
         if self.moments.is_empty() {
-            self.moments = gradients.parameters.iter().map(Moments::zeros).collect();
+            let (of_model, optimizer) = (&*model, self.config.name);
+            let zeros =
+                |parameter: &NamedTensor| Moments::zeros(of_model, &parameter.name, &parameter.shape, optimizer);
+            self.moments = gradients.parameters.iter().map(zeros).collect();
         }
         let rule = Rule::new(&self.config, self.steps + 1, grad_norm, learning_rate);
         // Weights may have been replaced since the last step, so they are measured; moments have no other writer.
@@ -114,12 +127,17 @@ impl AdamW {
         Ok(largest)
     }
 
-    /// Passes the moments of `model` to `sink`, one by one, with the names of its tensors and the prefixes [`MOMENTS`]; together with
-    /// the number of steps they are the whole state.
+    /// Passes the moments of `model` to `sink`, one by one, with the names of [`policy::moment_tensors`]; together with the number of steps
+    /// they are the whole state.
     pub(crate) fn export(&self, model: &Decoder, sink: &mut dyn TensorSink) -> Result<()> {
-        for Moments { name, shape, first, second } in &self.moments {
-            for (prefix, data) in MOMENTS.into_iter().zip([first, second]) {
-                export_parts(model, prefix, (name, shape, data), sink)?;
+        for Moments { name, shape, values } in &self.moments {
+            match values {
+                MomentValues::Single(moments) => {
+                    for (prefix, data) in MOMENTS.into_iter().zip(moments) {
+                        export_parts(model, prefix, (name, shape, data), sink)?;
+                    }
+                }
+                MomentValues::OfTensors(tensors) => tensors.iter().try_for_each(|tensor| tensor.export(sink))?,
             }
         }
         Ok(())
@@ -128,21 +146,15 @@ impl AdamW {
     /// Restores `steps` and a state of [`AdamW::export`], for `model`.
     ///
     /// # Errors
-    /// [`Error::State`] if a tensor is missing or does not fit.
+    /// [`Error::State`] if a tensor is missing or does not fit, or if it is of another optimizer.
     pub(crate) fn restore(&mut self, steps: u64, state: &dyn TensorSource, model: &Decoder) -> Result<()> {
-        check_moments(&trained_tensors(model), steps, state)?;
+        check_moments(&trained_tensors(model), steps, self.config.name, state)?;
         let mut moments = Vec::new();
         if steps > 0 {
-            for_each_parameter(model, Which::Trained, |name, shape, values| {
-                let read = |prefix| -> Result<Arc<Vec<f32>>> {
-                    let mut data = vec![0.0; values.len()];
-                    let (config, adapted) = (model.config(), &model.adapted);
-                    Tensors { config, adapted, prefix, tensors: state }.read(name, shape, &mut data)?;
-                    Ok(Arc::new(data))
-                };
-                let [first, second] = MOMENTS.map(read);
-                let (name, shape) = (name.to_owned(), shape.to_vec());
-                moments.push(Moments { name, shape, first: first?, second: second? });
+            for_each_parameter(model, Which::Trained, |name, shape, _| {
+                let mut zeros = Moments::zeros(model, name, shape, self.config.name);
+                zeros.read(model, state)?;
+                moments.push(zeros);
                 Ok(())
             })?;
         }
@@ -153,15 +165,41 @@ impl AdamW {
 }
 
 impl Moments {
-    fn zeros(like: &NamedTensor) -> Self {
-        let zeros = || Arc::new(vec![0.0; like.data.len()]);
-        Self { name: like.name.clone(), shape: like.shape.clone(), first: zeros(), second: zeros() }
+    fn zeros(model: &Decoder, name: &str, shape: &[usize], optimizer: OptimizerName) -> Self {
+        let values = match TensorMoments::zeros(model, name, shape, optimizer) {
+            Some(tensors) => MomentValues::OfTensors(Arc::new(tensors)),
+            None => MomentValues::Single([(); 2].map(|()| Arc::new(vec![0.0; shape.iter().product()]))),
+        };
+        Self { name: name.to_owned(), shape: shape.to_vec(), values }
+    }
+
+    /// Reads a state of [`AdamW::export`].
+    fn read(&mut self, model: &Decoder, state: &dyn TensorSource) -> Result<()> {
+        match &mut self.values {
+            MomentValues::Single(moments) => {
+                for (prefix, data) in MOMENTS.into_iter().zip(moments) {
+                    let (config, adapted) = (model.config(), &model.adapted);
+                    let tensors = Tensors { config, adapted, prefix, tensors: state };
+                    tensors.read(&self.name, &self.shape, Arc::make_mut(data).as_mut_slice())?;
+                }
+                Ok(())
+            }
+            MomentValues::OfTensors(tensors) => {
+                Arc::make_mut(tensors).iter_mut().try_for_each(|tensor| tensor.read(state))
+            }
+        }
     }
 
     /// Returns the largest magnitude of a first moment or a root of a second moment.
     fn largest(&self) -> Largest {
-        let roots = self.second.iter().map(|second| second.sqrt());
-        roots.fold(Largest::of(&self.first), Largest::with)
+        match &self.values {
+            MomentValues::Single([first, second]) => {
+                second.iter().map(|second| second.sqrt()).fold(Largest::of(first), Largest::with)
+            }
+            MomentValues::OfTensors(tensors) => {
+                tensors.iter().map(TensorMoments::largest).fold(Largest::default(), Largest::max)
+            }
+        }
     }
 }
 
@@ -218,11 +256,16 @@ impl Rule {
         [value * decay - rate * first / (second.sqrt() / root + epsilon), first, second]
     }
 
-    /// Returns the largest value, and the largest first moment or root of a second moment, of one tensor after the step.
+    /// Returns the largest value, and the largest first moment or root of a second moment, of one parameter after the step.
     fn look(&self, values: &[f32], gradient: &[f32], moments: &Moments) -> (Largest, Largest) {
+        let MomentValues::Single([first, second]) = &moments.values else {
+            let (mut values, mut moments) = (values.to_vec(), moments.clone());
+            self.apply(&mut values, gradient, &mut moments);
+            return (Largest::of(&values), moments.largest());
+        };
         let decay = self.decay_of(moments);
         let chunks = values.par_chunks(CHUNK).zip(gradient.par_chunks(CHUNK));
-        let moments = moments.first.par_chunks(CHUNK).zip(moments.second.par_chunks(CHUNK));
+        let moments = first.par_chunks(CHUNK).zip(second.par_chunks(CHUNK));
         let largest = chunks.zip(moments).map(|((values, gradient), (first, second))| {
             let entries = values.iter().zip(gradient).zip(first.iter().zip(second));
             entries.fold(<(Largest, Largest)>::default(), |(weight, moment), ((value, gradient), (first, second))| {
@@ -233,18 +276,33 @@ impl Rule {
         largest.reduce(Default::default, |a, b| (a.0.max(b.0), a.1.max(b.1)))
     }
 
-    /// Updates the values and moments of one tensor.
+    /// Updates the values and moments of one parameter.
     fn apply(&self, values: &mut [f32], gradient: &[f32], moments: &mut Moments) {
         let decay = self.decay_of(moments);
-        let (first, second) = (Arc::make_mut(&mut moments.first), Arc::make_mut(&mut moments.second));
-        let chunks = values.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
-        let moments = first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK));
-        chunks.zip(moments).for_each(|((values, gradient), (first, second))| {
-            let entries = values.iter_mut().zip(gradient).zip(first.iter_mut().zip(second));
-            for ((value, gradient), (first, second)) in entries {
-                [*value, *first, *second] = self.next(decay, *value, *gradient, *first, *second);
+        match &mut moments.values {
+            MomentValues::Single([first, second]) => {
+                let (first, second) = (Arc::make_mut(first), Arc::make_mut(second));
+                let chunks = values.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
+                let moments = first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK));
+                chunks.zip(moments).for_each(|((values, gradient), (first, second))| {
+                    self.update(decay, values, gradient, first, second);
+                });
             }
-        });
+            MomentValues::OfTensors(tensors) => {
+                let columns = moments.shape.last().copied().unwrap_or(1);
+                for tensor in Arc::make_mut(tensors) {
+                    tensor.apply(self, decay, values, gradient, columns);
+                }
+            }
+        }
+    }
+
+    /// Updates contiguous values and moments.
+    fn update(&self, decay: f32, values: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
+        let entries = values.iter_mut().zip(gradient).zip(first.iter_mut().zip(second));
+        for ((value, gradient), (first, second)) in entries {
+            [*value, *first, *second] = self.next(decay, *value, *gradient, *first, *second);
+        }
     }
 }
 

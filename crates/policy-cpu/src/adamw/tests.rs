@@ -4,12 +4,15 @@ use super::*;
 use crate::decoder::PackedBatch;
 use burn::tensor::Device;
 use models::ModelConfig;
+use policy::MOMENT_SCALES;
 
 /// Learning rate of tests whose result does not depend on it.
 const RATE: f64 = 7e-4;
+const OPTIMIZERS: [OptimizerName; 2] = [OptimizerName::AdamW, OptimizerName::AdamW8bit];
 
+/// Returns a model in which some tensors have 8-bit moments with `adamw_8bit`.
 fn model() -> Decoder {
-    let config = ModelConfig { hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, ..Default::default() };
+    let config = ModelConfig { hidden_size: 64, intermediate_size: 64, num_hidden_layers: 1, ..Default::default() };
     Decoder::new(&config, 1, &Device::flex().autodiff()).unwrap()
 }
 
@@ -49,23 +52,24 @@ fn an_update_above_the_limit_is_skipped_and_changes_nothing() {
         sum.parameters.iter_mut().flat_map(|p| &mut p.data).for_each(|g| *g *= factor);
         sum
     };
-    let guarded = || AdamW::new(&AdamWConfig { skip_grad_norm: Some(2.0 * small.norm()), ..Default::default() });
-    for bad in [times(3.0), times(f32::NAN), times(f32::INFINITY)] {
-        // As the first step, and after an applied step.
-        for steps in [0, 1] {
-            let mut optimizer = guarded();
-            (0..steps).for_each(|_| drop(step(&mut optimizer, model(), &small, RATE).unwrap()));
-            let before = snapshot(&optimizer);
-            let (after, report) = step(&mut optimizer, model(), &bad, RATE).unwrap();
-            assert!(!report.applied && report.grad_norm.to_bits() == bad.norm().to_bits());
-            assert_eq!((after.parameters(), snapshot(&optimizer)), (model().parameters(), before));
-            let (next, report) = step(&mut optimizer, model(), &times(1.5), RATE).unwrap();
-            assert!(report.applied && optimizer.steps == steps + 1, "an update below the limit is applied");
-            // Skipped steps do not count in the bias correction of later ones.
-            let mut other = guarded();
-            (0..steps).for_each(|_| drop(step(&mut other, model(), &small, RATE).unwrap()));
-            assert_eq!(next.parameters(), step(&mut other, model(), &times(1.5), RATE).unwrap().0.parameters());
-        }
+    let guarded =
+        |name| AdamW::new(&AdamWConfig { name, skip_grad_norm: Some(2.0 * small.norm()), ..Default::default() });
+    let all = [times(3.0), times(f32::NAN), times(f32::INFINITY)];
+    // As the first step, and after an applied step.
+    let cases = all.iter().flat_map(|bad| [(bad, 0), (bad, 1)]);
+    for ((bad, steps), name) in cases.flat_map(|case| OPTIMIZERS.map(|name| (case, name))) {
+        let mut optimizer = guarded(name);
+        (0..steps).for_each(|_| drop(step(&mut optimizer, model(), &small, RATE).unwrap()));
+        let before = snapshot(&optimizer);
+        let (after, report) = step(&mut optimizer, model(), bad, RATE).unwrap();
+        assert!(!report.applied && report.grad_norm.to_bits() == bad.norm().to_bits());
+        assert_eq!((after.parameters(), snapshot(&optimizer)), (model().parameters(), before));
+        let (next, report) = step(&mut optimizer, model(), &times(1.5), RATE).unwrap();
+        assert!(report.applied && optimizer.steps == steps + 1, "an update below the limit is applied");
+        // Skipped steps do not count in the bias correction of later ones.
+        let mut other = guarded(name);
+        (0..steps).for_each(|_| drop(step(&mut other, model(), &small, RATE).unwrap()));
+        assert_eq!(next.parameters(), step(&mut other, model(), &times(1.5), RATE).unwrap().0.parameters());
     }
 }
 
@@ -73,43 +77,58 @@ fn an_update_above_the_limit_is_skipped_and_changes_nothing() {
 fn an_update_that_is_not_finite_is_an_error_and_changes_nothing() {
     let sum = gradients();
     // Weights overflow by the learning rate; a second moment overflows by a large gradient.
-    let fast = (AdamW::new(&AdamWConfig::default()), 1e38);
     let (mut steep, mut unknown) = (sum.clone(), sum.clone());
     steep.parameters[0].data[0] = 1e30;
     unknown.parameters[0].data[0] = f32::NAN;
-    let unclipped = (AdamW::new(&AdamWConfig { max_grad_norm: 0.0, ..Default::default() }), RATE);
-    for ((mut optimizer, rate), sum) in [(fast.clone(), sum), (unclipped, steep), (fast, unknown)] {
-        let before = snapshot(&optimizer);
-        let error = step(&mut optimizer, model(), &sum, rate).unwrap_err();
-        assert!(matches!(error, Error::NotFinite { .. }), "{error}");
-        assert_eq!(snapshot(&optimizer), before);
+    for name in OPTIMIZERS {
+        let of = |max_grad_norm| AdamW::new(&AdamWConfig { name, max_grad_norm, ..Default::default() });
+        for (max_grad_norm, rate, bad) in [(1.0, 1e38, &sum), (0.0, RATE, &steep), (1.0, 1e38, &unknown)] {
+            let mut optimizer = of(max_grad_norm);
+            for _ in 0..2 {
+                let before = snapshot(&optimizer);
+                let error = step(&mut optimizer, model(), bad, rate).unwrap_err();
+                assert!(matches!(error, Error::NotFinite { .. }), "{error}");
+                assert_eq!(snapshot(&optimizer), before);
+                // Again after an applied step.
+                step(&mut optimizer, model(), &sum, RATE).unwrap();
+            }
+        }
     }
 }
 
 #[test]
 fn weights_or_moments_that_are_not_finite_are_an_error() {
     let sum = gradients();
-    let mut optimizer = AdamW::new(&AdamWConfig::default());
-    let (policy, _) = step(&mut optimizer, model(), &sum, RATE).unwrap();
-    let (steps, state) = snapshot(&optimizer);
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e20] {
-        // A bad weight, imported after a step with known bounds.
-        let spoilt = update_parameters(policy.clone(), |_, _, values| values[3] = bad);
-        let result = step(&mut optimizer, spoilt, &sum, RATE);
-        assert_eq!(result.is_err(), !bad.is_finite(), "a weight of {bad}");
-        // A bad moment in a checkpoint.
-        for of in MOMENTS {
-            let mut state = state.clone();
-            state.iter_mut().find(|t| t.name.starts_with(of)).unwrap().data[0] = bad;
-            let mut restored = AdamW::new(&AdamWConfig::default());
-            restored.restore(steps, &state, &policy).unwrap();
-            let result = step(&mut restored, policy.clone(), &sum, RATE);
-            assert_eq!(result.is_err(), !bad.is_finite(), "{of} {bad}");
+    for name in OPTIMIZERS {
+        let config = AdamWConfig { name, ..Default::default() };
+        let mut optimizer = AdamW::new(&config);
+        let (policy, _) = step(&mut optimizer, model(), &sum, RATE).unwrap();
+        let (steps, state) = snapshot(&optimizer);
+        let of_values = [MOMENTS, MOMENT_SCALES].concat();
+        let there = |prefix: &&str| state.iter().any(|tensor| tensor.name.starts_with(prefix));
+        let of_values: Vec<&str> = of_values.into_iter().filter(there).collect();
+        assert_eq!(of_values.len(), if name == OptimizerName::AdamW { 2 } else { 4 });
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e20] {
+            // A bad weight, imported after a step with known bounds.
+            let spoilt = update_parameters(policy.clone(), |_, _, values| values[3] = bad);
+            let result = step(&mut optimizer, spoilt, &sum, RATE);
+            assert_eq!(result.is_err(), !bad.is_finite(), "a weight of {bad}");
+            // A bad moment, or the scale of a block of moments, in a checkpoint.
+            for of in &of_values {
+                let mut state = state.clone();
+                state.iter_mut().find(|t| t.name.starts_with(of)).unwrap().data[0] = bad;
+                let mut restored = AdamW::new(&config);
+                restored.restore(steps, &state, &policy).unwrap();
+                let result = step(&mut restored, policy.clone(), &sum, RATE);
+                assert_eq!(result.is_err(), !bad.is_finite(), "{of} {bad}");
+            }
+            optimizer.restore(steps, &state, &policy).unwrap();
         }
-        optimizer.restore(steps, &state, &policy).unwrap();
+        for of in of_values.iter().filter(|of| of.starts_with("exp_avg_sq")) {
+            let mut negative = state.clone();
+            negative.iter_mut().find(|t| t.name.starts_with(of)).unwrap().data[0] = -1.0;
+            optimizer.restore(steps, &negative, &policy).unwrap();
+            assert!(step(&mut optimizer, policy.clone(), &sum, RATE).is_err(), "{of}: the root of a negative number");
+        }
     }
-    let mut negative = state;
-    negative.iter_mut().find(|t| t.name.starts_with(MOMENTS[1])).unwrap().data[0] = -1.0;
-    optimizer.restore(steps, &negative, &policy).unwrap();
-    assert!(step(&mut optimizer, policy, &sum, RATE).is_err(), "the root of a negative second moment");
 }

@@ -19,17 +19,17 @@ const ROWS: usize = 64;
 
 /// A tensor of transformers as a part of a parameter of this decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Part {
+pub(crate) struct Part {
     /// Name in transformers.
-    name: String,
+    pub(crate) name: String,
     /// Shape in transformers.
-    shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     /// Its columns in the parameter; empty if it is the whole parameter.
-    columns: Range<usize>,
+    pub(crate) columns: Range<usize>,
     /// The index of its first row in the parameter, if it is transposed: matrices of experts are below each other.
-    first_row: usize,
+    pub(crate) first_row: usize,
     /// `true` if the parameter's columns are the tensor's rows.
-    transposed: bool,
+    pub(crate) transposed: bool,
 }
 
 /// Returns the matrices of transformers that a linear layer of block `layer`, for example `attn.qkv_proj`, consists of, with their numbers of
@@ -41,7 +41,7 @@ pub(super) fn matrices_of(config: &ModelConfig, layer: &str, module: &str) -> Ve
 }
 
 /// Returns the tensors of transformers that the parameter `name` consists of, in the order of its columns.
-fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -> Vec<Part> {
+pub(crate) fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -> Vec<Part> {
     let whole =
         |name: String| vec![Part { name, shape: shape.to_vec(), columns: 0..0, first_row: 0, transposed: false }];
     if let Some(matrix) = adapted.matrix(config, name) {

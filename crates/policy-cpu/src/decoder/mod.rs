@@ -32,7 +32,7 @@ pub use lora::LowRank;
 pub use model::Decoder;
 pub use weight::{Stored, Weight};
 
-pub(crate) use hugging_face::{Tensors, export_parts, trained_tensors};
+pub(crate) use hugging_face::{Part, Tensors, export_parts, parts, trained_tensors};
 pub(crate) use params::{
     Which, export_parameters, for_each_parameter, replace_parameters, to_host, trained_values, update_parameters,
     visit_parameters,

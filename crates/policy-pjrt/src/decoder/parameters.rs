@@ -195,6 +195,8 @@ pub enum Axis {
     Rank,
     /// The single output of the value head.
     Value,
+    /// The blocks of a row of 8-bit moments, where shards of the row do not have whole blocks; not sharded.
+    Blocks,
     /// The rows of activations, B, or their tokens, N; not an axis of parameters.
     Batch,
     /// The tokens of a row in the residual stream, T; not an axis of parameters. Attention and MLP see all tokens of a row.
@@ -292,6 +294,11 @@ impl Parameter {
         &self.axes[self.stacked..]
     }
 
+    /// Returns the parameter with other sizes.
+    pub(crate) fn with_shape(&self, shape: Vec<usize>, axes: Vec<Axis>) -> Self {
+        Self { shape, axes, ..self.clone() }
+    }
+
     /// Returns the short name, which programs use.
     pub fn name(&self) -> &str {
         &self.path
@@ -334,6 +341,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         | Axis::KvBias { .. }
         | Axis::Rank
         | Axis::Value
+        | Axis::Blocks
         | Axis::Batch
         | Axis::Length => {
             unreachable!("no parameter of the model has it")

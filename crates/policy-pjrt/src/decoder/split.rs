@@ -34,6 +34,12 @@ impl Split {
         elements.unwrap_or_else(|| parameter.shape.iter().product()) as u64
     }
 
+    /// Returns the shape of a parameter's shard; the whole shape if it does not shard evenly.
+    pub(crate) fn shard_of(&self, parameter: &Parameter) -> Vec<usize> {
+        let part = |sharding: Sharding| sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..])).ok();
+        self.sharding(&parameter.axes).and_then(part).map_or_else(|| parameter.shape.clone(), |part| part.shape)
+    }
+
     /// Returns the axis rules.
     pub(crate) fn rules(&self) -> Option<&AxisRules> {
         self.0.as_ref()

@@ -88,9 +88,9 @@ impl PjrtPolicy {
 
     /// Returns this policy with another decoder and its weights, and resets all training state.
     fn rebuilt(mut self, decoder: Decoder, weights: DeviceWeights) -> Result<Self> {
-        self.optimizer = AdamW::new(decoder.trained(), weights.storage());
+        self.optimizer = AdamW::new(decoder.trained(), weights.storage(), self.adamw.name);
         self.rollout = rollout(&self.runtime, decoder.clone(), &self.options)?;
-        self.modules = modules(decoder, weights.dtype(), &self.options);
+        self.modules = modules(decoder, weights.dtype(), &self.options).with_optimizer(self.adamw.name);
         (self.weights, self.ref_policy) = (weights, None);
         (self.steps, self.moments, self.remembered) = (0, None, None);
         (self.mix, self.resharding) = (Programs::new(), Programs::new());

@@ -19,8 +19,8 @@ use backend_tpu::aot::Chip;
 use grpo_core::{LossConfig, LossOutput, Scores, Tiling};
 use models::{ModelConfig, Quantization};
 use policy::{
-    AdamWConfig, Completion, InitialWeights, Policy, PolicyState, RolloutRequest, RouterStatistics, SequenceBatch,
-    StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
+    AdamWConfig, Completion, InitialWeights, OptimizerName, Policy, PolicyState, RolloutRequest, RouterStatistics,
+    SequenceBatch, StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
 use smart_default::SmartDefault;
 use stablehlo::{Dtype, Save};
@@ -195,7 +195,7 @@ impl PjrtPolicy {
             grpo: Loss::new(loss),
             cross_entropy: Loss::new(StepLoss::cross_entropy().into()),
             ref_policy: None,
-            optimizer: AdamW::new(decoder.trained(), weights.storage()),
+            optimizer: AdamW::new(decoder.trained(), weights.storage(), OptimizerName::default()),
             weights,
             rollout: rollout(runtime, decoder, &options)?,
             adamw: AdamWConfig::default(),
@@ -236,6 +236,13 @@ impl PjrtPolicy {
         let exported = self.like_trained(shared.clone()).export(sink);
         self.sums = shared.into_iter().filter_map(Arc::into_inner).collect();
         exported
+    }
+
+    /// Sets the optimizer and its settings.
+    fn set_optimizer(&mut self, config: &AdamWConfig) {
+        self.adamw = config.clone();
+        self.optimizer.set_name(config.name);
+        self.modules.set_optimizer(config.name);
     }
 
     /// Views `tensors` as values of the trained parameters.
@@ -396,7 +403,8 @@ impl Policy for PjrtPolicy {
     }
 
     fn reset_optimizer(&mut self, config: &AdamWConfig) -> policy::Result<()> {
-        (self.adamw, self.steps, self.moments) = (config.clone(), 0, None);
+        self.set_optimizer(config);
+        (self.steps, self.moments) = (0, None);
         self.forget_gradient();
         Ok(())
     }

@@ -1,12 +1,12 @@
 //! Export and import of a policy's state as named tensors, one by one.
 
-use super::{Moments, PjrtPolicy};
+use super::PjrtPolicy;
 use crate::decoder::{Parameter, Role};
 use crate::error::Result;
 use crate::storage::Storage;
+use crate::train::AdamW;
 use crate::weights::DeviceWeights;
-use policy::{MOMENTS, PolicyState, StateGroup, TensorSink, TensorSource, Weights, check_moments, check_tensors};
-use stablehlo::Dtype;
+use policy::{PolicyState, StateGroup, TensorSink, TensorSource, Weights, check_moments, check_tensors};
 
 impl PjrtPolicy {
     /// Passes a group of tensors to `sink`.
@@ -22,11 +22,8 @@ impl PjrtPolicy {
                 _ => Ok(()),
             },
             StateGroup::Optimizer => {
-                let Some(Moments { first, second, .. }) = &self.moments else { return Ok(()) };
-                for (prefix, tensors) in MOMENTS.into_iter().zip([first, second]) {
-                    self.like_trained(tensors.clone()).export_prefixed(prefix, sink)?;
-                }
-                Ok(())
+                let Some(moments) = &self.moments else { return Ok(()) };
+                self.optimizer.export(&self.runtime, moments, sink)
             }
         }
     }
@@ -42,21 +39,14 @@ impl PjrtPolicy {
         if let Some(tensors) = ref_policy {
             check_tensors(&tensors_of(&of_ref), "", tensors)?;
         }
-        check_moments(&tensors_of(&trained), state.optimizer_steps, state.optimizer)?;
+        check_moments(&tensors_of(&trained), state.optimizer_steps, state.adamw.name, state.optimizer)?;
         // Frozen weights are not imported; fail first if they are lost.
         let frozen = self.frozen()?;
-        let (storage, single) = (self.weights.storage(), Storage::Plain(Dtype::F32));
+        let storage = self.weights.storage();
+        let optimizer = AdamW::new(trained.clone(), storage, state.adamw.name);
         let moments = match state.optimizer_steps {
             0 => None,
-            _ => {
-                let of = |prefix| -> Result<_> {
-                    let moments =
-                        DeviceWeights::from_source(&self.runtime, trained.clone(), single, prefix, state.optimizer)?;
-                    Ok(moments.into_tensors())
-                };
-                let [first, second] = MOMENTS.map(of);
-                Some(Moments { first: first?, second: second?, bounds: None })
-            }
+            _ => Some(optimizer.import(&self.runtime, state.optimizer)?),
         };
         let weights = DeviceWeights::from_source(&self.runtime, trained, storage, "", state.policy)?;
         let ref_policy = match ref_policy {
@@ -75,7 +65,8 @@ impl PjrtPolicy {
         };
         self.weights = frozen.followed_by(weights);
         (self.ref_policy, self.moments) = (ref_policy, moments);
-        (self.adamw, self.steps) = (state.adamw.clone(), state.optimizer_steps);
+        self.set_optimizer(state.adamw);
+        self.steps = state.optimizer_steps;
         self.remembered = None;
         self.forget_gradient();
         Ok(())

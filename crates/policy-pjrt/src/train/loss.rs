@@ -19,7 +19,7 @@ use grpo_core::batch::{TokenBatch, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossConfig, Metrics, Scores};
 use pjrt::Element;
-use policy::RouterStatistics;
+use policy::{OptimizerName, RouterStatistics};
 use std::sync::Arc;
 
 /// A loss and its compiled programs, by the sizes of micro-batches.
@@ -35,7 +35,7 @@ pub(crate) struct Loss {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Gradient(TrainShape),
-    Step(TrainShape),
+    Step(TrainShape, OptimizerName),
     /// `adapted` and `value_head`: whether the decoder has adapters and a value head.
     Score {
         adapted: bool,
@@ -130,9 +130,10 @@ impl Loss {
                 of_loss
             }
             Target::Step(step) => {
-                let program = self.programs.get(on.runtime, Key::Step(rows.shape), |_| {
-                    on.modules.step(&self.config, self.of_values.as_ref(), rows.shape)
-                })?;
+                let key = Key::Step(rows.shape, on.modules.optimizer);
+                let program = self
+                    .programs
+                    .get(on.runtime, key, |_| on.modules.step(&self.config, self.of_values.as_ref(), rows.shape))?;
                 step.run(&program, &of_batch)?
             }
         };

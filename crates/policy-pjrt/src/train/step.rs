@@ -33,7 +33,7 @@ impl TrainPrograms {
         let (f, split) = (Builder::new(), self.decoder().split());
         let frozen = &table[..table.len() - trained.len()];
         let frozen = self.decoder().declare_table(&f, frozen, self.model);
-        let state = StateValues::declare(&f, &trained, self.storage(), split);
+        let state = StateValues::declare(&f, &trained, self.storage(), self.optimizer, split);
         let batch = self.batch(&f, &spec, of_values, shape);
         let numbers = Numbers::argument(&f);
         let counts = batch.counts();

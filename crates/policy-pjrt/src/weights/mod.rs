@@ -144,6 +144,10 @@ impl DeviceWeights {
             if values.len() != shape.iter().product::<usize>() {
                 return Err(wrong(format!("{} values", values.len())).into());
             }
+            if storage == Storage::Plain(Dtype::U8) {
+                let codes = policy::moment_codes(&name, &values)?;
+                return Ok((runtime.upload_sharded(&codes, shape, parameter.tensor_axes())?, Dtype::U8));
+            }
             Ok((runtime.upload_sharded(&values, shape, parameter.tensor_axes())?, Dtype::F32))
         })
     }

@@ -5,6 +5,7 @@ mod attention;
 #[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
 mod delta_net;
+mod eight_bit;
 mod families;
 mod faults;
 mod gradients;

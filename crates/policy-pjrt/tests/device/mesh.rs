@@ -36,6 +36,7 @@ fn send(array: &Array, device: usize) -> Buffer {
         Dtype::F32 => upload(array.to_floats().into_iter().map(|x| x as f32), shape, device),
         Dtype::I32 => upload(array.to_ints().into_iter().map(|x| x as i32), shape, device),
         Dtype::U32 => upload(array.to_ints().into_iter().map(|x| x as u32), shape, device),
+        Dtype::U8 => upload(array.to_ints().into_iter().map(|x| x as u8), shape, device),
         other => panic!("no program takes {other}"),
     }
 }
@@ -46,6 +47,7 @@ fn receive(buffer: &Buffer) -> Array {
         DType::Pred => Array::preds(dims, numbers::<bool>(buffer)),
         DType::F32 => Array::floats(Dtype::F32, dims, numbers::<f32>(buffer).into_iter().map(f64::from)),
         DType::I32 => Array::ints(Dtype::I32, dims, numbers::<i32>(buffer).into_iter().map(i64::from)),
+        DType::U8 => Array::ints(Dtype::U8, dims, numbers::<u8>(buffer).into_iter().map(i64::from)),
         DType::U32 => Array::ints(Dtype::U32, dims, numbers::<u32>(buffer).into_iter().map(i64::from)),
         other => panic!("no program returns {other:?}"),
     };

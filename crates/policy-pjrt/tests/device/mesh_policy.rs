@@ -9,8 +9,8 @@ use models::{ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, Lora
 use pjrt::install::{Kind, install};
 use policy::contract::{Fixture, Setup, batches};
 use policy::{
-    AdamWConfig, LogitsProcessors, Policy, PolicyState, RolloutRequest, Sequence, StateGroup, StepLoss, Turn, Weights,
-    export_all,
+    AdamWConfig, LogitsProcessors, OptimizerName, Policy, PolicyState, RolloutRequest, Sequence, StateGroup, StepLoss,
+    Turn, Weights, export_all,
 };
 use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder, ExpertProducts};
 use policy_pjrt::{
@@ -406,17 +406,27 @@ fn the_memory_of_a_device_is_that_of_its_shards() {
         conversations: false,
     };
     let (weights, trained) = (models::Dtype::F32, models::Trained::All);
-    let sizes = TrainingSizes { micro_batch, rollout, weights, trained, ref_policy: false, mixes_ref_policy: false };
+    let sizes = |optimizer| TrainingSizes {
+        micro_batch,
+        rollout,
+        weights,
+        trained,
+        optimizer,
+        ref_policy: false,
+        mixes_ref_policy: false,
+    };
     let options = PjrtPolicyOptions { can_roll_back: false, ..PjrtPolicyOptions::default() };
     let meshes = [&[("data", 8)][..], &[("fsdp", 8)], &[("data", 2), ("fsdp", 2), ("tensor", 2)]];
-    for (axes, config) in meshes.iter().flat_map(|axes| [(axes, &dense), (axes, &with_experts)]) {
+    let configs =
+        [(&dense, OptimizerName::AdamW), (&dense, OptimizerName::AdamW8bit), (&with_experts, OptimizerName::AdamW)];
+    for (axes, (config, optimizer)) in meshes.iter().flat_map(|axes| configs.map(|of| (axes, of))) {
         let rules = rules(axes);
-        let table = sizes.memory(config, &options, Some(&rules)).unwrap();
+        let table = sizes(optimizer).memory(config, &options, Some(&rules)).unwrap();
         let part = |name: &str| table.rows().iter().find(|(part, _)| part.starts_with(name)).map(|(_, bytes)| *bytes);
         let expected: u64 = ["weights", "gradients"].into_iter().filter_map(part).sum();
         let state: u64 = ["weights", "first moments", "second moments"].into_iter().filter_map(part).sum();
         let decoder = Decoder::new(config, Compute::F32).with_axis_rules(rules).unwrap();
-        let programs = TrainPrograms::new(decoder, Save::Carry);
+        let programs = TrainPrograms::new(decoder, Save::Carry).with_optimizer(optimizer);
         let gradient = programs.gradient(&loss(), None, micro_batch).unwrap();
         let step = programs.step(&loss(), None, micro_batch).unwrap();
         for (module, expected) in [(gradient, expected), (step, state)] {
@@ -424,7 +434,7 @@ fn the_memory_of_a_device_is_that_of_its_shards() {
             let (found, expected) = (stats.argument as f64, expected as f64);
             assert!(
                 (found - expected).abs() < 0.1 * expected,
-                "{axes:?}, {}: {found} {expected}\n{table}",
+                "{axes:?}, {optimizer:?}, {}: {found} {expected}\n{table}",
                 module.name
             );
         }

@@ -221,6 +221,7 @@ fn a_quantised_model_takes_as_much_memory_as_its_table_says() {
             },
             weights: Dtype::Bf16,
             trained: models::Trained::Adapters(1),
+            optimizer: models::OptimizerName::AdamW,
             ref_policy: false,
             mixes_ref_policy: false,
         };

@@ -28,7 +28,8 @@ impl AdamWBounds {
     /// finite norm. Without clipping and without a skip limit, they never prove it.
     ///
     /// Proof: no element of the gradient exceeds the norm to which it is clipped. Moments are averages of these elements and of their
-    /// squares, with decays in [0, 1). A weight changes by the rate times a first moment, divided by at least epsilon.
+    /// squares, with decays in [0, 1). A weight changes by the rate times a first moment, divided by at least epsilon. Quantised moments are
+    /// at most as large as the largest value of their block.
     pub fn after(self, step: &AdamWStep) -> Option<Self> {
         let &AdamWStep { rate, root, epsilon, decay, max_grad_norm, limit, .. } = step;
         let [rate, root, epsilon, decay, max_grad_norm, limit] =
@@ -113,7 +114,7 @@ mod tests {
                 adam_epsilon: 10f64.powf(epsilon),
                 weight_decay: decay,
                 max_grad_norm: 10f64.powf(clip),
-                skip_grad_norm: None,
+                ..AdamWConfig::default()
             };
             let (mut first, mut second) = ([0.0_f32; 3], [0.0_f32; 3]);
             let mut bounds = AdamWBounds { weights: 100.0, moments: 0.0 };

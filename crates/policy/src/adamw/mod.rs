@@ -4,8 +4,13 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 mod bounds;
+mod eight_bit;
 
 pub use bounds::AdamWBounds;
+pub use eight_bit::{
+    CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks, check_moments, is_moment_codes, moment_codes, moment_tensors,
+};
+pub use models::OptimizerName;
 
 /// Added to the gradient norm in the denominator of the clip factor, as in PyTorch.
 pub const CLIP_EPSILON: f64 = 1e-6;
@@ -20,6 +25,9 @@ pub const CLIP_EPSILON: f64 = 1e-6;
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AdamWConfig {
+    /// The optimizer, `adamw` with f32 moments or `adamw_8bit` with moments of one byte per value and a scale per 256 values. The latter saves 6
+    /// of 16 bytes per trained weight.
+    pub name: OptimizerName,
     /// The decay of the first moment, in [0, 1).
     #[default(0.9)]
     pub adam_beta1: f64,

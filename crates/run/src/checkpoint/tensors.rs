@@ -5,12 +5,15 @@
 
 use crate::error::{Error, Result};
 use models::{Dtype, NamedTensor};
-use policy::{StateGroup, TensorSink, TensorSource};
+use policy::{StateGroup, TensorSink, TensorSource, is_moment_codes, moment_codes};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
+
+/// The dtype of the codes of 8-bit moments; all other tensors are f32.
+const CODES: &str = "U8";
 
 /// Passes the tensors of a group to a sink, as [`policy::Policy::export`] does. Repeated calls export the same tensors.
 pub type Export<'a> = dyn Fn(StateGroup, &mut dyn TensorSink) -> policy::Result<()> + 'a;
@@ -50,8 +53,9 @@ impl Layout {
         let (mut header, mut end) = (serde_json::Map::new(), 0_u64);
         for (name, shape) in &self.entries {
             let start = end;
-            end += 4 * shape.iter().product::<usize>() as u64;
-            let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] });
+            let (dtype, bytes) = if is_moment_codes(name) { (CODES, 1) } else { ("F32", 4) };
+            end += bytes * shape.iter().product::<usize>() as u64;
+            let entry = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, end] });
             header.insert(name.clone(), entry);
         }
         let mut text = serde_json::Value::Object(header).to_string().into_bytes();
@@ -95,7 +99,10 @@ impl Layout {
             let mut bytes = Vec::new();
             for values in tensor.data.chunks(1 << 16) {
                 bytes.clear();
-                bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+                match is_moment_codes(&tensor.name) {
+                    true => bytes.extend(moment_codes(&tensor.name, values)?),
+                    false => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+                }
                 write(&bytes).map_err(|error| policy::Error::other(failed.insert(error).to_string()))?;
             }
             Ok(())
@@ -115,12 +122,12 @@ impl Layout {
 pub struct StoredTensors(Option<models::Weights>);
 
 impl StoredTensors {
-    /// Maps a file in which all tensors are f32. Also returns its length in bytes and its SHA-256.
+    /// Maps a file in which all tensors are f32, or bytes if they are codes of 8-bit moments. Also returns its length in bytes and its SHA-256.
     ///
     /// # Errors
     /// The defect of the file as text.
     pub(super) fn open(path: &Path) -> Result<(Self, usize, [u8; 32]), String> {
-        let file = models::Weights::open_file(path).map_err(|error| match error {
+        let file = models::Weights::open_as_stored(path).map_err(|error| match error {
             models::Error::Weights { reason, .. } => reason,
             models::Error::File(grpo_files::Error::Io { source, .. }) => match source.kind() {
                 ErrorKind::NotFound => "the file is missing".to_owned(),
@@ -129,6 +136,12 @@ impl StoredTensors {
             other => other.to_string(),
         })?;
         for name in file.names() {
+            if is_moment_codes(name) {
+                match file.bytes(name) {
+                    Some(_) => continue,
+                    None => return Err(format!("tensor `{name}` has another dtype than {CODES}, which codes have")),
+                }
+            }
             let dtype = file.tensor(name).map_err(|error| error.to_string())?.dtype();
             if dtype != Dtype::F32 {
                 return Err(format!("tensor `{name}` is {}, expected F32", dtype.safetensors_name()));
@@ -146,20 +159,27 @@ impl StoredTensors {
     /// Returns the name of the first tensor with a non-finite value.
     pub(super) fn not_finite(&self) -> Option<&str> {
         let file = self.0.as_ref()?;
-        file.names().find(|name| file.tensor(name).and_then(|tensor| tensor.check_finite()).is_err())
+        let mut values = file.names().filter(|name| !is_moment_codes(name));
+        values.find(|name| file.tensor(name).and_then(|tensor| tensor.check_finite()).is_err())
     }
 }
 
 impl TensorSource for StoredTensors {
     fn shapes(&self) -> Vec<(&str, &[usize])> {
         let Some(file) = &self.0 else { return Vec::new() };
-        let tensors = file.names().filter_map(|name| file.tensor(name).ok());
-        tensors.map(|tensor| (tensor.name(), tensor.shape())).collect()
+        let shape = |name| match file.bytes(name) {
+            Some((shape, _)) => Some((name, shape)),
+            None => file.tensor(name).ok().map(|tensor| (name, tensor.shape())),
+        };
+        file.names().filter_map(shape).collect()
     }
 
     fn values(&self, name: &str) -> policy::Result<Cow<'_, [f32]>> {
         match &self.0 {
-            Some(file) => Ok(file.tensor(name)?.values()),
+            Some(file) => Ok(match file.bytes(name) {
+                Some((_, codes)) => codes.iter().copied().map(f32::from).collect(),
+                None => file.tensor(name)?.values(),
+            }),
             None => Err(policy::Error::state(name, "a tensor", "none")),
         }
     }

@@ -123,6 +123,37 @@ fn a_checkpoint_reads_back_bit_for_bit_and_its_files_do_not_change() {
 }
 
 #[test]
+fn codes_of_moments_are_stored_as_bytes() {
+    let mut with_codes = state();
+    let codes = |name: &str, data: Vec<f32>| NamedTensor { name: name.to_owned(), shape: vec![3], data };
+    with_codes.optimizer = vec![
+        codes("exp_avg_codes.model.layers.0.mlp.experts.gate_up_proj", vec![0.0, 127.0, 255.0]),
+        codes("exp_avg_scales.model.layers.0.mlp.experts.gate_up_proj", vec![0.1, 0.2, 0.3]),
+    ];
+    let (_folder, checkpoints) = write(&[]);
+    let path = save(&checkpoints, 3, &with_codes).unwrap();
+    let file = std::fs::read(path.join(OPTIMIZER)).unwrap();
+    let header = usize::try_from(u64::from_le_bytes(*file.first_chunk().unwrap())).unwrap();
+    let (header, values) = file[8..].split_at(header);
+    assert!(String::from_utf8_lossy(header).contains(r#""dtype":"U8""#));
+    // Three bytes, and three words.
+    assert_eq!((&values[..3], values.len()), (&[0, 127, 255][..], 15));
+    assert_eq!(in_memory(&checkpoints.read(CheckpointId::Grpo(3)).unwrap().1), with_codes);
+    // Codes with another dtype, and other tensors of bytes.
+    let file = |name: &str, dtype: &str, shape: usize| {
+        let header = format!(r#"{{"{name}":{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[0,4]}}}}"#);
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat()
+    };
+    assert!(parse_tensors(&file("exp_avg_codes.a", "U8", 4)).is_ok());
+    for (name, dtype, shape) in [("exp_avg_codes.a", "F32", 1), ("exp_avg_scales.a", "U8", 4)] {
+        let text = parse_tensors(&file(name, dtype, shape)).unwrap_err();
+        assert!(text.contains(name) && text.contains("U8"), "{text}");
+    }
+    with_codes.optimizer[0].data[1] = 0.5;
+    assert!(save(&checkpoints, 4, &with_codes).is_err(), "half a code");
+}
+
+#[test]
 fn digests_match_sha256sum() {
     assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }

@@ -164,6 +164,24 @@ fn a_stopped_run_resumes_with_the_same_result() {
 }
 
 #[test]
+fn a_run_with_eight_bit_moments_resumes_with_the_same_result() {
+    let (_folder, path) = run_path();
+    let mut config = config();
+    let shape = config.model.shape_mut();
+    (shape.hidden_size, shape.intermediate_size) = (64, 64);
+    for optimizer in [&mut config.optimizer, &mut config.warmup.optimizer] {
+        optimizer.adamw.name = models::OptimizerName::AdamW8bit;
+    }
+    let checkpoint = stopped_after(config.clone(), &path, "Grpo 2");
+    let moments = std::fs::read(path.join("checkpoints").join(checkpoint).join("optimizer.safetensors")).unwrap();
+    let moments = String::from_utf8_lossy(&moments);
+    assert!(moments.contains("exp_avg_sq_codes.model.layers.0.self_attn.q_proj.weight\":{\"data_offsets"), "no codes");
+    assert!(moments.contains("\"dtype\":\"U8\""), "codes are not stored as bytes");
+    finish(&mut resume(&path, &[]).unwrap()).unwrap();
+    assert_undisturbed(config, &path);
+}
+
+#[test]
 fn a_failed_resume_truncates_no_log_and_a_finished_run_never_starts_over() {
     let (_folder, path) = run_path();
     trained(config(), &path);

@@ -1,5 +1,6 @@
 //! AdamW with clipping by the norm of the whole gradient, as one program whose state stays on the device.
 
+mod eight_bit;
 mod programs;
 
 pub(crate) use programs::{Check, Numbers, StateValues, apply_module, update};
@@ -11,8 +12,9 @@ use crate::runtime::Runtime;
 use crate::storage::Storage;
 use crate::weights::DeviceWeights;
 use crate::{Argument, DeviceTensor};
-use policy::{AdamWBounds, AdamWConfig};
-use programs::{NUMBERS, drop_module, measure_module, numbers, zeros_module};
+use eight_bit::{MomentFormat, MomentKind, MomentTensor};
+use policy::{AdamWBounds, AdamWConfig, CodeBook, OptimizerName, TensorSink, TensorSource};
+use programs::{NUMBERS, drop_module, fresh_module, measure_module, numbers, zeros_module};
 use std::sync::Arc;
 
 /// The optimizer programs for the trained parameters of a policy.
@@ -21,6 +23,7 @@ pub(crate) struct AdamW {
     table: Vec<Parameter>,
     /// Storage of the model.
     storage: Storage,
+    name: OptimizerName,
     programs: Programs<Key>,
 }
 
@@ -31,11 +34,15 @@ enum Key {
     Measure,
     Drop,
     Zeros,
+    /// The first or the second moments before the first step.
+    Fresh(usize),
 }
 
-/// Exponential averages of gradients and of squared gradients, with one tensor per parameter.
+/// Exponential averages of gradients and of squared gradients, with one tensor per parameter, or two for 8-bit moments.
 #[derive(Clone, Debug)]
 pub(crate) struct Moments {
+    /// The number of trained parameters.
+    pub(crate) parameters: usize,
     pub(crate) first: Vec<Arc<DeviceTensor>>,
     pub(crate) second: Vec<Arc<DeviceTensor>>,
     /// Upper bounds on moments and weights, if known.
@@ -78,16 +85,30 @@ impl Applied {
 
 impl AdamW {
     /// Creates the optimizer of the parameters of `table`.
-    pub(crate) fn new(table: Vec<Parameter>, storage: Storage) -> Self {
-        Self { table, storage, programs: Programs::new() }
+    pub(crate) fn new(table: Vec<Parameter>, storage: Storage, name: OptimizerName) -> Self {
+        Self { table, storage, name, programs: Programs::new() }
+    }
+
+    /// Changes the optimizer; moments of another one do not fit.
+    pub(crate) fn set_name(&mut self, name: OptimizerName) {
+        if name != self.name {
+            (self.name, self.programs) = (name, Programs::new());
+        }
+    }
+
+    /// Returns the tensors of one moment of all parameters.
+    fn tensors(&self, runtime: &Runtime) -> Vec<MomentTensor> {
+        let of = |parameter| MomentFormat::of(parameter, self.name, runtime.split()).tensors(parameter);
+        self.table.iter().flat_map(of).collect()
     }
 
     /// Returns the program of `key`; compiles it on first use.
     fn program(&mut self, runtime: &Runtime, key: Key) -> Result<Arc<Program>> {
-        let Self { table, storage, programs } = self;
+        let Self { table, storage, name, programs } = self;
         programs.get(runtime, key, |key| match *key {
-            Key::Apply(check) => apply_module(table, *storage, check, runtime.split()),
-            Key::Measure => measure_module(table, *storage, runtime.split()),
+            Key::Apply(check) => apply_module(table, *storage, *name, check, runtime.split()),
+            Key::Measure => measure_module(table, *storage, *name, runtime.split()),
+            Key::Fresh(moment) => fresh_module(table, *name, CodeBook::OF_MOMENTS[moment], runtime.split()),
             Key::Drop => drop_module(table, runtime.split()),
             Key::Zeros => zeros_module(table, runtime.split()),
         })
@@ -100,8 +121,49 @@ impl AdamW {
 
     /// Creates moments of zero.
     pub(crate) fn fresh(&mut self, runtime: &Runtime) -> Result<Moments> {
-        let mut zeros = || Ok::<_, crate::Error>(self.zeros(runtime)?.into_iter().map(Arc::new).collect());
-        Ok(Moments { first: zeros()?, second: zeros()?, bounds: None })
+        let mut zeros = |moment| -> Result<_> {
+            let tensors = self.program(runtime, Key::Fresh(moment))?.run(vec![])?;
+            Ok(tensors.into_iter().map(Arc::new).collect())
+        };
+        let (first, second) = (zeros(0)?, zeros(1)?);
+        Ok(Moments { parameters: self.table.len(), first, second, bounds: None })
+    }
+
+    /// Passes the moments to `sink`, one by one, with the names of [`policy::moment_tensors`].
+    pub(crate) fn export(&self, runtime: &Runtime, moments: &Moments, sink: &mut dyn TensorSink) -> Result<()> {
+        let all = self.tensors(runtime);
+        for (moment, tensors) in [&moments.first, &moments.second].into_iter().enumerate() {
+            for kind in MomentKind::ALL {
+                let of_kind = all.iter().zip(tensors).filter(|(of, _)| of.kind == kind);
+                let (table, tensors): (Vec<_>, Vec<_>) =
+                    of_kind.map(|(of, tensor)| (of.parameter.clone(), Arc::clone(tensor))).unzip();
+                let tensors = DeviceWeights::of_tensors(runtime, table, Storage::Plain(kind.dtype()), tensors);
+                tensors.export_prefixed(kind.prefixes()[moment], sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Uploads exported moments, whose names and shapes fit.
+    pub(crate) fn import(&self, runtime: &Runtime, source: &dyn TensorSource) -> Result<Moments> {
+        let all = self.tensors(runtime);
+        let of_moment = |moment: usize| -> Result<Vec<Arc<DeviceTensor>>> {
+            let mut of_kinds = Vec::new();
+            for kind in MomentKind::ALL {
+                let of_kind = all.iter().filter(|tensor| tensor.kind == kind);
+                let table = of_kind.map(|tensor| tensor.parameter.clone()).collect();
+                let (storage, prefix) = (Storage::Plain(kind.dtype()), kind.prefixes()[moment]);
+                let tensors = DeviceWeights::from_source(runtime, table, storage, prefix, source)?;
+                of_kinds.push((kind, tensors.into_tensors().into_iter()));
+            }
+            let next = |tensor: &MomentTensor| {
+                let (_, tensors) = of_kinds.iter_mut().find(|(kind, _)| *kind == tensor.kind)?;
+                tensors.next()
+            };
+            Ok(all.iter().filter_map(next).collect())
+        };
+        let (first, second) = (of_moment(0)?, of_moment(1)?);
+        Ok(Moments { parameters: self.table.len(), first, second, bounds: None })
     }
 
     /// Returns the scalars of step `step` (counted from 1) and, if possible, bounds on the state after it, valid for every finite gradient
@@ -188,11 +250,11 @@ impl Moments {
         rest: Vec<Argument<'_>>,
         report_at: usize,
     ) -> Result<(Self, Vec<f32>, Vec<DeviceTensor>)> {
-        let Self { first, second, .. } = self;
-        let count = first.len();
+        let Self { parameters: count, first, second, .. } = self;
         let mut frozen = weights.take();
         // Trained parameters come last.
         let mut trained = frozen.split_off(frozen.table().len() - count);
+        let of_moment = first.len();
         let parameters = trained.take().into_tensors();
         let of_parameters = parameters.len();
         let state = parameters.into_iter().chain(first).chain(second);
@@ -216,7 +278,7 @@ impl Moments {
         let mut outputs = outputs.into_iter().map(Arc::new);
         let trained = trained.with_tensors(outputs.by_ref().take(of_parameters));
         *weights = frozen.followed_by(trained);
-        let [first, second] = [(); 2].map(|()| outputs.by_ref().take(count).collect());
-        Ok((Self { first, second, bounds: None }, report, others))
+        let [first, second] = [(); 2].map(|()| outputs.by_ref().take(of_moment).collect());
+        Ok((Self { parameters: count, first, second, bounds: None }, report, others))
     }
 }

@@ -1,10 +1,11 @@
 //! AdamW as operations and programs: the step, its state, and other programs on gradients.
 
-use crate::decoder::{Parameter, Split, zeros};
+use super::eight_bit::{MomentFormat, MomentKind, MomentTensor};
+use crate::decoder::{Axis, Parameter, Split, zeros};
 use crate::error::Result;
 use crate::program::unnamed;
 use crate::storage::Storage;
-use policy::{AdamWStep, CLIP_EPSILON};
+use policy::{AdamWStep, CLIP_EPSILON, CodeBook, OptimizerName};
 use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
 
 /// Number of scalars of a step: f32 `[NUMBERS]`.
@@ -54,48 +55,77 @@ impl Numbers {
 pub(crate) struct StateValues {
     /// The stored values of each parameter.
     pub(crate) parameters: Vec<Vec<Value>>,
-    pub(crate) first: Vec<Value>,
-    pub(crate) second: Vec<Value>,
+    /// The tensors of first and of second moments of each parameter.
+    moments: [Vec<Vec<Value>>; 2],
     /// Storage of each parameter.
     stored: Vec<Storage>,
+    /// Format of the moments of each parameter.
+    formats: Vec<MomentFormat>,
 }
 
 impl StateValues {
     /// Declares the state of the parameters of `table` as the next arguments, aliased to the program's first results. `storage` is the
     /// storage of the model; arguments and results are sharded like the parameters.
-    pub(crate) fn declare(f: &Builder, table: &[Parameter], storage: Storage, split: &Split) -> Self {
-        let state = Self::read(f, table, storage, split);
-        for (i, (argument, parameter)) in state.with_parameters(table).enumerate() {
+    pub(crate) fn declare(
+        f: &Builder,
+        table: &[Parameter],
+        storage: Storage,
+        optimizer: OptimizerName,
+        split: &Split,
+    ) -> Self {
+        let state = Self::read(f, table, storage, optimizer, split);
+        for (i, (argument, axes)) in state.with_axes(table).into_iter().enumerate() {
             f.alias(argument, i);
-            split.result(f, i, &parameter.axes);
+            split.result(f, i, &axes);
         }
         state
     }
 
     /// Declares the state as read-only arguments, sharded like the parameters.
-    fn read(f: &Builder, table: &[Parameter], storage: Storage, split: &Split) -> Self {
+    fn read(f: &Builder, table: &[Parameter], storage: Storage, optimizer: OptimizerName, split: &Split) -> Self {
         let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
+        let formats: Vec<_> = table.iter().map(|parameter| MomentFormat::of(parameter, optimizer, split)).collect();
         let parameters = stored.iter().zip(table).map(|(of, p)| of.declare(f, p.name(), &p.shape)).collect();
-        let [first, second] = [".exp_avg", ".exp_avg_sq"].map(|suffix| declare(f, table, suffix));
-        let state = Self { parameters, first, second, stored };
-        state.with_parameters(table).for_each(|(argument, parameter)| split.argument(argument, &parameter.axes));
+        let moments = [0, 1].map(|moment| {
+            let declared = |(format, parameter): (&MomentFormat, &Parameter)| {
+                let tensors = format.tensors(parameter).into_iter();
+                tensors.map(|MomentTensor { parameter, kind }| {
+                    let suffix = kind.prefixes()[moment].trim_end_matches('.');
+                    let ty = TensorType::new(kind.dtype(), &parameter.shape[..]);
+                    f.argument(&format!("{}.{suffix}", parameter.name()), ty)
+                })
+            };
+            formats.iter().zip(table).map(|pair| declared(pair).collect()).collect()
+        });
+        let state = Self { parameters, moments, stored, formats };
+        state.with_axes(table).iter().for_each(|(argument, axes)| split.argument(argument, axes));
         state
     }
 
-    /// Iterates over all values with their parameters, in the order of arguments and results.
-    fn with_parameters<'a>(&'a self, table: &'a [Parameter]) -> impl Iterator<Item = (&'a Value, &'a Parameter)> {
-        let of_parameters = self.parameters.iter().zip(table).flat_map(|(parts, p)| parts.iter().map(move |v| (v, p)));
-        let of_moments = [&self.first, &self.second].into_iter().flat_map(move |group| group.iter().zip(table));
-        of_parameters.chain(of_moments)
+    /// Returns all values with their logical axes, in the order of arguments and results.
+    fn with_axes(&self, table: &[Parameter]) -> Vec<(&Value, Vec<Axis>)> {
+        let of_parameters = self.parameters.iter().zip(table);
+        let of_parameters = of_parameters.flat_map(|(parts, p)| parts.iter().map(|value| (value, p.axes.clone())));
+        let of_moments = self.moments.iter().flat_map(|moment| {
+            let tensors = self.formats.iter().zip(table).flat_map(|(format, parameter)| format.tensors(parameter));
+            moment.iter().flatten().zip(tensors.map(|tensor| tensor.parameter.axes))
+        });
+        of_parameters.chain(of_moments).collect()
     }
 
     /// Iterates over all values in the order of arguments and results.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Value> {
-        self.parameters.iter().flatten().chain(&self.first).chain(&self.second)
+        self.parameters.iter().chain(self.moments.iter().flatten()).flatten()
     }
 
     fn parameter(&self, i: usize) -> Value {
         self.stored[i].get(&self.parameters[i])
+    }
+
+    /// Returns the f32 moments of a parameter from these tensors.
+    fn moments(&self, i: usize, [first, second]: [&[Value]; 2]) -> [Value; 2] {
+        let [signed, unsigned] = CodeBook::OF_MOMENTS;
+        [self.formats[i].get(signed, first), self.formats[i].get(unsigned, second)]
     }
 }
 
@@ -104,9 +134,15 @@ impl StateValues {
 /// report, f32 `[3]`: the gradient norm, whether it is within the limit, and whether the results are finite (0 or 1). With
 /// [`Check::Results`], the report is `[4]`; its last number is the largest magnitude of all weights, first moments and roots of second
 /// moments, infinite if one of them is not finite. All but the scalars and the report are sharded by `split`.
-pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, split: &Split) -> Result<Module> {
+pub(crate) fn apply_module(
+    table: &[Parameter],
+    storage: Storage,
+    optimizer: OptimizerName,
+    check: Check,
+    split: &Split,
+) -> Result<Module> {
     let f = Builder::new();
-    let state = StateValues::declare(&f, table, storage, split);
+    let state = StateValues::declare(&f, table, storage, optimizer, split);
     let sums = declare_sums(&f, table, state.all().count(), split);
     let numbers = Numbers::argument(&f);
     let (results, report) = update(&f, table, &state, &sums, &numbers, None, check);
@@ -127,7 +163,7 @@ pub(crate) fn update(
     allowed: Option<&Value>,
     check: Check,
 ) -> (Vec<Value>, Value) {
-    let StateValues { parameters, first, second, stored } = state;
+    let StateValues { parameters, moments: [first, second], stored, formats } = state;
     let [.., max_grad_norm, limit] = &numbers.0;
     let norm = norm(f, sums);
     // Comparisons with NaN are false.
@@ -139,11 +175,13 @@ pub(crate) fn update(
     // values until they are written.
     let mut largest = f.scalar(0.0, Dtype::F32);
     for (i, parameter) in table.iter().enumerate().filter(|_| check == Check::Results) {
-        let before: Vec<&Value> = parameters[i].iter().chain([&first[i], &second[i], &sums[i]]).collect();
-        let mut before = f.optimization_barrier(&before);
-        let rest = before.split_off(parameters[i].len());
-        let value = stored[i].get(&before);
-        let [value, first, second] = numbers.next(decays(parameter), &clip, [&value, &rest[0], &rest[1], &rest[2]]);
+        let before = parameters[i].iter().chain(&first[i]).chain(&second[i]).chain([&sums[i]]);
+        let mut before = f.optimization_barrier(&before.collect::<Vec<_>>());
+        let mut rest = before.split_off(parameters[i].len());
+        let of_second = rest.split_off(first[i].len());
+        let (second, sum) = of_second.split_at(second[i].len());
+        let (value, [first, second]) = (stored[i].get(&before), state.moments(i, [&rest, second]));
+        let [value, first, second] = numbers.next(decays(parameter), &clip, [&value, &first, &second, &sum[0]]);
         let finite = stored[i].finite(&value) & first.is_finite() & second.is_finite();
         let size = value.abs().max(&first.abs()).max(&second.sqrt());
         // One reduction per parameter instead of three.
@@ -157,11 +195,13 @@ pub(crate) fn update(
     }
     let mut results: [Vec<Value>; 3] = Default::default();
     for (i, parameter) in table.iter().enumerate() {
-        let value = state.parameter(i);
-        let next = numbers.next(decays(parameter), &clip, [&value, &first[i], &second[i], &sums[i]]);
+        let (value, moments) = (state.parameter(i), state.moments(i, [&first[i], &second[i]]));
+        let next = numbers.next(decays(parameter), &clip, [&value, &moments[0], &moments[1], &sums[i]]);
         let chosen = |next: &Value, old: &Value| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
-        results[1].push(chosen(&next[1], &first[i]));
-        results[2].push(chosen(&next[2], &second[i]));
+        for (moment, (book, old)) in CodeBook::OF_MOMENTS.into_iter().zip([&first[i], &second[i]]).enumerate() {
+            let parts = formats[i].put(book, &next[moment + 1]);
+            results[moment + 1].extend(parts.iter().zip(old).map(|(next, old)| chosen(next, old)));
+        }
         // This barrier and the next one are for libtpu. Without this one, it computes moments and weights in separate passes and reads
         // everything twice. Splitting the joined value of an unchanged weight restores its parts exactly.
         let value = f.optimization_barrier(&[&chosen(&next[0], &value)]).swap_remove(0);
@@ -183,16 +223,22 @@ pub(crate) fn update(
 
 /// Builds the program that measures the largest magnitudes of a state. Arguments: those of [`apply_module`] without accumulators and
 /// scalars. Result: f32 `[2]`, the largest weight, and the largest first moment or root of a second moment; infinite if one is not finite.
-pub(super) fn measure_module(table: &[Parameter], storage: Storage, split: &Split) -> Result<Module> {
+pub(super) fn measure_module(
+    table: &[Parameter],
+    storage: Storage,
+    optimizer: OptimizerName,
+    split: &Split,
+) -> Result<Module> {
     let f = Builder::new();
-    let state = StateValues::read(&f, table, storage, split);
+    let state = StateValues::read(&f, table, storage, optimizer, split);
     let [mut weights, mut moments] = [0, 1].map(|_| f.scalar(0.0, Dtype::F32));
     let largest = |size: Value| size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>());
     for i in 0..table.len() {
         let value = state.parameter(i);
         let size = state.stored[i].finite(&value).select(&value.abs(), &value.like(f64::INFINITY));
         weights = weights.max(&largest(size));
-        let size = state.first[i].abs().max(&state.second[i].sqrt());
+        let [first, second] = [0, 1].map(|moment| state.formats[i].sizes(&state.moments[moment][i]));
+        let size = first.abs().max(&second.sqrt());
         let size = size.is_finite().select(&size, &size.like(f64::INFINITY));
         moments = moments.max(&largest(size));
     }
@@ -217,22 +263,34 @@ pub(super) fn zeros_module(table: &[Parameter], split: &Split) -> Result<Module>
     split.finish(f.clone(), "zeros", table.iter().map(Parameter::name).zip(&all))
 }
 
+/// Builds the program that creates first or second moments of zero.
+pub(super) fn fresh_module(
+    table: &[Parameter],
+    optimizer: OptimizerName,
+    book: CodeBook,
+    split: &Split,
+) -> Result<Module> {
+    let f = Builder::new();
+    let formats = table.iter().map(|parameter| MomentFormat::of(parameter, optimizer, split).tensors(parameter));
+    let tensors: Vec<MomentTensor> = formats.flatten().collect();
+    tensors.iter().enumerate().for_each(|(i, tensor)| split.result(&f, i, &tensor.parameter.axes));
+    let zeros = tensors.iter().map(|MomentTensor { parameter, kind }| match kind {
+        MomentKind::Codes => zeros(&f, kind.dtype(), &parameter.shape).like(i64::from(book.zero())),
+        _ => zeros(&f, kind.dtype(), &parameter.shape),
+    });
+    split.finish(f.clone(), "moments", unnamed(&zeros.collect::<Vec<_>>()))
+}
+
 /// Declares gradient accumulators as the next arguments, sharded like the parameters and aliased to the results from index `first` on.
 fn declare_sums(f: &Builder, table: &[Parameter], first: usize, split: &Split) -> Vec<Value> {
-    let sums = declare(f, table, ".sum");
+    let sum = |p: &Parameter| f.argument(&format!("{}.sum", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
+    let sums: Vec<Value> = table.iter().map(sum).collect();
     for (i, (sum, parameter)) in sums.iter().zip(table).enumerate() {
         f.alias(sum, first + i);
         split.argument(sum, &parameter.axes);
         split.result(f, first + i, &parameter.axes);
     }
     sums
-}
-
-/// Declares an argument per parameter.
-fn declare(f: &Builder, table: &[Parameter], suffix: &str) -> Vec<Value> {
-    let argument =
-        |p: &Parameter| f.argument(&format!("{}{suffix}", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
-    table.iter().map(argument).collect()
 }
 
 /// Returns `true` if weight decay applies to a parameter: not to norms and biases.
@@ -279,7 +337,8 @@ mod tests {
     #[test]
     fn measure_finds_the_largest_weight_and_moment() {
         let table = parameters(&ModelConfig { hidden_size: 8, intermediate_size: 8, ..ModelConfig::default() });
-        let module = measure_module(&table, Storage::Plain(Dtype::F32), &Split::default()).unwrap();
+        let module =
+            measure_module(&table, Storage::Plain(Dtype::F32), OptimizerName::AdamW, &Split::default()).unwrap();
         let places = 3 * table.len();
         // One tensor has one element that differs from all others.
         let measured = |place: usize, number: f64| {

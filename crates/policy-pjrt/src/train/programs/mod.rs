@@ -14,7 +14,7 @@ use backend_tpu::aot::Variant;
 use backend_tpu::program::{MeshShape, Numerics, Pass, Role, Spec};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
-use models::ModelConfig;
+use models::{ModelConfig, OptimizerName};
 use stablehlo::{Builder, Dtype, Module, Save, TensorType, Traced, Value, trace, try_trace};
 
 /// Sizes of a micro-batch's program.
@@ -55,6 +55,7 @@ pub struct TrainPrograms {
     /// Dtype of the model's matrices.
     pub(super) model: Dtype,
     pub(super) save: Save,
+    pub(in crate::train) optimizer: OptimizerName,
     tiling: Tiling,
 }
 
@@ -86,7 +87,7 @@ impl TrainPrograms {
     /// Creates the programs of `decoder`; `save` selects the activations of each layer that are saved for the backward pass.
     pub fn new(decoder: Decoder, save: Save) -> Self {
         let model = decoder.compute().dtype();
-        Self { decoder, model, save, tiling: default_tiling() }
+        Self { decoder, model, save, optimizer: OptimizerName::default(), tiling: default_tiling() }
     }
 
     /// Sets the dtype of the model's matrices, f32 or bf16. If it differs from the compute dtype, every layer converts its matrices.
@@ -94,6 +95,18 @@ impl TrainPrograms {
     pub fn with_model_dtype(mut self, dtype: Dtype) -> Self {
         self.model = dtype;
         self
+    }
+
+    /// Sets the optimizer, which decides the format of moments; the default is `adamw`. With `adamw_8bit`, each moment of a parameter whose
+    /// tensors have 4096 values or more is two tensors: codes, u8, with the shape of the parameter, and scales, f32 ([`policy::MomentBlocks`]).
+    #[must_use]
+    pub fn with_optimizer(mut self, name: OptimizerName) -> Self {
+        self.set_optimizer(name);
+        self
+    }
+
+    pub(crate) fn set_optimizer(&mut self, name: OptimizerName) {
+        self.optimizer = name;
     }
 
     /// Returns the programs of the model without adapters and value head.
@@ -266,7 +279,7 @@ impl TrainPrograms {
     }
 
     fn adamw_with(&self, check: Check) -> Result<Module> {
-        apply_module(&self.decoder.trained(), self.storage(), check, self.decoder.split())
+        apply_module(&self.decoder.trained(), self.storage(), self.optimizer, check, self.decoder.split())
     }
 
     /// Declares the rows of a micro-batch without a loss as the next arguments.

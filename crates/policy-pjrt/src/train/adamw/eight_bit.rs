@@ -1,0 +1,361 @@
+//! 8-bit moments ([`policy::MomentBlocks`]) as operations of a program.
+//!
+//! Entries of a code book have a closed form (`policy::CodeBook`), so codes are computed by comparisons with the limits of seven decades
+//! and a linear function within a decade. A search in a table would gather eight times per value, which is slow on TPUs.
+//!
+//! A row may be sharded over devices whose shards do not end with a block. The largest magnitude of a block is therefore reduced in two
+//! steps: over groups within a shard, whose size divides shard and block, and then over the few groups of a block.
+
+use crate::decoder::{Axis, Parameter, Split};
+use models::MOMENT_BLOCK;
+use policy::{CodeBook, MOMENT_CODES, MOMENT_SCALES, MOMENTS, MomentBlocks, OptimizerName};
+use stablehlo::{Dtype, Reducer, Unary, Value};
+
+/// A tensor of the moments of a parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct MomentTensor {
+    /// The parameter with shape and axes of the tensor.
+    pub(crate) parameter: Parameter,
+    pub(crate) kind: MomentKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MomentKind {
+    /// f32 moments.
+    Single,
+    /// Codes of 8-bit moments, u8.
+    Codes,
+    /// Scales of the blocks of 8-bit moments, f32.
+    Scales,
+}
+
+impl MomentKind {
+    pub(crate) const ALL: [Self; 3] = [Self::Single, Self::Codes, Self::Scales];
+
+    /// Returns the prefixes of the names of first and second moments.
+    pub(crate) fn prefixes(self) -> [&'static str; 2] {
+        match self {
+            Self::Single => MOMENTS,
+            Self::Codes => MOMENT_CODES,
+            Self::Scales => MOMENT_SCALES,
+        }
+    }
+
+    pub(crate) fn dtype(self) -> Dtype {
+        if self == Self::Codes { Dtype::U8 } else { Dtype::F32 }
+    }
+}
+
+/// The format of the moments of a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MomentFormat {
+    /// f32.
+    Single,
+    /// Codes, u8, with the shape of the parameter, and scales, f32.
+    EightBit {
+        blocks: MomentBlocks,
+        /// Shape of the scales.
+        scales: Vec<usize>,
+        /// Logical axes of the scales.
+        axes: Vec<Axis>,
+        /// Number of values of a group.
+        group: usize,
+    },
+}
+
+impl MomentFormat {
+    /// Returns the format of the moments of `parameter`.
+    pub(crate) fn of(parameter: &Parameter, optimizer: OptimizerName, split: &Split) -> Self {
+        let Some(blocks) = MomentBlocks::of(optimizer, parameter.tensor_shape()) else { return Self::Single };
+        // The dimensions before the row, the stack's included.
+        let leading = parameter.shape.len() - parameter.tensor_shape().len() + blocks.leading();
+        let shard = split.shard_of(parameter);
+        let of_row: usize = shard[leading..].iter().product();
+        // Rows of several dimensions are contiguous in a shard if only the first one is sharded.
+        let is_contiguous = shard[leading + 1..] == parameter.shape[leading + 1..];
+        let is_even = is_contiguous && of_row.is_multiple_of(MOMENT_BLOCK);
+        let last = if is_even { parameter.axes[leading] } else { Axis::Blocks };
+        let axes = parameter.axes[..leading].iter().copied().chain([last]).collect();
+        let scales = parameter.shape[..leading].iter().copied().chain([blocks.per_row()]).collect();
+        let group = if is_contiguous { greatest_common_divisor(MOMENT_BLOCK, of_row) } else { 1 };
+        Self::EightBit { blocks, scales, axes, group }
+    }
+
+    /// Returns the tensors of a moment of `parameter`.
+    pub(super) fn tensors(&self, parameter: &Parameter) -> Vec<MomentTensor> {
+        let tensor = |parameter, kind| MomentTensor { parameter, kind };
+        match self {
+            Self::Single => vec![tensor(parameter.clone(), MomentKind::Single)],
+            Self::EightBit { scales, axes, .. } => vec![
+                tensor(parameter.clone(), MomentKind::Codes),
+                tensor(parameter.with_shape(scales.clone(), axes.clone()), MomentKind::Scales),
+            ],
+        }
+    }
+
+    /// Returns the f32 moments of these tensors.
+    pub(super) fn get(&self, book: CodeBook, parts: &[Value]) -> Value {
+        match (self, parts) {
+            (Self::Single, [moments]) => moments.clone(),
+            (Self::EightBit { .. }, [codes, scales]) => decode(book, codes) * self.spread(scales, codes.shape()),
+            _ => unreachable!("as many parts as the format has"),
+        }
+    }
+
+    /// Returns the tensors of f32 moments.
+    pub(super) fn put(&self, book: CodeBook, moments: &Value) -> Vec<Value> {
+        match self {
+            Self::Single => vec![moments.clone()],
+            Self::EightBit { .. } => {
+                let scales = self.largest(&moments.abs());
+                let wide = self.spread(&scales, moments.shape());
+                let unit = wide.gt(&wide.like(0.0)).select(&(moments / &wide), &wide.like(0.0));
+                vec![encode(book, &unit), scales]
+            }
+        }
+    }
+
+    /// Returns the largest magnitude of moments as a tensor of some shape: the moments or their scales.
+    pub(super) fn sizes(&self, parts: &[Value]) -> Value {
+        match (self, parts) {
+            (Self::Single, [moments]) => moments.clone(),
+            (Self::EightBit { .. }, [_, scales]) => scales.clone(),
+            _ => unreachable!("as many parts as the format has"),
+        }
+    }
+
+    /// Returns the largest of `magnitudes`, which have the shape of the parameter, in each block.
+    fn largest(&self, magnitudes: &Value) -> Value {
+        let Self::EightBit { blocks, scales, group, .. } = self else { unreachable!("blocks of 8-bit moments") };
+        let (leading, groups) = (&scales[..scales.len() - 1], blocks.row() / group);
+        let of_last = |value: &Value| value.reduce(Reducer::Max, &[value.shape().len() - 1]);
+        let of_groups = of_last(&magnitudes.reshape(&[leading, &[groups, *group]].concat()));
+        let of_block = MOMENT_BLOCK / group;
+        if of_block == 1 {
+            return of_groups;
+        }
+        let missing = blocks.per_row() * of_block - groups;
+        let [low, mut high] = [(); 2].map(|()| vec![0; scales.len()]);
+        high[scales.len() - 1] = missing;
+        let padded = of_groups.pad(&of_groups.builder().scalar(0.0, Dtype::F32), &low, &high);
+        of_last(&padded.reshape(&[&scales[..], &[of_block]].concat()))
+    }
+
+    /// Returns the scale of every value of a parameter of `shape`.
+    fn spread(&self, scales: &Value, shape: &[usize]) -> Value {
+        let Self::EightBit { blocks, group, .. } = self else { unreachable!("blocks of 8-bit moments") };
+        let [leading @ .., _] = scales.shape() else { unreachable!("scales have blocks as a dimension") };
+        let (groups, of_block) = (blocks.row() / group, MOMENT_BLOCK / group);
+        let repeated = |value: &Value, times: usize| {
+            let dimensions: Vec<usize> = (0..value.shape().len()).collect();
+            value.broadcast_in_dim(&[value.shape(), &[times]].concat(), &dimensions)
+        };
+        let of_groups = if of_block == 1 {
+            scales.clone()
+        } else {
+            let all = repeated(scales, of_block).reshape(&[leading, &[blocks.per_row() * of_block]].concat());
+            all.slice(&vec![0; all.shape().len()], &[leading, &[groups]].concat())
+        };
+        repeated(&of_groups, *group).reshape(shape)
+    }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+/// The levels of a code book: level e has 2^e entries from 10^(e - E - 1) to 10^(e - E).
+struct Levels {
+    first: i32,
+    last: i32,
+    /// E, the level that ends at 1.
+    of_one: i32,
+}
+
+impl Levels {
+    fn of(book: CodeBook) -> Self {
+        match book {
+            CodeBook::Signed => Self { first: 0, last: 6, of_one: 6 },
+            CodeBook::Unsigned => Self { first: 1, last: 7, of_one: 7 },
+        }
+    }
+
+    /// Selects a number by level; `reaches` tells whether a value is at least of a level.
+    fn select(&self, like: &Value, reaches: &dyn Fn(i32) -> Value, number: impl Fn(i32) -> f64) -> Value {
+        let levels = self.first + 1..=self.last;
+        let first = like.like(number(self.first));
+        levels.fold(first, |value, level| reaches(level).select(&like.like(number(level)), &value))
+    }
+
+    fn power(&self, level: i32) -> f64 {
+        10f64.powi(level - self.of_one)
+    }
+}
+
+/// Returns the entries of codes, f32.
+fn decode(book: CodeBook, codes: &Value) -> Value {
+    let levels = Levels::of(book);
+    let codes = codes.convert(Dtype::F32);
+    // t of `policy::CodeBook`, and its sign.
+    let (t, sign) = match book {
+        CodeBook::Signed => {
+            let signed = &codes - codes.like(127.0);
+            (signed.abs(), signed.unary(Unary::Sign))
+        }
+        CodeBook::Unsigned => (&codes + codes.like(1.0), codes.unary(Unary::Sign)),
+    };
+    let reaches = |level: i32| t.ge(&t.like(2f64.powi(level)));
+    let power = levels.select(&t, &reaches, |level| levels.power(level));
+    let share = levels.select(&t, &reaches, |level| 2f64.powi(-level));
+    let fraction = (&t + t.like(0.5)) * share - t.like(1.0);
+    let entry = power * (t.like(0.1) + fraction * t.like(0.9));
+    sign * codes.eq(&codes.like(255.0)).select(&t.like(1.0), &entry)
+}
+
+/// Returns the codes, u8, of the entries nearest to `unit`, from -1 to 1.
+fn encode(book: CodeBook, unit: &Value) -> Value {
+    let (levels, midpoints) = (Levels::of(book), book.midpoints());
+    let size = unit.abs();
+    let zero = usize::from(book.zero());
+    // The code of the first entry of a level, of positive numbers.
+    let first_code = |level: i32| match book {
+        CodeBook::Signed => 127 + (1 << level),
+        CodeBook::Unsigned => (1 << level) - 1,
+    };
+    let above = |midpoint: usize| size.gt(&size.like(f64::from(midpoints[midpoint])));
+    let reaches = |level: i32| above(first_code(level) - 1);
+    let inverse = levels.select(&size, &reaches, |level| levels.power(level).recip());
+    let count = levels.select(&size, &reaches, |level| 2f64.powi(level));
+    // Conversion rounds towards 0.
+    let index = ((&size * inverse - size.like(0.1)) * &count * size.like(1.0 / 0.9)).convert(Dtype::I32);
+    let count = count.convert(Dtype::I32);
+    let index = index.max(&index.like(0)).min(&(&count - count.like(1)));
+    let t = count + index;
+    let code = match book {
+        CodeBook::Signed => unit.lt(&unit.like(0.0)).select(&(t.like(127) - &t), &(t.like(127) + &t)),
+        CodeBook::Unsigned => &t - t.like(1),
+    };
+    let code = above(zero).select(&code, &code.like(zero as i64));
+    let is_one = unit.gt(&unit.like(f64::from(midpoints[254])));
+    is_one.select(&code.like(255), &code).convert(Dtype::U8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoder::AxisRules;
+    use crate::decoder::parameters;
+    use models::ModelConfig;
+    use stablehlo::{Array, Builder, Mesh, TensorType};
+
+    /// Returns the entries of codes, and the codes of numbers, from the interpreter.
+    fn both(book: CodeBook, codes: &[u8], numbers: &[f32]) -> (Vec<f32>, Vec<u8>) {
+        let f = Builder::new();
+        let of_codes = f.argument("codes", TensorType::new(Dtype::U8, [codes.len()]));
+        let of_numbers = f.argument("numbers", TensorType::new(Dtype::F32, [numbers.len()]));
+        let (entries, found) = (decode(book, &of_codes), encode(book, &of_numbers));
+        let module = f.finish("code_book", &[("entries", &entries), ("codes", &found)]).unwrap();
+        let codes = Array::ints(Dtype::U8, [codes.len()], codes.iter().copied().map(i64::from)).unwrap();
+        let numbers = Array::floats(Dtype::F32, [numbers.len()], numbers.iter().copied().map(f64::from)).unwrap();
+        let found = module.interpret(&[codes, numbers]).unwrap();
+        let entries = found[0].to_floats().into_iter().map(|entry| entry as f32).collect();
+        (entries, found[1].to_ints().into_iter().map(|code| code as u8).collect())
+    }
+
+    #[test]
+    fn codes_and_entries_are_those_of_the_code_book() {
+        let all: Vec<u8> = (0..=255).collect();
+        for book in CodeBook::OF_MOMENTS {
+            // Next to all midpoints, and between them.
+            let beside =
+                book.midpoints().iter().flat_map(|midpoint| [midpoint * (1.0 - 1e-5), midpoint * (1.0 + 1e-5)]);
+            let random = rng::uniform_weights(3000, 1.0, 3, "numbers").into_iter().enumerate();
+            let random = random.map(|(i, x)| x * 10f32.powi(-(i as i32 % 8)));
+            let random = random.map(|x| if book == CodeBook::Unsigned { x.abs() } else { x });
+            let numbers: Vec<f32> =
+                beside.chain(random).chain(*book.entries()).chain([0.0, -0.0, 1.0, f32::MIN_POSITIVE]).collect();
+            let is_beside = |x: f32| book.midpoints().iter().any(|midpoint| (x - midpoint).abs() < 2e-6 * x.abs());
+            let (entries, codes) = both(book, &all, &numbers);
+            for (found, expected) in entries.iter().zip(book.entries()) {
+                assert!((found - expected).abs() <= 3e-7 * expected.abs(), "{book:?}: {found} {expected}");
+            }
+            let mut compared = 0;
+            for (number, code) in numbers.iter().zip(codes).filter(|(number, _)| !is_beside(**number)) {
+                assert_eq!(code, book.nearest(*number), "{book:?}: {number}");
+                compared += 1;
+            }
+            assert!(compared > 3700, "{compared}");
+            let (_, codes) = both(book, &all, &[-1.0]);
+            assert_eq!(book == CodeBook::Signed, codes == [0], "-1 has the lowest code");
+        }
+    }
+
+    #[test]
+    fn blocks_are_quantised_as_on_the_host() {
+        let table = parameters(&ModelConfig::default());
+        let of = |shape: &[usize], axes: &[Axis]| table[0].with_shape(shape.to_vec(), axes.to_vec());
+        let mesh = Mesh::new("mesh", [("fsdp", 4)]).unwrap();
+        for (parameter, split) in [
+            (of(&[20, 300], &[Axis::Heads, Axis::Embed]), Split::default()),
+            (of(&[2, 20, 300], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
+            (of(&[2, 66, 64], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
+            (of(&[4101], &[Axis::Embed]), Split::default()),
+            (of(&[2, 8, 1024], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
+            (of(&[20, 300], &[Axis::Heads, Axis::Embed]), Split::of(AxisRules::new(&mesh))),
+        ] {
+            let format = MomentFormat::of(&parameter, OptimizerName::AdamW8bit, &split);
+            let MomentFormat::EightBit { blocks, scales: of_scales, .. } = &format else { panic!("{parameter:?}") };
+            let count: usize = parameter.shape.iter().product();
+            let mut moments: Vec<f32> = rng::uniform_weights(count, 1.0, 5, "moments");
+            for (i, moment) in moments.iter_mut().enumerate() {
+                *moment *= 10f32.powi(-(i as i32 % 5));
+            }
+            moments[3] = 100.0;
+            moments[blocks.row() - 3..blocks.row()].fill(0.0);
+            moments[..2].fill(0.0);
+            let f = Builder::new();
+            let argument = f.argument("moments", TensorType::new(Dtype::F32, &parameter.shape[..]));
+            let parts = format.put(CodeBook::Signed, &argument);
+            let again = format.get(CodeBook::Signed, &parts);
+            let results = [("codes", &parts[0]), ("scales", &parts[1]), ("again", &again)];
+            let module = f.finish("blocks", &results).unwrap();
+            let input = Array::floats(Dtype::F32, parameter.shape.clone(), moments.iter().copied().map(f64::from));
+            let found = module.interpret(&[input.unwrap()]).unwrap();
+            assert_eq!((found[1].shape(), found[0].shape()), (&of_scales[..], &parameter.shape[..]));
+            let (mut codes, mut scales, mut values) = (vec![], vec![], vec![]);
+            for block in moments.chunks(blocks.row()).flat_map(|row| row.chunks(MOMENT_BLOCK)) {
+                let (mut of_block, mut again) = (vec![0; block.len()], vec![0.0; block.len()]);
+                scales.push(CodeBook::Signed.quantize(block, &mut of_block));
+                CodeBook::Signed.dequantize(&of_block, *scales.last().unwrap(), &mut again);
+                codes.extend(of_block);
+                values.extend(again);
+            }
+            let of_device: Vec<f32> = found[1].to_floats().into_iter().map(|scale| scale as f32).collect();
+            assert_eq!(of_device, scales, "{:?}", parameter.shape);
+            let different = found[0].to_ints().into_iter().zip(&codes).filter(|(a, b)| *a != i64::from(**b)).count();
+            assert!(different <= count / 1000, "{different} of {count} codes differ");
+            let far = |(found, expected): &(f64, &f32)| (found - f64::from(**expected)).abs() > 1e-6;
+            assert!(found[2].to_floats().into_iter().zip(&values).filter(far).count() <= different);
+        }
+    }
+
+    #[test]
+    fn scales_are_sharded_where_shards_have_whole_blocks() {
+        let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).unwrap();
+        let split = Split::of(AxisRules::new(&mesh));
+        let table = parameters(&ModelConfig::default());
+        let of = |shape: &[usize]| {
+            let axes = [Axis::Layer, Axis::Heads, Axis::Embed];
+            let parameter = table[0].with_shape(shape.to_vec(), axes.to_vec());
+            match MomentFormat::of(&parameter, OptimizerName::AdamW8bit, &split) {
+                MomentFormat::EightBit { axes, group, .. } => (*axes.last().unwrap(), group),
+                MomentFormat::Single => panic!("{shape:?}"),
+            }
+        };
+        assert_eq!(of(&[2, 8, 1024]), (Axis::Embed, 256));
+        assert_eq!(of(&[2, 64, 256]), (Axis::Blocks, 128));
+        assert_eq!(of(&[2, 64, 896]), (Axis::Blocks, 64));
+        // Rows of a shard are apart.
+        assert_eq!(of(&[2, 128, 64]), (Axis::Blocks, 1));
+    }
+}
