@@ -1,9 +1,9 @@
 //! The decode program: a loop over tokens with a loop over layers inside.
 //!
 //! A sequence keeps keys and values of its token at position c in column c of its row of the cache, or c modulo the number of columns
-//! ([`cache`](super::cache)), so its results do not depend on its slot or on when it began. Sequences are at different positions, and writing to a different column of each row for every token would make
-//! compilers copy the whole cache. A call therefore collects its tokens in a window, whose column is the number of the decode step and
-//! equal for all rows:
+//! ([`cache`](super::cache)), so its results do not depend on its slot or on when it began. Sequences are at different positions, and
+//! writing to a different column of each row for every token would make compilers copy the whole cache. A call therefore collects its
+//! tokens in a window, whose column is the number of the decode step and equal for all rows:
 //!
 //! ```text
 //! window = zeros

@@ -36,7 +36,8 @@ impl Prompts {
 }
 
 /// Builds the prefill program: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, C, D]` of each cache, the first
-/// C = min(S, T) columns of a row; with `seen`, also to the set of tokens `[P, V]` of each prompt; with Gated DeltaNets, also to the tensors of [`DeltaStates`].
+/// C = min(S, T) columns of a row; with `seen`, also to the set of tokens `[P, V]` of each prompt; with Gated DeltaNets, also to the tensors of
+/// [`DeltaStates`].
 ///
 /// The last token of a prompt has no keys and values, and does not change states: the decode loop processes this token first, so that one
 /// program computes all logits. Keys and values after a prompt are zero.
