@@ -37,7 +37,6 @@ mod plan;
 mod plugins;
 mod process_environments;
 mod processes;
-mod quantization;
 mod report;
 mod resume;
 mod rewards;
