@@ -37,6 +37,7 @@ mod plan;
 mod plugins;
 mod process_environments;
 mod processes;
+mod quantization;
 mod report;
 mod resume;
 mod rewards;
