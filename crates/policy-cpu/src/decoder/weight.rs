@@ -167,7 +167,11 @@ impl Stored {
             first += part.len() / input.max(1);
         };
         match &self.parts {
-            Parts::Mapped(_) => self.elements().try_for_each(|part| Ok::<_, Error>(put(widened(part?))))?,
+            Parts::Mapped(_) => {
+                for part in self.elements() {
+                    put(widened(part?));
+                }
+            }
             Parts::Quantized(parts) => parts.iter().for_each(|part| put(part.dequantized())),
         }
         Ok(values)
