@@ -338,8 +338,10 @@ mod tests {
         config.grpo.gradient_accumulation_steps = 1;
         let shape = ModelConfig { max_position_embeddings: 1 << 20, ..config.model.shape().unwrap().clone() };
         let options = policy_options(&config, &shape).unwrap();
-        let on_device =
-            training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options, None).unwrap();
+        let on_device = training_sizes(&config, &shape, models::Dtype::F32, 40_000)
+            .unwrap()
+            .memory(&shape, &options, None)
+            .unwrap();
         let place = PolicyTarget::open(&config, &shape, 40_000, None).unwrap();
         let (on_host, _) = place.memory(&config, &shape, None, 40_000).unwrap();
         for table in [on_device, on_host] {

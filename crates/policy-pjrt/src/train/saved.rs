@@ -78,8 +78,7 @@ mod tests {
             ..ModelConfig::default()
         };
         let attention = Attention::Blockwise { block: NonZeroUsize::new(16).unwrap() };
-        let mut options =
-            PjrtPolicyOptions { compute: Compute::Bf16, attention, save, ..PjrtPolicyOptions::default() };
+        let mut options = PjrtPolicyOptions { compute: Compute::Bf16, attention, save, ..PjrtPolicyOptions::default() };
         let config = change(config, &mut options);
         let all = saved_bytes(&config, &options, LENGTH as usize).unwrap();
         assert_eq!(all % (3 * LENGTH), 0);
