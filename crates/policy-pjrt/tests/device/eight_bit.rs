@@ -86,7 +86,8 @@ fn assert_same_states(what: &str, found: [Vec<NamedTensor>; 3], expected: [Vec<N
             let name = name.strip_prefix(MOMENT_CODES[moment])?;
             Some((book, format!("{}{name}", MOMENT_SCALES[moment])))
         }) else {
-            assert_close(&what, &found.data, &expected.data, 1e-4);
+            // Scales, and f32 moments of small tensors.
+            assert_close(&what, &found.data, &expected.data, 1e-2);
             continue;
         };
         different += found.data.iter().zip(&expected.data).filter(|(a, b)| a != b).count();
