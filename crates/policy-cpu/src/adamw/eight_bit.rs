@@ -220,7 +220,7 @@ mod tests {
         let number = |i: usize| match i {
             17 => 64.0,
             256..300 => 0.0,
-            _ if (i * 5 + step) % 11 == 0 => 0.0,
+            _ if (i * 5 + step).is_multiple_of(11) => 0.0,
             _ => {
                 let whole = (i * 40503 + step * 30011) % 65536;
                 (whole as f32 - 32768.0) / 32768.0 * 2f32.powi(-(((i * 7 + step) % 21) as i32))
