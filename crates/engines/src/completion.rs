@@ -1,5 +1,6 @@
 //! Checks of sampled completions: a reply of a server is not trusted.
 
+use grpo_core::batch::SamplingMask;
 use policy::{Completion, RolloutRequest, WeightVersion};
 
 /// A completion as a server reports it.
@@ -10,6 +11,8 @@ pub(crate) struct Sampled {
     pub(crate) finish: Finish,
     /// The weights of the tokens, by name; `None` if the server does not report them.
     pub(crate) weights: Option<Vec<NamedSpan>>,
+    /// The ids that each token was sampled from; `None` if the server does not report them.
+    pub(crate) masks: Option<Vec<Vec<u64>>>,
 }
 
 /// Tokens of the same weights, which have a name on the server.
@@ -47,9 +50,11 @@ impl Finish {
 pub(crate) struct Limits {
     pub(crate) vocab_size: usize,
     pub(crate) max_tokens: usize,
+    /// `true` if a completion needs the ids that each token was sampled from.
+    pub(crate) masks: bool,
 }
 
-/// Checks the ids, log-probabilities and length of a completion, and the spans of its weights. `version` returns the version of weights by
+/// Checks the ids, log-probabilities and length of a completion, its sampling mask, and the spans of its weights. `version` returns the version of weights by
 /// name, `None` for unknown weights.
 ///
 /// # Errors
@@ -59,7 +64,7 @@ pub(crate) fn checked(
     limits: Limits,
     version: impl Fn(&str) -> Option<u64>,
 ) -> Result<Completion, String> {
-    let Sampled { ids, logps, finish, weights } = sampled;
+    let Sampled { ids, logps, finish, weights, masks } = sampled;
     let length = ids.len();
     if !(1..=limits.max_tokens).contains(&length) {
         return Err(format!("expected 1 to {} tokens in a completion, got {length}", limits.max_tokens));
@@ -77,6 +82,10 @@ pub(crate) fn checked(
         let expected = format!("expected {} tokens in a completion that reached its length", limits.max_tokens);
         return Err(format!("{expected}, got {length}"));
     }
+    let sampling_mask = match limits.masks {
+        true => checked_mask(&ids, masks, limits.vocab_size)?,
+        false => SamplingMask::default(),
+    };
     let mut weight_versions = Vec::new();
     for span in weights.unwrap_or_default() {
         let begins = weight_versions.last().map_or(0, |last: &WeightVersion| last.end);
@@ -91,7 +100,36 @@ pub(crate) fn checked(
     }
     let ids = ids.into_iter().map(|id| id as u32).collect();
     let logps = logps.into_iter().map(|logp| logp as f32).collect();
-    Ok(Completion { weight_versions, ..Completion::sampled(ids, logps, finish == Finish::Length) })
+    let completion = Completion::sampled(ids, logps, finish == Finish::Length);
+    Ok(Completion { weight_versions, sampling_mask, ..completion })
+}
+
+/// Checks the ids that the tokens `ids` were sampled from.
+fn checked_mask(ids: &[u64], masks: Option<Vec<Vec<u64>>>, vocab_size: usize) -> Result<SamplingMask, String> {
+    let masks = masks.ok_or("expected the ids that each token was sampled from (a sampling mask), got none")?;
+    if masks.len() != ids.len() {
+        return Err(format!("expected a sampling mask for each of {} tokens, got {}", ids.len(), masks.len()));
+    }
+    let mut checked = SamplingMask::default();
+    for (position, (id, kept)) in ids.iter().zip(masks).enumerate() {
+        if let Some(id) = kept.iter().find(|id| **id >= vocab_size as u64) {
+            return Err(format!(
+                "expected ids below {vocab_size}, the size of the vocabulary, in a sampling mask, got {id}"
+            ));
+        }
+        if !kept.contains(id) {
+            let count = kept.len();
+            return Err(format!(
+                "expected token {id} at position {position} in its sampling mask, got {count} other ids"
+            ));
+        }
+        let mut kept: Vec<u32> = kept.into_iter().map(|id| id as u32).collect();
+        kept.sort_unstable();
+        kept.dedup();
+        // A mask of the whole vocabulary is an empty one.
+        checked.push(if kept.len() == vocab_size { &[] } else { &kept });
+    }
+    Ok(checked)
 }
 
 /// Ends a completion where the request says so: at the first stop token or stop text. Servers may have sampled past a stop text, or end at
@@ -126,10 +164,10 @@ mod tests {
     use super::*;
     use policy::Sampling;
 
-    const LIMITS: Limits = Limits { vocab_size: 10, max_tokens: 3 };
+    const LIMITS: Limits = Limits { vocab_size: 10, max_tokens: 3, masks: false };
 
     fn sampled(ids: &[u64], logps: &[f64], finish: Finish) -> Sampled {
-        Sampled { ids: ids.to_vec(), logps: logps.to_vec(), finish, weights: None }
+        Sampled { ids: ids.to_vec(), logps: logps.to_vec(), finish, weights: None, masks: None }
     }
 
     #[test]
@@ -152,6 +190,33 @@ mod tests {
         }
         let completion = checked(sampled(&[1, 9], &[-1.0, 0.0], stop), LIMITS, |_| None).unwrap();
         assert_eq!((completion.ids, completion.logps, completion.truncated), (vec![1, 9], vec![-1.0, 0.0], false));
+    }
+
+    #[test]
+    fn sampling_masks_hold_the_sampled_tokens_of_the_vocabulary() {
+        let of = |masks: Option<&[&[u64]]>, limits: Limits| {
+            let masks = masks.map(|masks| masks.iter().map(|ids| ids.to_vec()).collect());
+            let sampled = Sampled { masks, ..sampled(&[4, 9], &[-1.0, 0.0], Finish::Stop) };
+            checked(sampled, limits, |_| None).map(|completion| completion.sampling_mask)
+        };
+        let masked = Limits { masks: true, ..LIMITS };
+        let all: Vec<u64> = (0..10).collect();
+        let mask = of(Some(&[&[7, 4, 7], &all]), masked).unwrap();
+        assert_eq!((mask.tokens(), mask.kept(0), mask.kept(1)), (2, Some(&[4, 7][..]), None));
+        for (masks, words) in [
+            (None, "a sampling mask), got none"),
+            (Some(&[&[4_u64][..]][..]), "for each of 2 tokens, got 1"),
+            (Some(&[&[4], &[9], &[9]]), "for each of 2 tokens, got 3"),
+            (Some(&[&[4, 10], &[9]]), "below 10, the size of the vocabulary, in a sampling mask, got 10"),
+            (Some(&[&[4, u64::MAX], &[9]]), "got 18446744073709551615"),
+            (Some(&[&[4], &[3, 5]]), "expected token 9 at position 1 in its sampling mask, got 2 other ids"),
+            (Some(&[&[4], &[]]), "got 0 other ids"),
+        ] {
+            let error = of(masks, masked).unwrap_err();
+            assert!(error.contains(words), "{words}: {error}");
+        }
+        // Nobody has asked for the masks.
+        assert_eq!(of(Some(&[&[99]]), LIMITS).unwrap().tokens(), 0);
     }
 
     #[test]

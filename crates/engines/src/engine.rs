@@ -35,6 +35,8 @@ pub struct Run {
     pub max_staleness: u64,
     /// The number of sequences that are sampled at the same time.
     pub batch_size: usize,
+    /// `true` if requests may ask for sampling masks ([`RolloutRequest::return_sampling_mask`]).
+    pub sampling_masks: bool,
     /// The dtype in which the policy computes.
     pub dtype: Dtype,
 }
@@ -43,7 +45,8 @@ impl Run {
     /// Returns a run that trains all weights of a model, with completions of the current weights, up to the model's context.
     pub fn new(model: ModelFolder) -> Self {
         let max_tokens = model.config().max_position_embeddings;
-        Self { model, lora: None, max_tokens, max_staleness: 0, batch_size: 256, dtype: Dtype::F32 }
+        let (batch_size, sampling_masks) = (256, false);
+        Self { model, lora: None, max_tokens, max_staleness: 0, batch_size, sampling_masks, dtype: Dtype::F32 }
     }
 }
 
@@ -83,7 +86,7 @@ impl ServerEngine {
                 return Err(KeyError { key, expected, found: kind.name().into() }.into());
             }
         };
-        let Run { model, lora, max_tokens, max_staleness, batch_size, dtype } = run;
+        let Run { model, lora, max_tokens, max_staleness, batch_size, sampling_masks: masks, dtype } = run;
         let vocab_size = model.config().vocab_size;
         let dtype_name = match dtype {
             Dtype::F32 => "float32",
@@ -93,7 +96,7 @@ impl ServerEngine {
         let adapters = usize::try_from(max_staleness).unwrap_or(usize::MAX).saturating_add(1);
         let lora_needs = lora.as_ref().map(|lora| (lora.r, adapters));
         let is_tied = model.config().tie_word_embeddings;
-        let needs = Needs { max_tokens, lora: lora_needs, is_tied, dtype: dtype_name };
+        let needs = Needs { max_tokens, lora: lora_needs, is_tied, masks, dtype: dtype_name };
         let mut servers = Vec::new();
         for url in &config.base_urls {
             let http = Http::new(url, config)?;
@@ -116,9 +119,16 @@ impl ServerEngine {
     ///
     /// # Errors
     /// [`policy::Error::Argument`] if the completions of a prompt have several limits, or streams that do not follow one another: a server
-    /// gets one limit and one seed per prompt.
-    fn jobs(request: &RolloutRequest<'_>) -> policy::Result<Vec<Job>> {
-        let RolloutRequest { prompts, num_generations, stop_ids, stop, sampling, .. } = *request;
+    /// gets one limit and one seed per prompt; or for sampling masks of greedy completions.
+    fn jobs(&self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Job>> {
+        let RolloutRequest { prompts, num_generations, stop_ids, stop, sampling, return_sampling_mask, .. } = *request;
+        // Tokens of the same probability as the last of the top-k ones may be kept, too.
+        let vocab_size = self.shared.vocab_size;
+        let most = |k: usize| if k == 0 { vocab_size } else { vocab_size.min(k.saturating_mul(16)) };
+        if return_sampling_mask && sampling == Sampling::Greedy {
+            let expected = "random completions, if their sampling masks are returned";
+            return Err(policy::Error::argument("generate", expected, "greedy ones"));
+        }
         let job = |(index, prompt): (usize, &Vec<u32>)| {
             let first_index = index * num_generations;
             let (limit, begin) = (request.limit(first_index), request.stream(first_index));
@@ -146,6 +156,9 @@ impl ServerEngine {
                 max_tokens: limit,
                 stop_ids: stop_ids.to_vec(),
                 stop_texts: stop.map(|stop| stop.texts().to_vec()).unwrap_or_default(),
+                masks_of: random
+                    .filter(|_| return_sampling_mask)
+                    .map(|random| most(random.processors.top_k.unwrap_or(0))),
             })
         };
         prompts.iter().enumerate().map(job).collect()
@@ -176,7 +189,7 @@ impl RolloutEngine for ServerEngine {
             let (expected, found) = ("weights of `update_weights`".into(), "none".into());
             return Err(Error::Argument { operation: "start", expected, found }.into());
         };
-        let (shared, weights, jobs) = (Arc::clone(&self.shared), Arc::clone(weights), Self::jobs(request)?);
+        let (shared, weights, jobs) = (Arc::clone(&self.shared), Arc::clone(weights), self.jobs(request)?);
         let threads = (self.batch_size / request.num_generations.max(1)).clamp(1, jobs.len().max(1));
         let wanted = Wanted(Arc::new(AtomicBool::new(true)));
         let is_wanted = Arc::clone(&wanted.0);

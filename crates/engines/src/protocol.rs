@@ -20,6 +20,8 @@ pub(crate) struct Job {
     pub(crate) max_tokens: usize,
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) stop_texts: Vec<String>,
+    /// The largest number of ids in a token's sampling mask; `None` if completions need no masks.
+    pub(crate) masks_of: Option<usize>,
 }
 
 /// How tokens are drawn.
@@ -35,7 +37,9 @@ impl Job {
     /// Returns the largest length of a reply in bytes.
     pub(crate) fn max_reply(&self) -> u64 {
         let tokens = self.count.saturating_mul(self.max_tokens).saturating_add(self.prompt.len());
-        (tokens as u64).saturating_mul(1 << 10).saturating_add(1 << 20)
+        // An id of a mask has at most 10 digits.
+        let bytes = self.masks_of.unwrap_or(0).saturating_mul(12).saturating_add(1 << 10);
+        (tokens as u64).saturating_mul(bytes as u64).saturating_add(1 << 20)
     }
 }
 
@@ -58,6 +62,8 @@ pub(crate) struct Facts {
     pub(crate) weights: Option<String>,
     /// The limits of adapters; `None` if the server takes none.
     pub(crate) lora: Option<LoraLimits>,
+    /// `true` if the server can return the ids that every token was sampled from.
+    pub(crate) returns_masks: bool,
     /// Settings that the protocol requires and the server does not have: expected, found, and the flag.
     pub(crate) wrong: Option<(String, String, String)>,
 }
@@ -76,6 +82,7 @@ pub(crate) struct Flags {
     pub(crate) max_rank: &'static str,
     pub(crate) max_adapters: &'static str,
     pub(crate) lora: &'static str,
+    pub(crate) masks: &'static str,
 }
 
 /// The requests of a protocol.
@@ -113,6 +120,8 @@ pub(crate) struct Needs<'a> {
     pub(crate) lora: Option<(usize, usize)>,
     /// `true` if the head of the model has the weights of its embedding.
     pub(crate) is_tied: bool,
+    /// `true` if completions need sampling masks.
+    pub(crate) masks: bool,
     /// The dtype in which the policy computes, with torch's name.
     pub(crate) dtype: &'a str,
 }
@@ -130,12 +139,16 @@ pub(crate) fn check_facts(server: &str, protocol: &dyn Protocol, facts: &Facts, 
     if let Some((expected, found, fix)) = facts.wrong.clone() {
         return refused(expected, found, fix);
     }
-    let Needs { max_tokens, lora, is_tied, dtype } = *needs;
+    let Needs { max_tokens, lora, is_tied, masks, dtype } = *needs;
     if let Some(context) = facts.context.filter(|context| *context < max_tokens) {
         let expected = format!("room for {max_tokens} tokens, the longest prompt and its completion");
         let fix =
             format!("{}, or lower rollout.max_completion_length", restart(format!("{} {max_tokens}", flags.context)));
         return refused(expected, format!("a context of {context} tokens"), fix);
+    }
+    if masks && !facts.returns_masks {
+        let expected = "a server that returns the ids that tokens were sampled from, for rollout.replay_sampling_mask";
+        return refused(expected.into(), "one that does not".into(), restart(flags.masks.into()));
     }
     if lora.is_some() && facts.weights.as_deref() != Some(UNCHANGED) {
         let expected = format!("the weights of the model below the adapters, called `{UNCHANGED}`");

@@ -20,6 +20,9 @@ struct MetaInfo {
     finish_reason: FinishReason,
     /// Log-probability, id and text of each token.
     output_token_logprobs: Vec<(Option<f64>, u64, Option<String>)>,
+    /// The kept ids of each token, and its log-probability over them; only if a request asks for masks.
+    output_token_sampling_mask: Option<Vec<Vec<u64>>>,
+    output_token_sampling_logprobs: Option<Vec<Option<f64>>>,
 }
 
 #[derive(Deserialize)]
@@ -41,6 +44,7 @@ impl Protocol for Sglang {
             max_rank: "--max-lora-rank",
             max_adapters: "--max-loras-per-batch",
             lora: "--enable-lora",
+            masks: "--sampling-mask-max-tokens",
         }
     }
 
@@ -67,6 +71,8 @@ impl Protocol for Sglang {
             weights: Some(self.weights_name(http)?).filter(|name| !name.is_empty()),
             lora: has_adapters
                 .then(|| LoraLimits { max_rank: number("max_lora_rank"), max_adapters: number("max_loras_per_batch") }),
+            // Requests ask for them; a version without them ignores the key, and its replies are refused.
+            returns_masks: true,
             wrong: None,
         };
         if info["enable_deterministic_inference"] != true {
@@ -161,6 +167,9 @@ fn request(job: &Job, adapter: Option<&str>) -> Value {
         "logprob_start_len": -1,
         "stream": false,
     });
+    if job.masks_of.is_some() {
+        body["return_sampling_mask"] = true.into();
+    }
     if let Some(name) = adapter {
         body["lora_path"] = vec![name; job.count].into();
     }
@@ -168,7 +177,8 @@ fn request(job: &Job, adapter: Option<&str>) -> Value {
 }
 
 fn sampled(path: &str, job: &Job, generated: Generated) -> Result<Sampled, Fault> {
-    let Generated { output_ids: ids, meta_info: MetaInfo { finish_reason, output_token_logprobs } } = generated;
+    let Generated { output_ids: ids, meta_info } = generated;
+    let MetaInfo { finish_reason, output_token_logprobs, .. } = meta_info;
     if !output_token_logprobs.iter().map(|(_, id, _)| id).eq(&ids) {
         return Err(Fault::Permanent(format!(
             "{path}: expected the log-probabilities of output_ids, got those of other ids"
@@ -182,9 +192,20 @@ fn sampled(path: &str, job: &Job, generated: Generated) -> Result<Sampled, Fault
             "{path}: expected a completion that ends with a stop of the run, got {found}"
         )));
     }
+    let (masks, logps) = (meta_info.output_token_sampling_mask, meta_info.output_token_sampling_logprobs);
+    let logps: Vec<Option<f64>> = match (job.masks_of, logps) {
+        // The others are over the whole vocabulary.
+        (Some(_), Some(logps)) => logps,
+        (Some(_), None) => {
+            let found = "none: install SGLang 0.5.20 or later";
+            return Err(Fault::Permanent(format!("{path}: expected output_token_sampling_logprobs, got {found}")));
+        }
+        (None, _) => output_token_logprobs.into_iter().map(|(logp, _, _)| logp).collect(),
+    };
     Ok(Sampled {
         ids,
-        logps: output_token_logprobs.into_iter().map(|(logp, _, _)| logp.unwrap_or(f64::NAN)).collect(),
+        logps: logps.into_iter().map(|logp| logp.unwrap_or(f64::NAN)).collect(),
+        masks,
         finish: Finish::named(&finish_reason.kind),
         weights: None,
     })

@@ -1,4 +1,5 @@
-//! The protocol of vLLM: `/v1/completions` with token ids, adapters at `/v1/load_lora_adapter`, and whole models by `reload_weights`.
+//! The protocol of vLLM: `/v1/completions` with token ids, or `/inference/v1/generate`, which also returns sampling masks; adapters at
+//! `/v1/load_lora_adapter`, and whole models by `reload_weights`.
 
 use crate::completion::{Finish, NamedSpan, Sampled};
 use crate::http::{Fault, Http, MAX_REPLY};
@@ -25,10 +26,13 @@ struct Model {
     max_model_len: Option<usize>,
 }
 
+/// A reply of `/v1/completions` or `/inference/v1/generate`.
 #[derive(Deserialize)]
 struct Completions {
     model: String,
     choices: Vec<Choice>,
+    /// Of `/inference/v1/generate`; `/v1/completions` has it in every choice.
+    prompt_token_ids: Option<Vec<u64>>,
 }
 
 #[derive(Deserialize)]
@@ -39,11 +43,23 @@ struct Choice {
     prompt_token_ids: Option<Vec<u64>>,
     logprobs: Option<Logprobs>,
     weight_versions: Option<Vec<NamedSpan>>,
+    /// The kept ids of each token, only of `/inference/v1/generate`.
+    sampling_mask: Option<Vec<Vec<u64>>>,
 }
 
 #[derive(Deserialize)]
-struct Logprobs {
-    token_logprobs: Vec<Option<f64>>,
+#[serde(untagged)]
+enum Logprobs {
+    /// Of `/v1/completions`.
+    Numbers { token_logprobs: Vec<Option<f64>> },
+    /// Of `/inference/v1/generate`.
+    Tokens { content: Vec<TokenLogprob> },
+}
+
+#[derive(Deserialize)]
+struct TokenLogprob {
+    token_id: u64,
+    logprob: Option<f64>,
 }
 
 impl Protocol for Vllm {
@@ -57,6 +73,7 @@ impl Protocol for Vllm {
             max_rank: "--max-lora-rank",
             max_adapters: "--max-loras",
             lora: "--enable-lora",
+            masks: "--return-sampling-mask --enable-scale-out",
         }
     }
 
@@ -88,6 +105,7 @@ impl Protocol for Vllm {
         let text = |value: &Value| value.as_str().map(|text| text.trim_start_matches("torch.").to_owned());
         facts.dtype = text(&of_model["dtype"]);
         facts.quantization = text(&of_model["quantization"]);
+        facts.returns_masks = of_model["return_sampling_mask"] == true;
         // On a CPU, vLLM packs a copy of the head for its products. `reload_weights` packs again only what the folder has under the head's name.
         facts.keeps_tied_head = config["device_config"]["device"] == "cpu";
         let number = |value: &Value| value.as_u64().map(|number| number as usize);
@@ -151,20 +169,31 @@ impl Protocol for Vllm {
     }
 
     fn sample(&self, http: &Http, facts: &Facts, job: &Job, adapter: Option<&str>) -> Result<Vec<Sampled>, Fault> {
-        let path = "/v1/completions";
         let model = adapter.unwrap_or(&facts.model);
-        let reply = http.post(path, &request(model, job), job.max_reply())?;
+        let (path, body) = match facts.returns_masks {
+            true => ("/inference/v1/generate", masked_request(model, job)),
+            false => ("/v1/completions", request(model, job)),
+        };
+        let reply = http.post(path, &body, job.max_reply())?;
         if reply.status == 404 && adapter.is_some() {
             // The server was restarted.
             return Err(Fault::Forgotten(format!("{path}: status 404: {}", http.show(&reply.text))));
         }
-        let Completions { model: found, mut choices } = parsed(path, http.json(path, reply)?)?;
+        if reply.status == 403 && facts.returns_masks {
+            let said = http.show(&reply.text);
+            return Err(Fault::Permanent(format!(
+                "{path}: status 403: {said}; start vLLM with `--enable-scale-out`, and rollout.server.api_key_env names the variable with \
+                 the key, if there is one"
+            )));
+        }
+        let Completions { model: found, mut choices, prompt_token_ids } = parsed(path, http.json(path, reply)?)?;
         if found != model {
             let (expected, found) = (http.show(model), http.show(&found));
             return Err(Fault::Permanent(format!(
                 "{path}: expected completions of the model `{expected}`, got `{found}`"
             )));
         }
+        check_prompt(path, job, prompt_token_ids)?;
         choices.sort_by_key(|choice| choice.index);
         if !choices.iter().map(|choice| choice.index).eq(0..job.count) {
             let found = choices.len();
@@ -174,11 +203,32 @@ impl Protocol for Vllm {
     }
 }
 
-/// Returns the body of a request. All options are given, because the server takes others from the model's generation_config.json.
+/// Returns the body of a request to `/v1/completions`.
 fn request(model: &str, job: &Job) -> Value {
-    let mut body = json!({
-        "model": model,
-        "prompt": job.prompt,
+    let mut body = params(job);
+    body["model"] = model.into();
+    body["prompt"] = job.prompt.clone().into();
+    body["return_token_ids"] = true.into();
+    body["return_weight_versions"] = true.into();
+    body
+}
+
+/// Returns the body of a request to `/inference/v1/generate` of a server with `--return-sampling-mask`.
+fn masked_request(model: &str, job: &Job) -> Value {
+    let mut params = params(job);
+    if job.random.is_none() {
+        // Such a server refuses a temperature of 0, and requests without top_k.
+        params["temperature"] = 1.0.into();
+        params["top_k"] = 1.into();
+    }
+    // vLLM looks for stop texts in the text.
+    params["detokenize"] = (!job.stop_texts.is_empty()).into();
+    json!({ "model": model, "token_ids": job.prompt, "sampling_params": params, "return_token_ids": true })
+}
+
+/// Returns the sampling options of a request. All options are given, because the server takes others from the model's generation_config.json.
+fn params(job: &Job) -> Value {
+    let mut params = json!({
         "n": job.count,
         "max_tokens": job.max_tokens,
         "temperature": 0.0,
@@ -195,37 +245,50 @@ fn request(model: &str, job: &Job) -> Value {
         "include_stop_str_in_output": true,
         "skip_special_tokens": false,
         "logprobs": 0,
-        "return_token_ids": true,
-        "return_weight_versions": true,
     });
     if let Some(Random { temperature, processors, seed }) = job.random {
-        body["seed"] = seed.into();
-        body["temperature"] = temperature.into();
-        body["top_p"] = processors.top_p.unwrap_or(1.0).into();
-        body["top_k"] = processors.top_k.filter(|k| *k > 0).map_or(json!(-1), |k| k.into());
-        body["min_p"] = processors.min_p.unwrap_or(0.0).into();
-        body["repetition_penalty"] = processors.repetition_penalty.unwrap_or(1.0).into();
+        params["seed"] = seed.into();
+        params["temperature"] = temperature.into();
+        params["top_p"] = processors.top_p.unwrap_or(1.0).into();
+        params["top_k"] = processors.top_k.filter(|k| *k > 0).map_or(json!(-1), |k| k.into());
+        params["min_p"] = processors.min_p.unwrap_or(0.0).into();
+        params["repetition_penalty"] = processors.repetition_penalty.unwrap_or(1.0).into();
     }
-    body
+    params
 }
 
 fn sampled(path: &str, job: &Job, choice: Choice) -> Result<Sampled, Fault> {
-    let Choice { index, finish_reason, token_ids, prompt_token_ids, logprobs, weight_versions } = choice;
+    let Choice { index, finish_reason, token_ids, prompt_token_ids, logprobs, weight_versions, sampling_mask } = choice;
     let missing = |what: &str| Fault::Permanent(format!("{path}: expected {what} in completion {index}, got none"));
-    if let Some(found) = prompt_token_ids
-        && !found.iter().copied().eq(job.prompt.iter().map(|id| u64::from(*id)))
-    {
-        return Err(Fault::Permanent(format!(
-            "{path}: expected completions of the prompt of the request, got another prompt"
-        )));
-    }
-    let logps = logprobs.ok_or_else(|| missing("logprobs"))?.token_logprobs;
+    check_prompt(path, job, prompt_token_ids)?;
+    let (logprobs, ids) =
+        (logprobs.ok_or_else(|| missing("logprobs"))?, token_ids.ok_or_else(|| missing("token_ids"))?);
+    let logps: Vec<Option<f64>> = match logprobs {
+        Logprobs::Numbers { token_logprobs } => token_logprobs,
+        Logprobs::Tokens { content } if content.iter().map(|token| &token.token_id).ne(&ids) => {
+            let message = format!("{path}: expected the log-probabilities of token_ids, got those of other ids");
+            return Err(Fault::Permanent(message));
+        }
+        Logprobs::Tokens { content } => content.into_iter().map(|token| token.logprob).collect(),
+    };
     Ok(Sampled {
-        ids: token_ids.ok_or_else(|| missing("token_ids"))?,
+        ids,
         logps: logps.into_iter().map(|logp| logp.unwrap_or(f64::NAN)).collect(),
         finish: Finish::named(&finish_reason.unwrap_or_default()),
         weights: weight_versions,
+        masks: sampling_mask,
     })
+}
+
+/// Checks that a reply is about the prompt of the request, if it says so.
+fn check_prompt(path: &str, job: &Job, found: Option<Vec<u64>>) -> Result<(), Fault> {
+    match found.is_some_and(|found| !found.iter().copied().eq(job.prompt.iter().map(|id| u64::from(*id)))) {
+        true => {
+            let message = format!("{path}: expected completions of the prompt of the request, got another prompt");
+            Err(Fault::Permanent(message))
+        }
+        false => Ok(()),
+    }
 }
 
 /// Returns the model of this name or, without one, the only model that is no adapter.

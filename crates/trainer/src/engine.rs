@@ -37,6 +37,7 @@ pub(crate) fn engine(
         },
         max_staleness: rollout.max_staleness,
         batch_size: rollout.batch_size,
+        sampling_masks: rollout.replay_sampling_mask,
         dtype: match config.policy.dtype {
             PolicyDtype::Float32 => Dtype::F32,
             PolicyDtype::Bfloat16 => Dtype::Bf16,

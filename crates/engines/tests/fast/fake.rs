@@ -3,7 +3,7 @@
 use backend_cpu::CpuBackend;
 use grpo_core::{Implementation, LossConfig};
 use models::{Adapter, ModelFolder};
-use policy::{LogitsProcessors, Policy, RolloutRequest, Sampling};
+use policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sampling};
 use policy_cpu::{CpuPolicy, PolicyLoss};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -284,6 +284,7 @@ impl Fake {
                 }
             }
             (Program::Vllm, "/v1/completions") => self.completions(body)?,
+            (Program::Vllm, "/inference/v1/generate") => self.masked_completions(body)?,
             (Program::Sglang, "/generate") => self.generated(body)?,
             _ => Reply::Say(404, "{\"detail\":\"Not Found\"}".into()),
         })
@@ -293,6 +294,39 @@ impl Fake {
     fn running(&self) -> MutexGuard<'_, State> {
         let state = self.state();
         self.shared.resumed.wait_while(state, |state| state.is_paused).unwrap()
+    }
+
+    /// Replies as a server with `--return-sampling-mask`.
+    fn masked_completions(&self, body: &Value) -> Result<Reply, String> {
+        if self.shared.info.lock().unwrap()["enable_scale_out"] == false {
+            return Ok(Reply::Say(403, "Scale-out endpoints are disabled".into()));
+        }
+        let params = &body["sampling_params"];
+        if params["top_k"].as_i64() < Some(1) || params["temperature"].as_f64() <= Some(0.0) {
+            return Ok(Reply::Say(400, "sampling distribution replay requires temperature > 0 and top_k > 0".into()));
+        }
+        let mut state = self.running();
+        let (name, model) = (state.name.clone(), body["model"].as_str().unwrap().to_owned());
+        let stops: Vec<u32> = serde_json::from_value(params["stop_token_ids"].clone()).unwrap();
+        let prompt: Vec<u32> = serde_json::from_value(body["token_ids"].clone()).unwrap();
+        let mut choices = Vec::new();
+        for index in 0..params["n"].as_u64().unwrap() {
+            // A seed of its own, as vLLM has for requests without one.
+            let seed = params["seed"].as_u64().unwrap_or(77) + index;
+            let completion = sampled(&mut state.current, &prompt, params, Some(seed), &stops, "max_tokens")?;
+            let pairs = completion.ids.iter().zip(&completion.logps);
+            let tokens: Vec<Value> =
+                pairs.map(|(id, logp)| json!({"token_id": id, "logprob": logp, "rank": 1})).collect();
+            choices.push(json!({
+                "index": index,
+                "finish_reason": if completion.truncated { "length" } else { "stop" },
+                "weight_versions": [{"version": name, "start": 0, "end": completion.ids.len()}],
+                "token_ids": completion.ids,
+                "sampling_mask": masks(&completion),
+                "logprobs": {"content": tokens},
+            }));
+        }
+        Ok(Reply::json(json!({ "model": model, "choices": choices, "prompt_token_ids": prompt })))
     }
 
     fn completions(&self, body: &Value) -> Result<Reply, String> {
@@ -311,8 +345,8 @@ impl Fake {
         let count = body["n"].as_u64().unwrap();
         let mut choices = Vec::new();
         for index in 0..count {
-            let (ids, logps, truncated) =
-                sampled(policy, &prompt, body, body["seed"].as_u64().map(|seed| seed + index), &stops, "max_tokens")?;
+            let seed = body["seed"].as_u64().map(|seed| seed + index);
+            let Completion { ids, logps, truncated, .. } = sampled(policy, &prompt, body, seed, &stops, "max_tokens")?;
             choices.push(json!({
                 "index": index,
                 "finish_reason": if truncated { "length" } else { "stop" },
@@ -342,16 +376,23 @@ impl Fake {
             let stops: Vec<u32> = serde_json::from_value(params["stop_token_ids"].clone()).unwrap();
             let prompt: Vec<u32> = serde_json::from_value(body["input_ids"][index].clone()).unwrap();
             let seed = params["sampling_seed"].as_u64();
-            let (ids, logps, truncated) = sampled(policy, &prompt, params, seed, &stops, "max_new_tokens")?;
+            let completion = sampled(policy, &prompt, params, seed, &stops, "max_new_tokens")?;
+            let masks = masks(&completion);
+            let Completion { ids, logps, truncated, .. } = completion;
             let tokens: Vec<Value> = ids.iter().zip(&logps).map(|(id, logp)| json!([logp, id, null])).collect();
             let finish = match truncated {
                 true => json!({"type": "length", "length": ids.len()}),
                 false => json!({"type": "stop", "matched": ids.last()}),
             };
-            all.push(json!({
-                "output_ids": ids,
-                "meta_info": {"finish_reason": finish, "output_token_logprobs": tokens, "weight_version": "?"},
-            }));
+            let mut meta = json!({"finish_reason": finish, "output_token_logprobs": tokens, "weight_version": "?"});
+            if body["return_sampling_mask"] == true {
+                meta["output_token_sampling_mask"] = masks.into();
+                meta["output_token_sampling_logprobs"] = logps.into();
+                // Those over the whole vocabulary are others.
+                let others = meta["output_token_logprobs"].as_array_mut().unwrap();
+                others.iter_mut().for_each(|token| token[0] = json!(token[0].as_f64().unwrap() - 1.0));
+            }
+            all.push(json!({ "output_ids": ids, "meta_info": meta }));
         }
         Ok(Reply::json(all.into()))
     }
@@ -364,7 +405,7 @@ fn sampled(
     seed: Option<u64>,
     stop_ids: &[u32],
     longest: &str,
-) -> Result<(Vec<u32>, Vec<f32>, bool), String> {
+) -> Result<Completion, String> {
     let processors = LogitsProcessors {
         top_p: params["top_p"].as_f64(),
         top_k: params["top_k"].as_u64().map(|k| k as usize),
@@ -391,12 +432,17 @@ fn sampled(
         stop_ids,
         stop: None,
         sampling,
-        return_sampling_mask: false,
+        return_sampling_mask: true,
         return_routed_experts: false,
         turn: None,
     };
-    let completion = policy.generate(&request).map_err(|error| error.to_string())?.remove(0);
-    Ok((completion.ids, completion.logps, completion.truncated))
+    Ok(policy.generate(&request).map_err(|error| error.to_string())?.remove(0))
+}
+
+/// Returns the sampling mask of every token, with all ids where none was left out.
+fn masks(completion: &Completion) -> Vec<Vec<u32>> {
+    let kept = |token| completion.sampling_mask.kept(token).map(<[u32]>::to_vec);
+    (0..completion.ids.len()).map(|token| kept(token).unwrap_or_else(|| (0..24).collect())).collect()
 }
 
 /// Returns what a server that fits a run says about itself.

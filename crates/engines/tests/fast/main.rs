@@ -1,6 +1,7 @@
 //! Engines against a server of our own, which speaks both protocols and misbehaves on request.
 
 mod fake;
+mod masks;
 mod misbehaving;
 mod sampling;
 mod settings;
