@@ -2,7 +2,8 @@
 
 use crate::prefills::rows_of_prefills;
 use crate::support::{
-    Named, assert_close, assert_same_gradients, assert_same_tensors, gradients, moved, random, request, runtime, weights, whole,
+    Named, assert_close, assert_same_gradients, assert_same_tensors, gradients, moved, random, request, runtime,
+    weights, whole,
 };
 use grpo_core::LossConfig;
 use models::{ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, LoraConfig, ModelConfig, TargetModules};
