@@ -2,6 +2,7 @@
 
 use crate::{EngineKind, Error, ModelSource, Result, TrainConfig, check};
 use grpo_files::KeyError;
+use policy::Sampling;
 
 /// The maximum number of steps that completions may be behind.
 const MAX_STALENESS: u64 = 64;
@@ -41,16 +42,45 @@ impl TrainConfig {
         refused(!distributed, "the processes of distributed.coordinator_address sample themselves")?;
         let expected = format!("left out: rollout.engine {name} shards its model itself");
         check(rollout.mesh.is_none(), "rollout.mesh", &expected, "a mesh")?;
-        if engine == EngineKind::Sglang {
+        if rollout.replay_sampling_mask {
+            self.validate_masks()?;
+        } else if engine == EngineKind::Sglang {
             // Its log-probabilities are over the whole softmax.
             let active = rollout.processors().active();
             let truncating = active.iter().find(|(name, ..)| ["top_k", "top_p", "min_p"].contains(name));
             if let Some((option, value, off)) = truncating {
-                let expected = format!("{off}: SGLang reports log-probabilities without it");
+                let expected = format!(
+                    "{off}, or rollout.replay_sampling_mask: true; SGLang reports log-probabilities without this option"
+                );
                 check(false, &format!("rollout.{option}"), &expected, value)?;
             }
         }
         Ok(())
+    }
+
+    /// Checks that a server returns sampling masks for the run's options. Those of a model's generation_config.json are checked by the server.
+    fn validate_masks(&self) -> Result<()> {
+        let (rollout, eval) = (&self.rollout, &self.eval);
+        let has_top_k = |top_k: Option<usize>| top_k.is_some_and(|k| k > 0);
+        let of = rollout.processors();
+        if rollout.use_generation_config && (of.top_k.is_none() || of.top_p.is_none()) {
+            return Ok(());
+        }
+        if rollout.engine == EngineKind::Sglang {
+            let is_bounded = has_top_k(of.top_k) || of.top_p.is_some_and(|p| p < 1.0);
+            let expected = "at least 1, or rollout.top_p below 1: SGLang returns no other sampling masks";
+            return check(is_bounded, "rollout.top_k", expected, of.top_k.unwrap_or(0));
+        }
+        let expected = "at least 1 with rollout.replay_sampling_mask: vLLM returns masks of bounded size only";
+        check(has_top_k(of.top_k), "rollout.top_k", expected, of.top_k.unwrap_or(0))?;
+        match eval.sampling(rollout, self.seed) {
+            Sampling::Random { processors, .. } if eval.num_generations > 0 => {
+                let expected =
+                    "at least 1 with rollout.replay_sampling_mask: a vLLM that returns masks takes no other requests";
+                check(has_top_k(processors.top_k), "eval.top_k", expected, processors.top_k.unwrap_or(0))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -98,10 +128,28 @@ mod tests {
         "`rollout.engine`: expected policy: servers sample from the weights of the model's folder"
     )]
     #[case::mesh("{rollout: {mesh: {data: 1}}, policy: {device: 'pjrt:cpu', mesh: {fsdp: 2}}}", "`rollout.mesh`")]
-    #[case::sglang_top_p("{rollout: {engine: sglang, top_p: 0.9}}", "`rollout.top_p`: expected 1: SGLang")]
-    #[case::replay(
-        "{rollout: {top_k: 20, replay_sampling_mask: true}}",
-        "`rollout.replay_sampling_mask`: expected false with rollout.engine vllm"
+    #[case::sglang_top_p(
+        "{rollout: {engine: sglang, top_p: 0.9}}",
+        "`rollout.top_p`: expected 1, or rollout.replay_sampling_mask: true"
+    )]
+    #[case::replay("{rollout: {top_k: 20, replay_sampling_mask: true}}", "")]
+    #[case::replay_without_top_k(
+        "{rollout: {top_p: 0.9, replay_sampling_mask: true}}",
+        "`rollout.top_k`: expected at least 1 with rollout.replay_sampling_mask"
+    )]
+    #[case::replay_and_evaluation(
+        "{rollout: {top_k: 20, replay_sampling_mask: true}, eval: {top_k: 0}}",
+        "`eval.top_k`: expected at least 1 with rollout.replay_sampling_mask"
+    )]
+    #[case::replay_and_greedy_evaluation(
+        "{rollout: {top_k: 20, replay_sampling_mask: true}, eval: {top_k: 0, num_generations: 0}}",
+        ""
+    )]
+    #[case::replay_of_the_model("{rollout: {replay_sampling_mask: true, use_generation_config: true}}", "")]
+    #[case::sglang_replay("{rollout: {engine: sglang, top_p: 0.9, replay_sampling_mask: true}}", "")]
+    #[case::sglang_replay_of_min_p(
+        "{rollout: {engine: sglang, min_p: 0.1, replay_sampling_mask: true}}",
+        "`rollout.top_k`: expected at least 1, or rollout.top_p below 1"
     )]
     #[case::replay_routing(
         "{policy: {replay_routing: true}}",

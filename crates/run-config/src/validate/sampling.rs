@@ -14,10 +14,6 @@ impl TrainConfig {
             let penalty = rollout.repetition_penalty.unwrap_or(1.0);
             let expected = "1 with rollout.replay_sampling_mask: the loss is over the kept ids, but without a penalty";
             check(penalty == 1.0, "rollout.repetition_penalty", expected, penalty)?;
-            let expected = |reason: String| format!("false with {reason}");
-            let of_server = format!("rollout.engine {}: its completions have no sampling mask", rollout.engine.name());
-            let is_policy = !rollout.engine.is_server();
-            check(is_policy, "rollout.replay_sampling_mask", &expected(of_server), true)?;
         }
         let t = eval.temperature.unwrap_or(t);
         check(t.is_finite() && t >= 0.0, "eval.temperature", "a number above 0, or 0 for greedy completions", t)?;
