@@ -59,8 +59,6 @@ fn updates_replay_the_experts_of_the_rollout() {
     // The weights of the first update are those of the rollout.
     assert_eq!(of(true, 1, 1), Some(0.0));
     assert_eq!(of(true, 1, 4), Some(0.0));
-    let differing = of(true, 2, 2).unwrap();
-    assert!(differing > 0.0 && differing < 0.9, "{differing}");
 }
 
 /// An engine that drops the experts of its completions.
