@@ -12,8 +12,14 @@ fn runs() -> Runs {
     runs
 }
 
-fn settings(device: &str, format: &str) -> [String; 3] {
-    [format!("policy.device={device}"), format!("policy.quantization={format}"), "lora={r: 2}".to_owned()]
+fn settings(device: &str, format: &str) -> [String; 4] {
+    let learning_rate = "optimizer.learning_rate=0.0001".to_owned();
+    [
+        format!("policy.device={device}"),
+        format!("policy.quantization={format}"),
+        "lora={r: 2}".to_owned(),
+        learning_rate,
+    ]
 }
 
 /// Returns the tensors of the adapter that a run exported.
@@ -32,7 +38,7 @@ fn resumes_and_merges(device: &str, format: &str) {
     };
     let start = |name: &str, settings: &[String]| {
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-        call(&runs, "model", name, &settings).quick_cpu().exit(0).stderr
+        call(&runs, "model", name, &settings).quick_cpu().env("GRPO_LOG", "info").exit(0).stderr
     };
     let log = start("whole", &with(&[]));
     assert_has(&log, &[&format!("quantised weights ({format})"), "adapters (float32)"]);
@@ -53,8 +59,8 @@ fn resumes_and_merges(device: &str, format: &str) {
         merged.iter().zip(base).map(|(merged, base)| (merged - base).abs()).fold(0.0, f32::max)
     };
     let off = merged.iter().zip(&base).map(off).fold(0.0, f32::max);
-    // Two updates move the weights by far less than a step of 4 bits of weights up to 0.2.
-    assert!(off < 0.01, "{off}");
+    // Two updates move the weights by far less than the error of 4 bits of weights up to 0.2, at most 0.03.
+    assert!(off < 0.003, "{off}");
     assert_has(&runs.read("merged/model/README.md"), &[&format!("LoRA adapters on {format} weights")]);
 }
 
@@ -142,8 +148,8 @@ fn unsupported_combinations_are_refused_before_weights_are_read() {
     let new = ["train", "--run-dir", &runs.text("a")];
     let error = grpo(new).set(["lora={r: 2}", "policy.quantization=nf4"]).refuse();
     assert_has(&error, &["`policy.quantization`: expected null, or a pretrained `model`"]);
-    let shape = ModelConfig { hidden_size: 48, ..small() };
-    prepare_shape(&runs, &shape);
+    let runs = Runs::new(&[]);
+    prepare_shape(&runs, &ModelConfig { hidden_size: 48, ..small() });
     let error =
         call(&runs, "model", "a", &["lora={r: 2}", "policy.quantization=nf4", "policy.device=pjrt:cpu"]).refuse();
     assert_has(&error, &["`policy.quantization`", "a multiple of 8 rows and of 64 columns", "model.layers.0."]);
