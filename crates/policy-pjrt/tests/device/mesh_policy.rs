@@ -251,7 +251,8 @@ fn mixtures_of_experts_on_meshes_match_one_device() {
         let clamped = config.experts.as_ref().and_then(|experts| experts.clamped);
         let compare = |what: &str, found: &Trained| {
             let what = format!("{what}, {clamped:?}");
-            assert_same(&what, found, &expected);
+            // Sums over experts have another order, and AdamW divides by small moments: biases differed by 1.03e-5.
+            assert_within(&what, found, &expected, 2e-5);
             let [found, expected] = [found, &expected].map(|trained| trained.aux_loss.unwrap() as f32);
             assert_close(&what, &[found], &[expected], 1e-5);
         };

@@ -175,8 +175,8 @@ fn a_run_with_eight_bit_moments_resumes_with_the_same_result() {
     let checkpoint = stopped_after(config.clone(), &path, "Grpo 2");
     let moments = std::fs::read(path.join("checkpoints").join(checkpoint).join("optimizer.safetensors")).unwrap();
     let moments = String::from_utf8_lossy(&moments);
-    assert!(moments.contains("exp_avg_sq_codes.model.layers.0.self_attn.q_proj.weight\":{\"data_offsets"), "no codes");
-    assert!(moments.contains("\"dtype\":\"U8\""), "codes are not stored as bytes");
+    let codes = r#""exp_avg_sq_codes.model.layers.0.self_attn.q_proj.weight":{"dtype":"U8""#;
+    assert!(moments.contains(codes), "{}", moments.chars().take(4000).collect::<String>());
     finish(&mut resume(&path, &[]).unwrap()).unwrap();
     assert_undisturbed(config, &path);
 }
