@@ -54,8 +54,8 @@ pub(crate) struct Limits {
     pub(crate) masks: bool,
 }
 
-/// Checks the ids, log-probabilities and length of a completion, its sampling mask, and the spans of its weights. `version` returns the version of weights by
-/// name, `None` for unknown weights.
+/// Checks the ids, log-probabilities and length of a completion, its sampling mask, and the spans of its weights. `version` returns the version
+/// of weights by name, `None` for unknown weights.
 ///
 /// # Errors
 /// A text with the expected and the found value.
@@ -215,7 +215,7 @@ mod tests {
             let error = of(masks, masked).unwrap_err();
             assert!(error.contains(words), "{words}: {error}");
         }
-        // Nobody has asked for the masks.
+        // Masks that were not requested are ignored.
         assert_eq!(of(Some(&[&[99]]), LIMITS).unwrap().tokens(), 0);
     }
 

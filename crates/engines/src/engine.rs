@@ -57,7 +57,14 @@ pub struct ServerEngine {
     folders: WeightFolders,
     current: Option<Arc<Weights>>,
     batch_size: usize,
+    /// `true` if servers may list the ids that tokens were sampled from.
+    sampling_masks: bool,
 }
+
+/// The most ids that a list of top-p has: SGLang's default of `--sampling-mask-max-tokens`.
+const LONGEST_LIST: usize = 4096;
+/// The most ids per one of top-k: tokens of the same probability as the last one may be kept, too.
+const TIES: usize = 16;
 
 /// The part of the engine that threads share.
 struct Shared {
@@ -86,7 +93,7 @@ impl ServerEngine {
                 return Err(KeyError { key, expected, found: kind.name().into() }.into());
             }
         };
-        let Run { model, lora, max_tokens, max_staleness, batch_size, sampling_masks: masks, dtype } = run;
+        let Run { model, lora, max_tokens, max_staleness, batch_size, sampling_masks, dtype } = run;
         let vocab_size = model.config().vocab_size;
         let dtype_name = match dtype {
             Dtype::F32 => "float32",
@@ -96,7 +103,7 @@ impl ServerEngine {
         let adapters = usize::try_from(max_staleness).unwrap_or(usize::MAX).saturating_add(1);
         let lora_needs = lora.as_ref().map(|lora| (lora.r, adapters));
         let is_tied = model.config().tie_word_embeddings;
-        let needs = Needs { max_tokens, lora: lora_needs, is_tied, masks, dtype: dtype_name };
+        let needs = Needs { max_tokens, lora: lora_needs, is_tied, masks: sampling_masks, dtype: dtype_name };
         let mut servers = Vec::new();
         for url in &config.base_urls {
             let http = Http::new(url, config)?;
@@ -112,7 +119,7 @@ impl ServerEngine {
         let folders = WeightFolders::create(config.weights_dir.as_deref(), model, lora, in_files)?;
         let shared =
             Shared { servers, latest: Mutex::default(), known: Mutex::default(), vocab_size, retries: config.retries };
-        Ok(Self { shared: Arc::new(shared), folders, current: None, batch_size })
+        Ok(Self { shared: Arc::new(shared), folders, current: None, batch_size, sampling_masks })
     }
 
     /// Returns the jobs of a request: one per prompt.
@@ -122,9 +129,7 @@ impl ServerEngine {
     /// gets one limit and one seed per prompt; or for sampling masks of greedy completions.
     fn jobs(&self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Job>> {
         let RolloutRequest { prompts, num_generations, stop_ids, stop, sampling, return_sampling_mask, .. } = *request;
-        // Tokens of the same probability as the last of the top-k ones may be kept, too.
-        let vocab_size = self.shared.vocab_size;
-        let most = |k: usize| if k == 0 { vocab_size } else { vocab_size.min(k.saturating_mul(16)) };
+        let most = |k: usize| if k == 0 { LONGEST_LIST } else { k.saturating_mul(TIES) }.min(self.shared.vocab_size);
         if return_sampling_mask && sampling == Sampling::Greedy {
             let expected = "random completions, if their sampling masks are returned";
             return Err(policy::Error::argument("generate", expected, "greedy ones"));
@@ -156,9 +161,13 @@ impl ServerEngine {
                 max_tokens: limit,
                 stop_ids: stop_ids.to_vec(),
                 stop_texts: stop.map(|stop| stop.texts().to_vec()).unwrap_or_default(),
-                masks_of: random
-                    .filter(|_| return_sampling_mask)
-                    .map(|random| most(random.processors.top_k.unwrap_or(0))),
+                masks: return_sampling_mask,
+                // Greedy completions are requested as top-k 1.
+                listed: if self.sampling_masks {
+                    most(random.map_or(1, |random| random.processors.top_k.unwrap_or(0)))
+                } else {
+                    0
+                },
             })
         };
         prompts.iter().enumerate().map(job).collect()

@@ -20,8 +20,10 @@ pub(crate) struct Job {
     pub(crate) max_tokens: usize,
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) stop_texts: Vec<String>,
-    /// The largest number of ids in a token's sampling mask; `None` if completions need no masks.
-    pub(crate) masks_of: Option<usize>,
+    /// `true` if completions need sampling masks.
+    pub(crate) masks: bool,
+    /// The largest number of ids that a server lists for a token, whether its mask is needed or not.
+    pub(crate) listed: usize,
 }
 
 /// How tokens are drawn.
@@ -38,7 +40,7 @@ impl Job {
     pub(crate) fn max_reply(&self) -> u64 {
         let tokens = self.count.saturating_mul(self.max_tokens).saturating_add(self.prompt.len());
         // An id of a mask has at most 10 digits.
-        let bytes = self.masks_of.unwrap_or(0).saturating_mul(12).saturating_add(1 << 10);
+        let bytes = self.listed.saturating_mul(12).saturating_add(1 << 10);
         (tokens as u64).saturating_mul(bytes as u64).saturating_add(1 << 20)
     }
 }
@@ -64,6 +66,8 @@ pub(crate) struct Facts {
     pub(crate) lora: Option<LoraLimits>,
     /// `true` if the server can return the ids that every token was sampled from.
     pub(crate) returns_masks: bool,
+    /// `true` if the server refuses requests without top-k.
+    pub(crate) needs_top_k: bool,
     /// Settings that the protocol requires and the server does not have: expected, found, and the flag.
     pub(crate) wrong: Option<(String, String, String)>,
 }
@@ -82,7 +86,7 @@ pub(crate) struct Flags {
     pub(crate) max_rank: &'static str,
     pub(crate) max_adapters: &'static str,
     pub(crate) lora: &'static str,
-    pub(crate) masks: &'static str,
+    pub(crate) masks: Option<&'static str>,
 }
 
 /// The requests of a protocol.
@@ -136,6 +140,7 @@ pub(crate) fn check_facts(server: &str, protocol: &dyn Protocol, facts: &Facts, 
         Err(Error::Settings { server: server.to_owned(), expected, found, fix })
     };
     let restart = |flag: String| format!("start {} with `{flag}`", protocol.program());
+    let without = |flag: &str| format!("start {} without `{flag}`", protocol.program());
     if let Some((expected, found, fix)) = facts.wrong.clone() {
         return refused(expected, found, fix);
     }
@@ -146,9 +151,13 @@ pub(crate) fn check_facts(server: &str, protocol: &dyn Protocol, facts: &Facts, 
             format!("{}, or lower rollout.max_completion_length", restart(format!("{} {max_tokens}", flags.context)));
         return refused(expected, format!("a context of {context} tokens"), fix);
     }
-    if masks && !facts.returns_masks {
+    if let (true, false, Some(flag)) = (masks, facts.returns_masks, flags.masks) {
         let expected = "a server that returns the ids that tokens were sampled from, for rollout.replay_sampling_mask";
-        return refused(expected.into(), "one that does not".into(), restart(flags.masks.into()));
+        return refused(expected.into(), "one that does not".into(), restart(flag.into()));
+    }
+    if !masks && facts.needs_top_k {
+        let expected = "a server that samples without top_k, or rollout.replay_sampling_mask: true";
+        return refused(expected.into(), "one that returns sampling masks".into(), without("--return-sampling-mask"));
     }
     if lora.is_some() && facts.weights.as_deref() != Some(UNCHANGED) {
         let expected = format!("the weights of the model below the adapters, called `{UNCHANGED}`");

@@ -180,7 +180,7 @@ impl Server {
                 return Err(Fault::Forgotten(format!("it has the weights `{}`", self.http.show(&found))));
             }
         }
-        let limits = Limits { vocab_size, max_tokens: job.max_tokens, masks: job.masks_of.is_some() };
+        let limits = Limits { vocab_size, max_tokens: job.max_tokens, masks: job.masks };
         let find = |name: &str| lock(known).get(name).copied();
         // Every token has these weights, or later ones.
         let is_old = |span: &&NamedSpan| find(&span.version).is_none_or(|known| known.number < weights.number);

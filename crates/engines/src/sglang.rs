@@ -44,7 +44,7 @@ impl Protocol for Sglang {
             max_rank: "--max-lora-rank",
             max_adapters: "--max-loras-per-batch",
             lora: "--enable-lora",
-            masks: "--sampling-mask-max-tokens",
+            masks: None,
         }
     }
 
@@ -73,6 +73,7 @@ impl Protocol for Sglang {
                 .then(|| LoraLimits { max_rank: number("max_lora_rank"), max_adapters: number("max_loras_per_batch") }),
             // Requests ask for them; a version without them ignores the key, and its replies are refused.
             returns_masks: true,
+            needs_top_k: false,
             wrong: None,
         };
         if info["enable_deterministic_inference"] != true {
@@ -167,7 +168,7 @@ fn request(job: &Job, adapter: Option<&str>) -> Value {
         "logprob_start_len": -1,
         "stream": false,
     });
-    if job.masks_of.is_some() {
+    if job.masks {
         body["return_sampling_mask"] = true.into();
     }
     if let Some(name) = adapter {
@@ -193,14 +194,14 @@ fn sampled(path: &str, job: &Job, generated: Generated) -> Result<Sampled, Fault
         )));
     }
     let (masks, logps) = (meta_info.output_token_sampling_mask, meta_info.output_token_sampling_logprobs);
-    let logps: Vec<Option<f64>> = match (job.masks_of, logps) {
+    let logps: Vec<Option<f64>> = match (job.masks, logps) {
         // The others are over the whole vocabulary.
-        (Some(_), Some(logps)) => logps,
-        (Some(_), None) => {
+        (true, Some(logps)) => logps,
+        (true, None) => {
             let found = "none: install SGLang 0.5.20 or later";
             return Err(Fault::Permanent(format!("{path}: expected output_token_sampling_logprobs, got {found}")));
         }
-        (None, _) => output_token_logprobs.into_iter().map(|(logp, _, _)| logp).collect(),
+        (false, _) => output_token_logprobs.into_iter().map(|(logp, _, _)| logp).collect(),
     };
     Ok(Sampled {
         ids,

@@ -73,7 +73,7 @@ impl Protocol for Vllm {
             max_rank: "--max-lora-rank",
             max_adapters: "--max-loras",
             lora: "--enable-lora",
-            masks: "--return-sampling-mask --enable-scale-out",
+            masks: Some("--return-sampling-mask --enable-scale-out"),
         }
     }
 
@@ -106,6 +106,7 @@ impl Protocol for Vllm {
         facts.dtype = text(&of_model["dtype"]);
         facts.quantization = text(&of_model["quantization"]);
         facts.returns_masks = of_model["return_sampling_mask"] == true;
+        facts.needs_top_k = facts.returns_masks;
         // On a CPU, vLLM packs a copy of the head for its products. `reload_weights` packs again only what the folder has under the head's name.
         facts.keeps_tied_head = config["device_config"]["device"] == "cpu";
         let number = |value: &Value| value.as_u64().map(|number| number as usize);

@@ -132,6 +132,13 @@ fn vllm_without_the_flags_for_masks_is_refused_with_them() {
     for words in ["rollout.replay_sampling_mask", "--return-sampling-mask --enable-scale-out", &plain.url] {
         assert!(error.contains(words), "{words}: {error}");
     }
+    let with_masks = server(Program::Vllm, &model, |_| {});
+    let unmasked = ServerEngine::open(kind(Program::Vllm), &model.config(&[&with_masks]), model.run());
+    let error = unmasked.err().unwrap().to_string();
+    assert!(
+        error.contains("without `--return-sampling-mask`") && error.contains("rollout.replay_sampling_mask"),
+        "{error}"
+    );
     let disabled = server(Program::Vllm, &model, |_| {}).with_info(|info| info["enable_scale_out"] = false.into());
     let mut engine = open(&model, &disabled, Program::Vllm).unwrap();
     let error = sample_masked(&mut engine, &mut model).unwrap_err().to_string();
