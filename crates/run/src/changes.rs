@@ -69,6 +69,10 @@ pub const SAFE: &[&str] = &[
     "rewards.http.*.headers",
 ];
 
+/// The keys of safe sections that are not safe: they decide what is optimised.
+const UNSAFE: [&str; 4] =
+    ["policy.quantization", "policy.freeze_router", "policy.router_aux_loss_coef", "policy.replay_routing"];
+
 /// The keys that are always part of the hash, one per line. Keys added later are left out of the hash while they have their default, so
 /// older checkpoints still match their run.
 const FIRST: &str = include_str!("first_keys.txt");
@@ -182,10 +186,11 @@ pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
 }
 
 fn is_safe(key: &str) -> bool {
-    SAFE.iter().any(|safe| {
+    let is_in = |safe: &&str| {
         let mut parts = key.split('.');
         safe.split('.').all(|safe| parts.next().is_some_and(|part| safe == "*" || safe == part))
-    })
+    };
+    !UNSAFE.contains(&key) && SAFE.iter().any(is_in)
 }
 
 fn is_first(key: &str) -> bool {
@@ -198,7 +203,7 @@ fn reason(key: &str) -> &'static str {
     match (section, key) {
         ("seed" | "data", _) => "it decides which problems and samples come next",
         ("model", _) => "the checkpoints hold the weights of another model",
-        ("loss" | "rewards", _) => "it decides what is optimised",
+        ("loss" | "rewards" | "policy", _) => "it decides what is optimised",
         (_, "grpo.implementation") => "it names the code that computes the loss",
         (_, key) if key.contains("optimizer.") => "the moments of the optimizer belong to it",
         _ => "the numbers of its steps depend on it",

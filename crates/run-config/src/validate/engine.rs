@@ -43,7 +43,10 @@ impl TrainConfig {
         let expected = format!("left out: rollout.engine {name} shards its model itself");
         check(rollout.mesh.is_none(), "rollout.mesh", &expected, "a mesh")?;
         if rollout.replay_sampling_mask {
-            self.validate_masks()?;
+            // Otherwise sampling options may come from the model's generation_config.json.
+            if !rollout.use_generation_config {
+                self.validate_masks()?;
+            }
         } else if engine == EngineKind::Sglang {
             // Its log-probabilities are over the whole softmax.
             let active = rollout.processors().active();
@@ -58,12 +61,16 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// Checks that a server returns sampling masks for the run's options. Those of a model's generation_config.json are checked by the server.
-    fn validate_masks(&self) -> Result<()> {
+    /// Checks that a server can return sampling masks with the run's sampling options, after those of a model's generation_config.json are
+    /// known ([`TrainConfig::with_generation_defaults`]).
+    ///
+    /// # Errors
+    /// [`Error::Key`] with the sampling option that the masks need.
+    pub fn validate_masks(&self) -> Result<()> {
         let (rollout, eval) = (&self.rollout, &self.eval);
         let has_top_k = |top_k: Option<usize>| top_k.is_some_and(|k| k > 0);
         let of = rollout.processors();
-        if rollout.use_generation_config && (of.top_k.is_none() || of.top_p.is_none()) {
+        if rollout.engine == EngineKind::Policy || !rollout.replay_sampling_mask {
             return Ok(());
         }
         if rollout.engine == EngineKind::Sglang {

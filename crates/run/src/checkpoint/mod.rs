@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `model.safetensors` | weights of the policy, f32, by the names of `transformers` (adapters: PEFT) |
-//! | `optimizer.safetensors` | AdamW's moments `exp_avg.NAME` and `exp_avg_sq.NAME`; 8-bit moments as codes and scales |
+//! | `optimizer.safetensors` | AdamW's moments `exp_avg.NAME` and `exp_avg_sq.NAME`; 8-bit moments: `exp_avg_codes.NAME`, `exp_avg_scales.NAME` and those of `exp_avg_sq` |
 //! | `reference.safetensors` | weights of the reference policy, when the loss or the reward has a KL to it |
 //! | `state.json` | counters, adaptive coefficients, seed, hash of the configuration, lengths of the logs |
 //! | `SHA256SUMS` | digests of the other files, in the format of `sha256sum -c` |

@@ -22,6 +22,8 @@ fn unsafe_changes_are_refused_by_key_with_the_reason() {
         ("loss.beta=0.5", ["loss.beta (from 0.0 to 0.5)", "what is optimised"]),
         ("model.hidden_size=32", ["model.hidden_size", "another model"]),
         ("optimizer.adam_beta1=0.5", ["optimizer.adam_beta1", "moments"]),
+        ("policy.router_aux_loss_coef=0.1", ["policy.router_aux_loss_coef (from 0.0 to 0.1)", "what is optimised"]),
+        ("policy.quantization=nf4", ["policy.quantization (from null to \"nf4\")", "what is optimised"]),
         ("optimizer.name=adamw_8bit", ["optimizer.name (from \"adamw\" to \"adamw_8bit\")", "moments"]),
         ("grpo.num_generations=4", ["grpo.num_generations", "numbers of its steps"]),
         ("warmup.steps=9", ["warmup.steps", "numbers of its steps"]),
