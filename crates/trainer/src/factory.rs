@@ -18,7 +18,7 @@ use policy_pjrt::decoder::{Axis, AxisRules};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime, TrainingSizes};
 use rewards::Rewards;
 use rollout::Rollout;
-use run_config::{PolicyConfig, PolicyDevice, TrainConfig, check};
+use run_config::{PolicyConfig, PolicyDevice, TrainConfig};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -214,13 +214,6 @@ impl PolicyTarget {
         model: Option<&ModelFolder>,
         purpose: Purpose,
     ) -> Result<Box<dyn Policy>> {
-        let has_router = shape.experts.is_some() || !config.policy.freeze_router;
-        check(has_router, "policy.freeze_router", "false, or a model with a mixture of experts", true)?;
-        let has_router = shape.experts.is_some() || !config.policy.replay_routing;
-        check(has_router, "policy.replay_routing", "false, or a model with a mixture of experts", true)?;
-        let coef = config.policy.router_aux_loss_coef;
-        let has_router = shape.experts.is_some() || coef == 0.0;
-        check(has_router, "policy.router_aux_loss_coef", "0, or a model with a mixture of experts", coef)?;
         Ok(match self {
             Self::Host(loss) => {
                 let policy = cpu_policy(config, shape, model, *loss, purpose)?;

@@ -15,7 +15,7 @@ use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder,
 use policy::RolloutEngine;
 use rewards::Rewards;
 use rollout::encode_prompt;
-use run_config::{ModelSource, TrainConfig};
+use run_config::{ModelSource, TrainConfig, check};
 use std::sync::Arc;
 
 /// The number of prompts in the sample that estimates the longest prompt.
@@ -148,7 +148,7 @@ impl Prepared {
                 let is_dated = tokenizer.writes_date() && !config.data.files.is_empty();
                 if is_new && is_dated && config.data.template_date.is_none() {
                     let expected = "the date that the chat template writes: several processes would read their clocks at different times";
-                    run_config::check(store.is_none(), "data.template_date", expected, "null")?;
+                    check(store.is_none(), "data.template_date", expected, "null")?;
                     let now = ChatTemplate::now();
                     config.data.template_date = Some(now.clone());
                     Box::new(tokenizer.with_template_date(&now)?)
@@ -162,6 +162,8 @@ impl Prepared {
         let context = shape.max_position_embeddings;
         config = config.with_context(context);
         config.validate_for(tokenizer.vocab_size(), context)?;
+        config.validate_masks()?;
+        check_routers(&config, &shape)?;
         // Checked before a plugin is loaded.
         planner::policy_options(&config, &shape)?;
         let adapters = match planner::trained(&config, &shape)? {
@@ -286,4 +288,18 @@ impl Prepared {
         };
         Ok((config, parts, self.rows, self.overview))
     }
+}
+
+/// Checks that keys of routers belong to a model with experts.
+///
+/// # Errors
+/// [`run_config::Error::Key`].
+fn check_routers(config: &TrainConfig, shape: &ModelConfig) -> Result<()> {
+    let has_router = shape.experts.is_some() || !config.policy.freeze_router;
+    check(has_router, "policy.freeze_router", "false, or a model with a mixture of experts", true)?;
+    let has_router = shape.experts.is_some() || !config.policy.replay_routing;
+    check(has_router, "policy.replay_routing", "false, or a model with a mixture of experts", true)?;
+    let coef = config.policy.router_aux_loss_coef;
+    let has_router = shape.experts.is_some() || coef == 0.0;
+    Ok(check(has_router, "policy.router_aux_loss_coef", "0, or a model with a mixture of experts", coef)?)
 }

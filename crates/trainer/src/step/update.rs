@@ -23,7 +23,8 @@ pub(super) fn update_policy(
     let sample = |row: usize| &generation.samples[generation.sample_of[row]];
     let whole = generation.batch.select_sequences(rows.clone())?;
     let sequences = &generation.sequences[rows.clone()];
-    let routed_experts = generation.routed_experts.get(rows.clone()).unwrap_or_default();
+    let all_experts = &generation.routed_experts;
+    let routed_experts = if all_experts.is_empty() { &[][..] } else { &all_experts[rows.clone()] };
     let (loss, policy) = (context.loss, &mut *context.parts.policy);
     let split = || micro_batches(grpo, 0..rows.len());
     // Masked truncated completions do not count (as in TRL).
