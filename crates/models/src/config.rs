@@ -177,8 +177,8 @@ pub enum RopeType {
     Yarn,
     /// LongRoPE (arXiv 2402.13753) within the original context: frequencies are divided by `short_factor`.
     Longrope,
-    /// The pairs of columns behind `partial_rotary_factor` are not rotated, and the wavelengths of the others are stretched by `factor`, as in
-    /// Gemma 4.
+    /// Rotates the first `partial_rotary_factor` of a head's pairs of columns, with frequencies divided by `factor`, and not the other pairs,
+    /// as in Gemma 4.
     Proportional,
 }
 

@@ -102,7 +102,7 @@ pub struct TrainingMemory {
     pub weights: u64,
     /// The dtype of the weights in computations.
     pub dtype: Dtype,
-    /// The quantised ones of the weights, if any.
+    /// The number and the bytes of the quantised weights; `None` without quantisation.
     pub quantized: Option<QuantizedMemory>,
     /// The trained weights: all of them, or those of adapters.
     pub trained: Trained,

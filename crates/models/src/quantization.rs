@@ -180,7 +180,7 @@ impl QuantizedMatrix {
     }
 
     /// Returns the codes in row-major order: int8 values in two's complement, or two indices of [`Quantization::NF4_VALUES`] per byte, the first
-    /// of them in the upper half. Behind an odd number of values is the index of 0.
+    /// of them in the upper half. If the number of values is odd, the lower half of the last byte is the index of 0.
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
@@ -232,8 +232,9 @@ fn largest(values: &[f32]) -> f32 {
 /// Quantises a row, and returns its scale.
 fn int8(values: &[f32], codes: &mut [u8]) -> f32 {
     let largest = largest(values);
-    if largest > 0.0 {
-        let factor = 127.0 / largest;
+    let factor = 127.0 / largest;
+    // Rows of zeros, or of values near the smallest f32, whose factor is infinite, have codes of 0.
+    if factor.is_finite() {
         let code = |value: &f32| (value * factor).round_ties_even() as i8 as u8;
         codes.iter_mut().zip(values).for_each(|(to, value)| *to = code(value));
     }
@@ -243,7 +244,8 @@ fn int8(values: &[f32], codes: &mut [u8]) -> f32 {
 /// Quantises a block, and returns its scale. Of two equally near values, the lower one is taken.
 fn nf4(values: &[f32], codes: &mut [u8]) -> f32 {
     let largest = largest(values);
-    let factor = if largest > 0.0 { 1.0 / largest } else { 0.0 };
+    // Blocks of zeros, or of values near the smallest f32, whose factor is infinite, have codes of 0.
+    let factor = Some(1.0 / largest).filter(|factor| factor.is_finite()).unwrap_or(0.0);
     let (lower, upper) = (&Quantization::NF4_VALUES[..15], &Quantization::NF4_VALUES[1..]);
     let code = |value: &f32| {
         let value = value * factor;

@@ -49,7 +49,7 @@ pub struct CompletionSampler<'a> {
     logps: Vec<f32>,
     /// Of no tokens, unless the request asks for it.
     sampling_mask: SamplingMask,
-    /// Of the finished completion.
+    /// The recorded experts; empty until the completion is finished.
     routed_experts: RoutedExperts,
     /// `true` if the last token ends the completion.
     has_ended: bool,

@@ -171,7 +171,7 @@ pub struct Completion {
     /// `[T]`: the ids that top_k, top_p and min_p kept for each sampled token, none if they kept the whole vocabulary; a mask of no tokens
     /// unless [`RolloutRequest::return_sampling_mask`].
     pub sampling_mask: SamplingMask,
-    /// The experts of all tokens of prompt and completion; none unless [`RolloutRequest::return_routed_experts`].
+    /// The experts of all tokens of prompt and completion but the last, which is no input of the model; none unless [`RolloutRequest::return_routed_experts`].
     pub routed_experts: RoutedExperts,
     /// The weights that the sampled tokens were sampled from, in order; empty if they are the weights that the policy has now.
     pub weight_versions: Vec<WeightVersion>,
@@ -232,7 +232,7 @@ impl Completion {
         self.mask.resize(self.ids.len(), false);
     }
 
-    /// Drops all tokens but the first `length`.
+    /// Drops all tokens but the first `length`. If experts are recorded, the dropped tokens must be sampled ones.
     pub fn truncate(&mut self, length: usize) {
         self.routed_experts.drop_last(self.ids.len().saturating_sub(length));
         self.ids.truncate(length);

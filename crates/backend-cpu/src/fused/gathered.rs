@@ -30,9 +30,9 @@ use grpo_core::{HeadLayout, TokenBatch};
 use std::mem::take;
 use std::ops::Range;
 
-/// The lists of the largest length whose dlogits have room at the same time.
-const LISTS: usize = 8;
-/// The largest length of a list in any vocabulary, so that its logits stay in a core's cache.
+/// The number of tokens with the most kept ids whose dlogits fit the buffer at the same time.
+const TOKENS: usize = 8;
+/// The most kept ids of a gathered token in any vocabulary: its logits stay in a core's cache.
 const MOST: usize = 8192;
 
 impl Problem {
@@ -56,7 +56,7 @@ impl Problem {
 
     /// Returns the elements of the dlogits of gathered tokens, for chunks of `chunk` tokens.
     pub(super) fn list_room(&self, chunk: usize) -> usize {
-        self.longest_list() * chunk.min(LISTS)
+        self.longest_list() * chunk.min(TOKENS)
     }
 
     /// Returns `true` if products of a row of `batch` are with the gathered part of the head.
@@ -93,7 +93,7 @@ impl<'a> Gathered<'a> {
         });
     }
 
-    /// Adds the gradients of `tokens`, whose rows ascend, to `grads`. `dlogits` has room for those of some tokens.
+    /// Adds the gradients of `tokens`, in ascending order of rows, to `grads`. `dlogits` is a buffer for the dlogits of some of them at a time.
     pub(super) fn gradients(
         &self,
         mut tokens: &[Token],

@@ -198,13 +198,13 @@ fn write(block: &mut [f32], heads: Heads, len: usize, i: usize, row: &[f32]) {
 }
 
 impl Layers {
-    /// Computes attention of one new position of each of `samples`, which is `ahead` positions behind the next one
-    /// ([`KvCache::position`]); the layer has the positions between them from earlier calls. Queries, keys and values are the rows of
+    /// Computes attention of one new position of each of `samples`: [`KvCache::position`] + `ahead`. With `ahead` above 0, earlier calls must
+    /// have written the positions before it to this layer. Queries, keys and values are the rows of
     /// `qkv: [samples, (A + 2K) D]`. Returns values `[samples, A D]`. Keys and values are written to the layer of the cache,
     /// and count as filled after [`KvCache::advance`]. `samples` must be ascending. Positions before the layer's window are not read.
     ///
     /// # Errors
-    /// [`Error::Shape`] if rows and samples do not match, a sample is full, or the window is 0.
+    /// [`Error::Shape`] if rows and samples do not match, a sample has no room for the position, or the window is 0.
     pub fn attention_cached(
         &self,
         qkv: &[f32],

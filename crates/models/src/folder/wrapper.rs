@@ -17,7 +17,7 @@ use std::fmt;
 pub enum Wrapper {
     /// Gemma 3 from 4B on.
     Gemma3,
-    /// Gemma 4.
+    /// Gemma 4, dense, with its vision tower.
     Gemma4,
     /// Qwen2.5-VL.
     Qwen2_5Vl,

@@ -43,7 +43,7 @@ struct Moments {
 enum MomentValues {
     /// f32, in the order of the parameter.
     Single([Arc<Vec<f32>>; 2]),
-    /// By tensors of transformers, of which one or more have 8-bit moments.
+    /// One entry for each tensor of transformers in the parameter; at least one has 8-bit moments.
     OfTensors(Arc<Vec<TensorMoments>>),
 }
 

@@ -179,7 +179,8 @@ impl CpuPolicy {
     /// See [`Decoder::mapped`].
     pub fn with_reference_in_files(mut self, weights: &models::Weights) -> Result<Self> {
         let model = Decoder::mapped(self.model.config(), weights, &Device::flex())?;
-        self.in_files = Some(model.with_products(self.products()));
+        let model = model.with_products(self.products());
+        self.in_files = Some(if self.model.has_frozen_routers() { model.with_frozen_routers() } else { model });
         Ok(self)
     }
 

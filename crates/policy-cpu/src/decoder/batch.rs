@@ -21,7 +21,7 @@ pub struct PackedBatch {
     ids: Vec<u32>,
     /// The number of sequences of each row, `[N]`.
     counts: Arc<[f32]>,
-    /// A sequence of each row, and its position in it, `[N]`.
+    /// For each row, the index of a sequence that contains it and the row's position in that sequence, `[N]`.
     origins: Vec<(usize, usize)>,
     pub(super) sequences: Arc<Sequences>,
 }
@@ -46,11 +46,15 @@ impl PackedBatch {
     /// concatenated. `routed_experts` are those of each sequence, or none: prompts with other experts are distinct.
     ///
     /// # Errors
-    /// [`Error::Argument`] for an empty prompt or completion.
+    /// [`Error::Argument`] for an empty prompt or completion, or another number of `routed_experts` than of sequences.
     pub fn of_completions(sequences: &[Sequence], routed_experts: &[RoutedExperts]) -> Result<(Self, Vec<usize>)> {
         if sequences.iter().any(|s| s.prompt.is_empty() || s.completion.is_empty()) {
             let expected = "prompts and completions of at least one token";
             return Err(Error::argument("PackedBatch", expected, "an empty one"));
+        }
+        if !routed_experts.is_empty() && routed_experts.len() != sequences.len() {
+            let expected = format!("the recorded experts of {} sequences, or none", sequences.len());
+            return Err(Error::argument("routed_experts", expected, routed_experts.len()));
         }
         let (mut rows, mut prompts, mut predicting) = (Rows::default(), HashMap::new(), Vec::new());
         for (i, Sequence { prompt, completion }) in sequences.iter().enumerate() {
@@ -83,7 +87,7 @@ impl PackedBatch {
     /// Returns the recorded experts `[N, L, k]` of the rows, `width` numbers per row; `None` if no sequence has any.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there are not as many as sequences, or they do not fit the model.
+    /// [`Error::Argument`] if they do not fit the model.
     pub(super) fn recorded(&self, routed: &[RoutedExperts], width: usize) -> Result<Option<Vec<u16>>> {
         if routed.is_empty() {
             return Ok(None);
@@ -159,5 +163,9 @@ mod tests {
         assert!(PackedBatch::new(&[vec![1], vec![]]).is_err());
         assert!(PackedBatch::of_completions(&[sequence(&[], &[1])], &[]).is_err());
         assert!(PackedBatch::of_completions(&[sequence(&[1], &[])], &[]).is_err());
+        // Two records for one sequence.
+        let routed = vec![RoutedExperts::default(); 2];
+        let error = PackedBatch::of_completions(&[sequence(&[1], &[2])], &routed).unwrap_err().to_string();
+        assert!(error.contains("experts of 1 sequences") && error.contains("got 2"), "{error}");
     }
 }

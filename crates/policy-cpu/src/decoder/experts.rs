@@ -19,6 +19,7 @@ use burn::tensor::Tensor;
 use grpo_burn::custom_op::{Derivative, Graph, Operand, record, tensor};
 use models::Experts;
 use policy::Result;
+use rayon::prelude::*;
 use std::sync::Arc;
 
 /// A mixture of experts (arXiv 1701.06538): the router chooses k of E MLPs for each token.
@@ -238,16 +239,25 @@ impl<A> Adapter<A> {
 
 /// Returns B `[out, r E]` of PEFT, in which the columns of an expert are E apart, as `[E, out, r]`.
 fn by_expert(b: &[f32], experts: usize, rank: usize) -> Vec<f32> {
-    let output = b.len() / (experts * rank).max(1);
-    let entry = |at: usize| b[(at / rank % output * rank + at % rank) * experts + at / (rank * output)];
-    (0..b.len()).map(entry).collect()
+    let mut to = vec![0.0; b.len()];
+    to.par_chunks_exact_mut((b.len() / experts.max(1)).max(1)).enumerate().for_each(|(expert, to)| {
+        for (to, row) in to.chunks_exact_mut(rank.max(1)).zip(b.chunks_exact((rank * experts).max(1))) {
+            to.iter_mut().zip(row[expert..].iter().step_by(experts)).for_each(|(to, x)| *to = *x);
+        }
+    });
+    to
 }
 
 /// The inverse of [`by_expert`].
 fn by_column(b: &[f32], experts: usize, rank: usize) -> Vec<f32> {
     let output = b.len() / (experts * rank).max(1);
-    let entry = |at: usize| b[(at % experts * output + at / (experts * rank)) * rank + at / experts % rank];
-    (0..b.len()).map(entry).collect()
+    let mut to = vec![0.0; b.len()];
+    to.par_chunks_exact_mut((rank * experts).max(1)).enumerate().for_each(|(row, to)| {
+        for (j, to) in to.chunks_exact_mut(experts.max(1)).enumerate() {
+            to.iter_mut().enumerate().for_each(|(expert, to)| *to = b[(expert * output + row) * rank + j]);
+        }
+    });
+    to
 }
 
 fn to_vec(tensor: Tensor<2>) -> Result<Vec<f32>> {

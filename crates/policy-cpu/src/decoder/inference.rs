@@ -22,8 +22,8 @@ use models::{Experts, LayerRope, ModelConfig};
 use policy::{Error, Result, RoutedExperts};
 use std::borrow::Cow;
 
-/// The most tokens of several prompts that are prefilled together. Larger activations gain nothing, and the C library returns such buffers
-/// to the system after every layer: 8,192 tokens of a model with 0.5 billion weights took 25 % more time.
+/// The largest number of tokens of prompts that are prefilled together; a longer prompt is prefilled alone, in one piece. The C library returns
+/// larger activations to the system after every layer: 8,192 tokens of a model with 0.5 billion weights took 25 % more time (BENCHMARKS.md).
 const PREFILLED: usize = 1024;
 
 /// The weights of a decoder, packed for sampling. Every output row depends only on the tokens of its own sequence, bit for bit.

@@ -9,7 +9,6 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::custom_op::{Derivative, Graph, record, tensor};
 use policy::{Error, Result, RouterStatistics};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Marks a token without recorded experts.
@@ -33,8 +32,8 @@ pub(crate) struct Routers {
     layer: usize,
     /// The number of pairs of token and layer with recorded experts, and of those in which the router chooses others.
     replayed: [f64; 2],
-    /// The tokens with recorded experts, and `true` for those for which the router of a layer chooses others.
-    replayed_rows: BTreeMap<usize, bool>,
+    /// For each row with recorded experts, `true` if the router of a layer chooses others.
+    differs: Vec<Option<bool>>,
 }
 
 impl Routers {
@@ -52,6 +51,7 @@ impl Routers {
     pub(super) fn replay(&mut self, mut chosen: Vec<u32>, top: usize) -> Vec<u32> {
         let Some(recorded) = &self.recorded else { return chosen };
         let width = recorded.len() * top / chosen.len().max(1);
+        self.differs.resize(chosen.len() / top.max(1), None);
         let rows = chosen.chunks_exact_mut(top).zip(recorded.chunks_exact(width.max(1))).enumerate();
         for (row, (chosen, recorded)) in rows {
             let recorded = &recorded[self.layer * top..(self.layer + 1) * top];
@@ -62,7 +62,7 @@ impl Routers {
             let count = self.counts.get(row).copied().map_or(1.0, f64::from);
             self.replayed[0] += count;
             self.replayed[1] += if differs { count } else { 0.0 };
-            *self.replayed_rows.entry(row).or_default() |= differs;
+            *self.differs[row].get_or_insert_default() |= differs;
             chosen.iter_mut().zip(recorded).for_each(|(to, expert)| *to = u32::from(*expert));
         }
         self.layer += 1;
@@ -99,7 +99,7 @@ impl Routers {
     /// E times the sum over experts of f P, where f is the mean number of times that a token chooses the expert, and P the mean of its softmax
     /// over all experts. f has no gradient, as in `load_balancing_loss_func` of transformers.
     pub(crate) fn finish(self) -> (RouterStatistics, Option<(Tensor<1>, f64)>) {
-        let Self { counts, experts, tokens, shares, replayed, replayed_rows, .. } = self;
+        let Self { counts, experts, tokens, shares, replayed, differs, .. } = self;
         let layers = tokens.len() / experts.max(1);
         let rows = layers as f64 * counts.iter().map(|count| f64::from(*count)).sum::<f64>();
         let aux_loss = shares.map(|shares| {
@@ -109,7 +109,8 @@ impl Routers {
             let factors = Tensor::<2>::from_data(factors, &shares.device());
             (shares * factors).sum()
         });
-        let replayed_tokens = replayed_rows.into_iter().fold([0.0; 2], |[all, others], (row, differs)| {
+        let rows = differs.into_iter().enumerate().filter_map(|(row, differs)| Some((row, differs?)));
+        let replayed_tokens = rows.fold([0.0; 2], |[all, others], (row, differs)| {
             let count = counts.get(row).copied().map_or(1.0, f64::from);
             [all + count, others + if differs { count } else { 0.0 }]
         });

@@ -32,22 +32,25 @@ impl ValueHeads {
     pub(super) fn forward(self, projected: &[f32]) -> Result<(Vec<f32>, Vec<f32>)> {
         let (values, to_keys) = (self.heads.key_value * self.heads.width, self.to_keys());
         let own = self.projected();
-        let of_rows: Vec<f32> = projected.chunks_exact(own).flat_map(|row| &row[own - values..]).copied().collect();
+        let of_rows = columns(projected, own, own - values);
         let (of_rows, scales) = match self.eps {
             Some(eps) => Layers::new().rms_norm(&of_rows, &vec![1.0; self.heads.width], eps)?,
             None => (of_rows, Vec::new()),
         };
-        let rows = projected.chunks_exact(own).zip(of_rows.chunks_exact(values));
-        Ok((rows.flat_map(|(row, values)| row[..to_keys].iter().chain(values)).copied().collect(), scales))
+        let mut qkv = Vec::with_capacity(projected.len() / own * self.heads.row());
+        for (row, values) in projected.chunks_exact(own).zip(of_rows.chunks_exact(values)) {
+            qkv.extend_from_slice(&row[..to_keys]);
+            qkv.extend_from_slice(values);
+        }
+        Ok((qkv, scales))
     }
 
     /// Returns the gradient of a projection, given the gradient of queries, keys and values.
     fn gradient(self, projected: &[f32], scales: &[f32], dqkv: &[f32]) -> grpo_core::Result<Vec<f32>> {
         let (values, to_keys, own) = (self.heads.key_value * self.heads.width, self.to_keys(), self.projected());
-        let mut dvalues: Vec<f32> =
-            dqkv.chunks_exact(self.heads.row()).flat_map(|row| &row[to_keys..]).copied().collect();
+        let mut dvalues = columns(dqkv, self.heads.row(), to_keys);
         if self.eps.is_some() {
-            let of_rows: Vec<f32> = projected.chunks_exact(own).flat_map(|row| &row[own - values..]).copied().collect();
+            let of_rows = columns(projected, own, own - values);
             let ones = vec![1.0; self.heads.width];
             dvalues = Layers::new().rms_norm_grad(&of_rows, &ones, scales, &dvalues)?.0;
         }
@@ -69,6 +72,13 @@ impl ValueHeads {
     fn projected(self) -> usize {
         if self.shared { self.to_keys() } else { self.heads.row() }
     }
+}
+
+/// Returns the columns from `first` on of rows with `width` columns.
+fn columns(rows: &[f32], width: usize, first: usize) -> Vec<f32> {
+    let mut found = Vec::with_capacity(rows.len() / width * (width - first));
+    rows.chunks_exact(width).for_each(|row| found.extend_from_slice(&row[first..]));
+    found
 }
 
 /// Returns the heads of a layer.

@@ -373,7 +373,8 @@ fn experts_that_do_not_fit_are_errors() {
     assert_eq!(score(&of(4, vec![])).unwrap(), score(&[]).unwrap());
     for (routed, words) in [
         (of(3, vec![0; 90]), "4 recorded experts per token"),
-        (of(4, vec![]).split_off(1), "a sequence without"),
+        (of(4, vec![]).split_off(1), "the recorded experts of 2 sequences, or none, got 1"),
+        ([of(4, vec![]), of(4, vec![])].concat(), "of 2 sequences, or none, got 4"),
         (of(4, vec![0, 5, 0, 1]), "different experts below 5"),
         (of(4, vec![1, 1, 0, 1]), "different experts below 5"),
     ] {

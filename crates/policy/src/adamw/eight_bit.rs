@@ -96,7 +96,11 @@ impl MomentBlocks {
         self.rows * self.per_row()
     }
 
-    /// Returns the shape of the scales of a tensor of `shape`.
+    /// Returns the shape of the scales of a tensor of `shape`, which must be that of [`MomentBlocks::of`]: its dimensions before the row, then
+    /// the blocks of a row.
+    ///
+    /// # Panics
+    /// Panics if `shape` has fewer dimensions.
     pub fn scales(&self, shape: &[usize]) -> Vec<usize> {
         shape[..self.leading].iter().copied().chain([self.per_row()]).collect()
     }
@@ -146,7 +150,7 @@ impl CodeBook {
 
     /// Returns the code of the entry nearest to `x`, which is from -1 to 1.
     pub fn nearest(self, x: f32) -> u8 {
-        self.midpoints().partition_point(|midpoint| *midpoint < x) as u8
+        self.table().nearest(x)
     }
 
     /// Quantises a block: writes its codes and returns its scale, which is not finite if a value is not.
@@ -159,7 +163,8 @@ impl CodeBook {
         let scale = f32::from_bits(largest);
         let codes = &mut codes[..values.len()];
         if scale > 0.0 && scale.is_finite() {
-            codes.iter_mut().zip(values).for_each(|(code, value)| *code = self.nearest(value / scale));
+            let table = self.table();
+            codes.iter_mut().zip(values).for_each(|(code, value)| *code = table.nearest(value / scale));
         } else {
             codes.fill(self.zero());
         }
@@ -174,6 +179,10 @@ impl CodeBook {
 }
 
 impl Table {
+    fn nearest(&self, x: f32) -> u8 {
+        self.midpoints.partition_point(|midpoint| *midpoint < x) as u8
+    }
+
     fn new(book: CodeBook) -> Self {
         let positive = |t: usize, largest: i32| {
             let exponent = t.ilog2() as i32;
