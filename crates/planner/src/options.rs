@@ -30,7 +30,6 @@ pub fn policy_options(config: &TrainConfig, shape: &ModelConfig) -> Result<PjrtP
             PolicyAttention::Blockwise => Attention::Blockwise { block: Attention::BLOCK },
         },
         expert_products: match config.policy.expert_products {
-            run_config::ExpertProducts::Auto => ExpertProducts::Auto,
             run_config::ExpertProducts::Dense => ExpertProducts::Dense,
             run_config::ExpertProducts::Grouped => ExpertProducts::Grouped { rows: None },
         },

@@ -138,10 +138,8 @@ pub enum PolicyAttention {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpertProducts {
-    /// Grouped if that takes less than half of the time of dense products, by a count of products and reads of weights; dense otherwise.
-    #[default]
-    Auto,
     /// Every expert computes every token.
+    #[default]
     Dense,
     /// Only the experts of a token compute it, in blocks of tokens with the same expert.
     Grouped,
@@ -214,8 +212,8 @@ impl TrainConfig {
             let is_auto = *attention == PolicyAttention::Auto;
             check(is_auto, "policy.attention", "auto, or a policy.device of PJRT", format!("{attention:?}"))?;
             let products = self.policy.expert_products;
-            let expected = "auto, or a policy.device of PJRT";
-            check(products == ExpertProducts::Auto, "policy.expert_products", expected, format!("{products:?}"))?;
+            let expected = "dense, or a policy.device of PJRT";
+            check(products == ExpertProducts::Dense, "policy.expert_products", expected, format!("{products:?}"))?;
             let keeps = "full, or a policy.device of PJRT";
             let is_full = *recompute_granularity == RecomputeGranularity::Full;
             let found = serde_json::to_string(recompute_granularity).unwrap_or_default();

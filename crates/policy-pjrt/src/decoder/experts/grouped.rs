@@ -37,14 +37,13 @@ const BALANCE: usize = 512;
 /// How the products of a mixture of experts are computed. All variants agree up to rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ExpertProducts {
-    /// `Grouped` if it takes less than half of the time of `Dense` by a count of products and reads of matrices, otherwise `Dense`.
-    #[default]
-    Auto,
     /// Every expert computes every token, and the weights of the experts that the router has not chosen are 0.
+    #[default]
     Dense,
     /// A loop over blocks of tokens with the same expert.
     Grouped {
-        /// The number of rows of a block; `None` is the power of two from 8 to 1024 with the least time by that count.
+        /// The number of rows of a block; `None` is the power of two from 8 to 1024 with the least time, by a count of products and reads of
+        /// matrices.
         rows: Option<NonZeroUsize>,
     },
 }
@@ -52,21 +51,36 @@ pub enum ExpertProducts {
 /// The sizes of the loop over blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Blocks {
-    /// G, and the fields D, n, E, k and R.
+    /// G, the groups of tokens.
     groups: usize,
+    /// D, the devices that share the experts for the same tokens.
     devices: usize,
+    /// n, the tokens of a group.
     tokens: usize,
+    /// E, the experts of a device.
     experts: usize,
+    /// k, the experts of a token on a device at most.
     top: usize,
+    /// R, the rows of a block.
     pub(super) rows: usize,
 }
 
 impl ExpertProducts {
     /// Returns the share of the products of dense experts that each device computes for `tokens` tokens of a batch, on a mesh with these rules; 1 if
-    /// products are dense.
+    /// products are dense. `tokens` is a multiple of the shards of [`Axis::Batch`], the number of experts of those of [`Axis::Experts`].
+    ///
+    /// ```
+    /// use policy_pjrt::decoder::ExpertProducts;
+    ///
+    /// let experts = models::Experts { num_experts: 128, num_experts_per_tok: 8, ..models::Experts::default() };
+    /// assert_eq!(ExpertProducts::Dense.share(8192, &experts, None), 1.0);
+    /// let grouped = ExpertProducts::Grouped { rows: std::num::NonZero::new(512) };
+    /// // 8 of 128 experts, and blocks that are not full.
+    /// assert!((0.0625..0.13).contains(&grouped.share(8192, &experts, None)));
+    /// ```
     pub fn share(self, tokens: usize, experts: &Experts, rules: Option<&AxisRules>) -> f64 {
         let blocks = self.blocks(tokens, experts, &rules.cloned().map(Split::of).unwrap_or_default());
-        blocks.map_or(1.0, |of| (of.count() * of.rows) as f64 / (of.experts * of.tokens) as f64)
+        blocks.map_or(1.0, |of| (of.count() * of.rows) as f64 / (of.experts * of.tokens).max(1) as f64)
     }
 
     /// Returns the sizes of the loop over blocks for `tokens` tokens of a batch, or `None` for dense products.
@@ -87,7 +101,6 @@ impl ExpertProducts {
             Self::Dense => None,
             Self::Grouped { rows: Some(rows) } => Some(sizes(rows.get())),
             Self::Grouped { rows: None } => best(),
-            Self::Auto => best().filter(|best| 2 * best.cost() < best.dense_cost()),
         }
     }
 }
@@ -108,11 +121,6 @@ impl Blocks {
     /// Returns the time of the loop, in units of a [`BALANCE`]th of the time in which the matrices of an expert are read.
     fn cost(self) -> usize {
         self.count() * self.rows.max(BALANCE)
-    }
-
-    /// Returns the time of dense products, in the same unit.
-    fn dense_cost(self) -> usize {
-        self.experts * self.tokens.max(BALANCE)
     }
 }
 

@@ -131,18 +131,17 @@ fn grouped_products_match_dense_products() {
     }
 }
 
-/// Products of Qwen3-30B-A3B, of gpt-oss-20b, and of few experts.
+/// Experts of Qwen3-30B-A3B and gpt-oss-20b.
 #[test]
-fn products_are_grouped_if_most_experts_of_a_token_are_left_out() {
-    let rows = |num_experts: usize, top: usize, tokens: usize| {
-        let experts = Experts { num_experts, num_experts_per_tok: top, ..Experts::default() };
-        ExpertProducts::Auto.blocks(tokens, &experts, &Split::default()).map(|blocks| blocks.rows)
+fn blocks_have_the_rows_with_the_least_time() {
+    let of = |products: ExpertProducts, experts: usize, top: usize, tokens: usize| {
+        let experts = Experts { num_experts: experts, num_experts_per_tok: top, ..Experts::default() };
+        products.blocks(tokens, &experts, &Split::default()).map(|blocks| blocks.rows)
     };
-    assert_eq!(rows(128, 8, 8192), Some(512));
-    assert_eq!(rows(32, 4, 8192), Some(512));
-    // Sampling reads the matrices of all experts that any sequence needs.
-    assert_eq!(rows(128, 8, 64), None);
-    assert_eq!(rows(128, 8, 1), Some(8));
-    assert_eq!(rows(4, 2, 8192), None);
-    assert_eq!(rows(1, 1, 8192), None);
+    let grouped = ExpertProducts::Grouped { rows: None };
+    assert_eq!(of(grouped, 128, 8, 8192), Some(512));
+    assert_eq!(of(grouped, 32, 4, 8192), Some(512));
+    assert_eq!(of(grouped, 128, 8, 1), Some(8));
+    assert_eq!(of(ExpertProducts::Grouped { rows: NonZeroUsize::new(3) }, 128, 8, 8192), Some(3));
+    assert_eq!(of(ExpertProducts::Dense, 128, 8, 8192), None);
 }
