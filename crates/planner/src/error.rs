@@ -13,7 +13,7 @@ pub enum Error {
     /// LoRA targets that the model does not have.
     #[error(transparent)]
     Model(#[from] models::Error),
-    /// A model of which no programs can be built.
+    /// The programs of the model cannot be built.
     #[error(transparent)]
     Policy(#[from] policy_pjrt::Error),
     /// Axes of which no mesh can be made.

@@ -328,7 +328,7 @@ fn sequences_of_update(config: &TrainConfig) -> usize {
     config.grpo.prompts_per_step.div_ceil(config.grpo.steps_per_generation) * config.grpo.num_generations
 }
 
-/// What the backward pass recomputes.
+/// A recomputation setting and the activations that it saves.
 #[derive(Clone, Copy, Debug)]
 struct Recomputation {
     granularity: RecomputeGranularity,

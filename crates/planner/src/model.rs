@@ -196,7 +196,8 @@ impl<'a> Model<'a> {
         self.matrices * rules.parts(Axis::Embed) as f64
     }
 
-    /// Returns the elements of these matrices that each token is multiplied with, if `share` is that of the matrices of experts.
+    /// Returns the weights per token of the gathered matrices of layers. `share` is the share of the products of experts that are computed
+    /// ([`policy_pjrt::decoder::ExpertProducts::share`]).
     fn multiplied(&self, rules: &AxisRules, share: f64) -> f64 {
         (self.matrices - (1.0 - share) * self.experts) * rules.parts(Axis::Embed) as f64
     }
@@ -226,7 +227,6 @@ impl<'a> CostModel<'a> {
         devices: &'a Devices,
         options: &'a PjrtPolicyOptions,
     ) -> Self {
-        // With experts, a table of parameters has thousands of tensors: it is made once per mesh.
         let [of_training, of_rollout] =
             [&meshes.training, &meshes.rollout].map(|rules| Model::new(shape, rules, options.compute));
         Self { config, shape, devices, meshes, options, prompt, of_training, of_rollout, saved_bytes: 0 }

@@ -158,7 +158,7 @@ pub enum Axis {
     },
     /// The bias of keys or of values: sharded like [`Axis::Kv`], and over the mesh axes of [`Axis::Embed`] if they divide its `columns`.
     KvBias {
-        /// The number of columns of the keys.
+        /// The number of columns of the keys or the values.
         columns: usize,
     },
     /// The dimension of one head, D.
@@ -203,7 +203,7 @@ pub enum Axis {
     Length,
 }
 
-/// A parameter of a decoder: its role and, if layers differ in its shape, the number of its stack among the stacks of this role, else 0.
+/// The role of a parameter and the index of its stack: 0 unless layers have different shapes for the role.
 pub type ParameterId = (Role, usize);
 
 /// The contents of the tensors of a parameter.

@@ -57,8 +57,8 @@ pub fn quantized_parameters(config: &ModelConfig, quantization: Option<Quantizat
 /// Checks that a device can hold the quantised matrices of a model.
 ///
 /// # Errors
-/// [`models::Error::Config`] with the key `policy.quantization` for a model with experts, and for a matrix whose rows are not whole words or, in nf4,
-/// whole blocks.
+/// [`models::Error::Config`] with the key `policy.quantization` for a model with experts, for a matrix whose rows are not a multiple of 8 (nf4) or
+/// 4 (int8), and in nf4 for one whose columns are not a multiple of 64.
 pub fn check_quantization(config: &ModelConfig, quantization: Quantization) -> Result<()> {
     quantization.check(config)?;
     let (_, rows) = bits(quantization);

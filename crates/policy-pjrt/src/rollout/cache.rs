@@ -1,7 +1,7 @@
 //! The KV caches of a rollout.
 //!
 //! Layers with the same heads and the same sliding window share a cache. Without a window, position p of a sequence is in column p. A layer with
-//! a window of W tokens keeps the last positions only: position p is in column p modulo the number of columns. A cache has
+//! a window of W tokens keeps the last positions only: position p is in column p modulo the number of columns (a ring buffer). A cache has
 //!
 //! ```text
 //! W - 1     columns for the tokens that the next token attends to

@@ -8,7 +8,8 @@ use models::ModelConfig;
 use stablehlo::{Builder, Dtype, Kind, Save, TensorType, Value, try_trace};
 
 /// Returns the bytes of the activations that all layers save for the backward pass of a row of `length` tokens, in addition to the inputs of
-/// layers and of groups of layers. They are counted in the derivative of the layers of a model without adapters, on one device.
+/// layers and of groups of layers. They are counted in the derivative of the layers of a model without adapters, on one device; all weights count as
+/// trained. It is traced twice: call this once per setting and model.
 ///
 /// ```
 /// use policy_pjrt::{PjrtPolicyOptions, saved_bytes};
@@ -24,7 +25,7 @@ use stablehlo::{Builder, Dtype, Kind, Save, TensorType, Value, try_trace};
 /// ```
 ///
 /// # Errors
-/// [`crate::Error::Program`] for a configuration of which no program can be built.
+/// [`crate::Error::Program`] if the program of the layers cannot be built.
 pub fn saved_bytes(config: &ModelConfig, options: &PjrtPolicyOptions, length: usize) -> Result<u64> {
     if let Save::Carry | Save::Every(_) = options.save {
         return Ok(0);

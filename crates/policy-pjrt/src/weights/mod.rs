@@ -415,8 +415,8 @@ struct Position {
 }
 
 impl Position {
-    /// Declares the place in a stack with these leading dimensions as the next arguments of a program. `is_sharded` is `true` if the last one of
-    /// them is.
+    /// Declares the place in a stack with these leading dimensions as the next arguments of a program. `is_sharded` is `true` if the last of these
+    /// dimensions is sharded.
     fn declare(f: &Builder, stacked: &[usize], is_sharded: bool) -> Self {
         let names = ["layer", "expert"].into_iter().take(stacked.len());
         let starts = names.map(|name| f.argument(name, TensorType::scalar(Dtype::I32))).collect();
