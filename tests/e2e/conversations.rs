@@ -63,6 +63,22 @@ fn a_model_calls_the_calculator_and_reads_its_result() {
 }
 
 #[test]
+fn a_model_that_calls_no_tool_is_reported_with_a_sample() {
+    let runs = runs();
+    let answer = "echo '{\"content\": \"x\", \"reward\": '$((n % 3))'}'";
+    let settings = program(&runs, answer);
+    let calculator = "environments={calculator: {built_in: calculator}}";
+    let warning = "no completion of the first step calls a tool";
+    let more = ["data.training_chat_template=chatml", "rollout.multi_turn.tool_parser=qwen3_coder"];
+    let all: Vec<&str> = settings.iter().map(String::as_str).chain(more).collect();
+    let text = call(&runs, "model", "game", &all).exit(0).stderr;
+    assert!(!text.contains(warning), "an environment without tools: {text}");
+    let text = call(&runs, "model", "tools", &[&all[1..], &[calculator]].concat()).exit(0).stderr;
+    assert_has(&text, &[warning, "rollout.multi_turn.tool_parser", "sample="]);
+    assert_eq!(text.matches(warning).count(), 1, "{text}");
+}
+
+#[test]
 fn a_program_is_an_environment_and_a_template_that_rewrites_turns_is_refused() {
     let runs = runs();
     let answer = "echo '{\"content\": \"More <|im_end|> please.\", \"reward\": '$((n % 3))'}'";

@@ -1,8 +1,8 @@
 //! Environments in runs of two processes: process 0 alone runs them, and both take the same steps.
 
 use crate::conversations::{CALL, program, runs, value};
-use crate::processes::{ALONE, both, processes};
-use crate::support::{Call, Runs, Said, assert_has, assert_same_run, grpo, names, signal, wait_until};
+use crate::processes::ALONE;
+use crate::support::{Call, Runs, Said, assert_has, assert_same_run, both, grpo, names, processes, signal, wait_until};
 use crate::tiny_model::call;
 use rustix::process::Signal;
 use serde_json::json;

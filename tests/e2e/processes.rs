@@ -1,25 +1,11 @@
 //! Runs of two processes: they take the same steps as one, and both end if one of them ends.
 
 use crate::support::{
-    Call, Runs, Said, assert_has, assert_same_run, copy, finish, grpo, names, signal, tiny, wait_until,
+    Call, Runs, Said, assert_has, assert_same_run, both, copy, finish, grpo, names, processes, signal, tiny, wait_until,
 };
 use rustix::process::Signal;
 use serde_json::Value;
-use std::net::TcpListener;
 use std::process::Child;
-
-/// Returns the settings of two processes at a free port.
-pub(crate) fn processes() -> [[String; 4]; 2] {
-    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address").port();
-    [0, 1].map(|process| {
-        [
-            format!("distributed.coordinator_address=127.0.0.1:{port}"),
-            "distributed.num_processes=2".to_owned(),
-            format!("distributed.process_id={process}"),
-            "distributed.heartbeat_timeout_seconds=20".to_owned(),
-        ]
-    })
-}
 
 /// Settings of a run that takes a second, with an evaluation and two checkpoints.
 const SHORT: [&str; 5] =
@@ -34,10 +20,6 @@ fn start(runs: &Runs, name: &str, prepare: impl Fn(Call) -> Call) -> [Child; 2] 
     let [leader, follower] = processes();
     let leader = prepare(runs.tiny(name).set(leader)).spawn();
     [leader, prepare(grpo(["train", &tiny(), "--run-dir", "/nowhere"]).set(runs.settings()).set(follower)).spawn()]
-}
-
-pub(crate) fn both([leader, follower]: [Child; 2]) -> [Said; 2] {
-    [finish(leader, "process 0"), finish(follower, "process 1")]
 }
 
 fn wait_for_checkpoint(runs: &Runs, name: &str, child: &mut Child, checkpoint: &str) {

@@ -3,6 +3,7 @@
 use pjrt::install::{Kind, cache_dir, install};
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
@@ -262,6 +263,24 @@ pub(crate) fn finish(child: Child, what: &str) -> Said {
     let said: Said = output.expect("the process can be waited for").into();
     assert!(!said.stderr.contains("panicked"), "{what}: {said}");
     said
+}
+
+/// Returns the settings of two processes at a free port.
+pub(crate) fn processes() -> [[String; 4]; 2] {
+    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address").port();
+    [0, 1].map(|process| {
+        [
+            format!("distributed.coordinator_address=127.0.0.1:{port}"),
+            "distributed.num_processes=2".to_owned(),
+            format!("distributed.process_id={process}"),
+            "distributed.heartbeat_timeout_seconds=20".to_owned(),
+        ]
+    })
+}
+
+/// Waits for the ends of two processes.
+pub(crate) fn both([leader, follower]: [Child; 2]) -> [Said; 2] {
+    [finish(leader, "process 0"), finish(follower, "process 1")]
 }
 
 /// Returns every file below `folder`, sorted.

@@ -1,7 +1,7 @@
 //! Agents with OpenAI's own SDK, which hold the conversations of runs.
 
 use crate::engines::{Vllm, assert_on_policy};
-use crate::support::{Call, Runs, assert_has, grpo, repository};
+use crate::support::{Call, Runs, assert_has, assert_same_run, both, grpo, processes, repository};
 use crate::tiny_model::{call, prepare_shape, small};
 use models::ModelConfig;
 use serde_json::{Value, json};
@@ -22,9 +22,9 @@ fn runs() -> Runs {
 }
 
 /// Returns a run with the agent `script`, whose Python has the SDK.
-fn run(runs: &Runs, script: &str, settings: &[&str]) -> Call {
+fn run(runs: &Runs, name: &str, script: &str, settings: &[&str]) -> Call {
     let common = ["data.training_chat_template=chatml", "data.held_out_fraction=0", "rewards.environment=1"];
-    with_agent(call(runs, "model", "a", &[&common[..], settings].concat()), script)
+    with_agent(call(runs, "model", name, &[&common[..], settings].concat()), script)
 }
 
 /// Adds the agent `script`, whose Python has the SDK.
@@ -133,7 +133,7 @@ fn the_sdk_gets_messages_tool_calls_log_probabilities_and_its_own_exceptions() {
         "rollout={max_completion_length: 200, temperature: 0.2}",
         "run.log_completions_steps=1",
     ];
-    let text = run(&runs, "tests/python/agent.py", &settings).exit(0).stderr;
+    let text = run(&runs, "a", "tests/python/agent.py", &settings).exit(0).stderr;
     assert!(!text.contains("has failed"), "{text}");
     let steps = runs.phase("a", "grpo");
     assert_eq!(steps.len(), 2);
@@ -162,7 +162,7 @@ fn an_agent_loop_with_the_sdk_trains() {
         "loss.beta=0",
         "run.save_steps=0",
     ];
-    run(&runs, "examples/agents/openai_agent.py", &settings).succeed();
+    run(&runs, "a", "examples/agents/openai_agent.py", &settings).succeed();
     let steps = runs.phase("a", "grpo");
     let rewards: Vec<f64> = steps.iter().map(|row| value(row, "rewards/environment/mean")).collect();
     assert!(steps.iter().all(|row| value(row, "environments/failures") == 0.0 && value(row, "num_turns/min") == 2.0));
@@ -170,6 +170,34 @@ fn an_agent_loop_with_the_sdk_trains() {
     let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len() as f64;
     let (first, last) = (mean(&rewards[..3]), mean(&rewards[42..]));
     assert!(last > first + 0.2, "{rewards:?}");
+}
+
+/// Process 0 has the endpoint and the agents; both processes take the same steps.
+#[test]
+fn an_agent_with_the_sdk_answers_two_processes_like_one() {
+    let runs = runs();
+    let of = |name: &str, more: &[&str]| {
+        let settings = ["grpo.max_steps=3", "rollout.max_completion_length=100", "run.log_completions_steps=1"];
+        let settings = [&settings[..], more].concat();
+        run(&runs, name, "examples/agents/openai_agent.py", &settings).quick_cpu()
+    };
+    let two = |name: &str, more: &[&str]| {
+        let [leader, follower] = processes();
+        let leader = of(name, more).set(leader).spawn();
+        let [leader, follower] = both([leader, of("of-process-1", more).set(follower).spawn()]);
+        assert_eq!((leader.code, follower.code), (Some(0), Some(0)), "{leader}{follower}");
+        let steps = runs.phase(name, "grpo");
+        assert_eq!(steps.len(), 3);
+        for row in &steps {
+            assert_eq!((value(row, "environments/failures"), value(row, "num_turns/min")), (0.0, 2.0), "{row}");
+            assert!(value(row, "grad_norm") > 0.0, "{row}");
+        }
+    };
+    of("one", &[]).succeed();
+    two("two", &[]);
+    assert_same_run(&runs.path("one"), &runs.path("two"));
+    // A mesh of XLA's CPU in each process. A checkpoint is only written if both processes have the same weights.
+    two("meshes", &["policy.device=pjrt:cpu", "policy.mesh.fsdp=2"]);
 }
 
 #[test]

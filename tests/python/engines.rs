@@ -1,6 +1,6 @@
 //! Runs whose completions are sampled by a real server of vLLM, on this CPU.
 
-use crate::support::{Runs, grpo, rows};
+use crate::support::{Runs, assert_has, grpo, repository, rows};
 use crate::tiny_model::{call, prepare_shape, train};
 use models::{ModelConfig, ModelFolder};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The time that a server has to start: Python imports torch three times.
@@ -25,7 +25,15 @@ pub(crate) struct Vllm {
 impl Vllm {
     /// Starts a server of the model in `folder`.
     pub(crate) fn start(folder: &Path, log: &Path) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (mut command, port) = Self::command(folder, log);
+        let server =
+            Self { process: command.spawn().expect("python3 starts"), url: format!("http://127.0.0.1:{port}") };
+        server.wait(port)
+    }
+
+    /// Returns the command of a server, and its port.
+    fn command(folder: &Path, log: &Path) -> (Command, u16) {
+        let port = free_port();
         let log = File::create(log).unwrap();
         let mut command = testkit::python::Python::install_vllm().command();
         command.args(["-m", "vllm.entrypoints.openai.api_server", "--model"]).arg(folder);
@@ -34,7 +42,7 @@ impl Vllm {
         command.args(["--logprobs-mode", "processed_logprobs", "--kv-cache-memory-bytes", "67108864"]);
         command.args(["--enable-lora", "--max-lora-rank", "8", "--max-loras", "3"]);
         // On a CPU, vLLM 0.32 ends with an error when it splits the prompt of a request that has a seed.
-        command.args(["--max-num-batched-tokens", "8192"]);
+        command.args(["--max-num-batched-tokens", "8192", "--enable-scale-out"]);
         command.envs([
             ("VLLM_SERVER_DEV_MODE", "1"),
             ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"),
@@ -46,9 +54,7 @@ impl Vllm {
         ]);
         // Its processes are ended together.
         command.process_group(0).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        let server =
-            Self { process: command.spawn().expect("python3 starts"), url: format!("http://127.0.0.1:{port}") };
-        server.wait(port)
+        (command, port)
     }
 
     fn wait(mut self, port: u16) -> Self {
@@ -80,6 +86,10 @@ impl Drop for Vllm {
         let _ = kill_process_group(group, Signal::KILL);
         let _ = self.process.wait();
     }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 pub(crate) fn is_healthy(port: u16) -> bool {
@@ -215,4 +225,46 @@ fn runs_sample_with_a_real_vllm() {
     let samples = rows(&runs.path("ahead/completions.jsonl"));
     let versions: Vec<&Value> = samples.iter().map(|row| &row["weight_versions"][0]["version"]).collect();
     assert!(!versions.is_empty() && versions.iter().all(|version| version.is_u64()), "{versions:?}");
+}
+
+/// The masks come from the real sampler; only the field of the reply that has them does not.
+#[test]
+fn losses_replay_the_sampling_masks_of_a_real_vllm() {
+    let runs = Runs::new(&[]);
+    prepare_shape(&runs, &shape());
+    // vLLM returns masks on GPUs only.
+    let (mut command, _) = Vllm::command(&runs.path("model"), &runs.path("masks.log"));
+    let ended = command.arg("--return-sampling-mask").status().expect("python3 starts");
+    assert!(!ended.success());
+    assert_has(&runs.read("masks.log"), &["sampling distribution replay requires Model Runner V2"]);
+
+    let server = Vllm::start(&runs.path("model"), &runs.path("vllm.log"));
+    let [engine, urls] = server.settings();
+    let common = [
+        &*engine,
+        "grpo.max_steps=3",
+        "optimizer.learning_rate=0.01",
+        "optimizer.lr_scheduler_type=constant",
+        "rollout={temperature: 0.7, top_k: 12, top_p: 0.8, replay_sampling_mask: true}",
+        // Greedy completions, which such a server refuses unless they have a top_k.
+        "eval={num_problems: 4, num_generations: 0}",
+    ];
+    let text = call(&runs, "model", "plain", &[&common[..], &[&urls]].concat()).refuse();
+    assert_has(&text, &["rollout.replay_sampling_mask", "`--return-sampling-mask --enable-scale-out`", &server.url]);
+
+    let port = free_port();
+    let mut proxy = testkit::python::Python::install_vllm().command();
+    proxy.args([&repository("tests/python/masking_proxy.py"), &port.to_string(), &server.url]);
+    let mut proxy = Vllm { process: proxy.process_group(0).spawn().expect("python3 starts"), url: String::new() };
+    proxy = proxy.wait(port);
+    let urls = format!("rollout.server.base_urls=['http://127.0.0.1:{port}']");
+    train(&runs, "model", "a", &[&common[..], &[&urls]].concat());
+    assert_on_policy(&runs, "a", 3);
+    // Over all ids, the log-probabilities of the same tokens are lower.
+    let whole = ["rollout.replay_sampling_mask=false", &urls];
+    let text = call(&runs, "model", "whole", &[&common[..], &whole].concat()).exit(0).stderr;
+    assert_has(&text, &["rollout.replay_sampling_mask"]);
+    let of = |name: &str| value(&steps(&runs, name)[0], "sampling/sampling_logp_difference/mean");
+    assert!(of("whole") > 0.05 && of("a") < 1e-5, "{} and {}", of("whole"), of("a"));
+    drop(proxy);
 }

@@ -1,7 +1,7 @@
 //! Runs whose environments are real servers of OpenEnv.
 
 use crate::engines::is_healthy;
-use crate::support::{Runs, assert_has, repository, rows};
+use crate::support::{Runs, assert_has, assert_same_run, both, processes, repository, rows};
 use crate::tiny_model::{call, prepare_shape, small, train};
 use models::ModelConfig;
 use serde_json::{Value, json};
@@ -102,6 +102,15 @@ fn the_environment_of_openenvs_template_is_one_of_ours() {
     let log = runs.read("server.log");
     let accepted = log.matches("[accepted]").count();
     assert!((16..=17).contains(&accepted), "{accepted} connections: {log}");
+
+    // Process 0 of two holds all conversations, and both processes take the steps of one.
+    let [leader, follower] = processes();
+    let start = |name: &str, of_process: [String; 4]| call(&runs, "model", name, &settings).set(of_process).spawn();
+    let [leader, follower] = both([start("two", leader), start("of-process-1", follower)]);
+    assert_eq!((leader.code, follower.code), (Some(0), Some(0)), "{leader}{follower}");
+    assert_same_run(&runs.path("a"), &runs.path("two"));
+    let more = runs.read("server.log").matches("[accepted]").count() - accepted;
+    assert!((16..=17).contains(&more), "{more} connections");
 }
 
 #[test]

@@ -126,7 +126,12 @@ fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec
     let wanted = |name: &str| options.variants.is_empty() || options.variants.iter().any(|variant| variant == name);
     let mut floors: BTreeMap<String, Entry> = BTreeMap::new();
     let mut entries = vec![];
+    let masked = config.inputs.kept_ids > 0;
     for (name, settings) in config.variants.iter().flatten().filter(|(name, _)| wanted(name)) {
+        if masked && (settings.command.is_some() || config.backend(name)? != BackendName::Cpu) {
+            let found = format!("variant `{name}` of another program or device");
+            return Err(Error::argument("inputs.kept_ids", "variants of the backend cpu", found));
+        }
         let (kind, command) = match &settings.command {
             Some(command) => (Kind::Peer, command.iter().map(Into::into).collect()),
             None => (Kind::Variant, options.worker.clone()),
@@ -145,6 +150,9 @@ fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec
         entries.push(Entry { huge_pages, ..Entry::new(job, config.variant(name)?, kind, command) });
     }
     if let Some(venv) = &options.peers_venv {
+        if masked {
+            return Err(Error::argument("inputs.kept_ids", "no peers, which have no sampling masks", "--peers-venv"));
+        }
         entries.extend(peer_entries(config, options, &peers::all(config, venv, folder)?, wanted)?);
     }
     for entry in &mut entries {

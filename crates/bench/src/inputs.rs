@@ -9,7 +9,7 @@
 use super::tensor_file::TensorFile;
 use crate::config::{BenchConfig, ShapeConfig};
 use crate::error::{Error, Result};
-use grpo_core::batch::{Advantages, TokenBatch};
+use grpo_core::batch::{Advantages, SamplingMask, TokenBatch};
 use grpo_core::{Dtype, HeadLayout, PolicyOutput, Tensor};
 use half::bf16;
 use rand::SeedableRng;
@@ -58,6 +58,11 @@ impl Inputs {
         let ShapeConfig { batch: b, tokens: t, .. } = config.shape;
         let offsets = (0..=b).map(|sequence| sequence * t).collect();
         let mut batch = TokenBatch::packed(file("targets")?.read()?, offsets)?.with_advantages(advantages)?;
+        if let Some(kept) = files.get("kept_ids") {
+            let ids: Vec<u32> = kept.read()?;
+            let offsets: Vec<usize> = (0..=b * t).map(|row| row * config.inputs.kept_ids).collect();
+            batch = batch.with_sampling_mask(SamplingMask::new(&offsets, &ids)?)?;
+        }
         if let Some(old) = files.get("old_logp") {
             batch = batch.with_old_logp(old.read()?)?;
         }
@@ -98,7 +103,7 @@ pub fn write_policy(config: &BenchConfig, folder: &Path) -> Result<Files> {
 }
 
 /// Writes targets `[N]` and advantages to `folder`: one advantage per sequence with alternating signs, or, for a single sequence, one
-/// per token.
+/// per token; and, if `inputs.kept_ids` is not 0, that many ids per token that it was sampled from, spread over the vocabulary.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -112,10 +117,28 @@ pub fn write_batch(config: &BenchConfig, folder: &Path) -> Result<Files> {
     } else {
         normals(seed, 5, n, 1.0)
     };
+    let mut files = Files::new();
+    let kept = config.inputs.kept_ids;
+    if kept > 0 {
+        let mut random = Random::new(seed, 8);
+        // One id of each of so many parts of the vocabulary, so that they differ.
+        let part = config.shape.vocab / kept;
+        let mut ids = Vec::with_capacity(n * kept);
+        for target in &targets {
+            let target = *target as usize;
+            let of_part = (0..kept).map(|i| (i * part + random.next() as usize % part) as u32);
+            ids.extend(of_part);
+            let row = ids.len() - kept;
+            ids[row + (target / part).min(kept - 1)] = target as u32;
+        }
+        let path = folder.join("kept_ids.u32");
+        files.insert("kept_ids".to_owned(), TensorFile::write(path, "u32", vec![n, kept], &ids)?);
+    }
     let targets = TensorFile::write(folder.join("targets.i64"), "i64", vec![n], &targets)?;
     let shape = vec![advantages.len()];
     let advantages = TensorFile::write(folder.join("advantages.f32"), "f32", shape, &advantages)?;
-    Ok([("targets".to_owned(), targets), ("advantages".to_owned(), advantages)].into())
+    files.extend([("targets".to_owned(), targets), ("advantages".to_owned(), advantages)]);
+    Ok(files)
 }
 
 /// Writes log-probabilities of an old policy and, if the loss has a KL term, of a reference policy, both close to the current policy's
@@ -262,6 +285,16 @@ mod tests {
             }
             assert!(inputs.batch.ref_logp().is_some_and(|reference| reference != old));
         }
+    }
+
+    #[test]
+    fn tokens_are_sampled_from_as_many_ids_as_the_configuration_says() {
+        let mut config = config();
+        config.inputs.kept_ids = 7;
+        let inputs = make(&config, &[-5.0; 1000]);
+        let mask = inputs.batch.sampling_mask().expect("just set");
+        assert!((0..1000).all(|row| mask.kept(row).is_some_and(|ids| ids.len() == 7)));
+        assert_eq!(make(&super::tests::config(), &[-5.0; 1000]).batch.sampling_mask(), None);
     }
 
     #[test]

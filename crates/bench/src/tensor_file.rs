@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub struct TensorFile {
     /// The path of the file.
     pub path: PathBuf,
-    /// The dtype of the numbers: `f32`, `bf16` or `i64`.
+    /// The dtype of the numbers: `f32`, `bf16`, `i64` or `u32`.
     pub dtype: String,
     /// The shape of the tensor, row-major.
     pub shape: Vec<usize>,

@@ -109,6 +109,8 @@ pub struct InputsConfig {
     pub ref_logp_noise: f64,
     /// `true` if there are no old log-probabilities, so that every ratio is exactly 1.
     pub on_policy: bool,
+    /// The number of ids that every token was sampled from, as with top-k; 0 is the whole vocabulary. For the backend `cpu` only.
+    pub kept_ids: usize,
 }
 
 impl ShapeConfig {
@@ -166,6 +168,14 @@ impl BenchConfig {
             if !(number.is_finite() && number >= 0.0) {
                 return Err(config(key, "a finite number from 0", number));
             }
+        }
+        let (kept, smallest) = (inputs.kept_ids, self.cases().iter().map(|(_, case)| case.shape.vocab).min());
+        if smallest.is_some_and(|vocab| kept > vocab) {
+            return Err(config(
+                "inputs.kept_ids",
+                format!("at most the vocabulary of {}", smallest.unwrap_or(0)),
+                kept,
+            ));
         }
         self.loss.validate()?;
         BackendName::parse("backend", &self.backend)?;

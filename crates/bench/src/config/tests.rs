@@ -92,6 +92,10 @@ fn variant_without_a_program_is_named() {
         ("variants: { a: { isa: avx1 } }", &["variants.a.isa", "`avx1`", "avx2"]),
         ("variants: { a: { command: [] } }", &["variants.a.command"]),
         ("inputs: { old_logp_noise: -1 }\nvariants: { a: {} }", &["inputs.old_logp_noise", "-1"]),
+        (
+            "inputs: { kept_ids: 9 }\nshape: { vocab: 8 }\nvariants: { a: {} }",
+            &["inputs.kept_ids", "at most the vocabulary of 8"],
+        ),
         ("shapes: { big: { tokens: 0 } }\nvariants: { a: {} }", &["shape.tokens"]),
         ("dtypes: []\nvariants: { a: {} }", &["dtypes", "at least one"]),
         ("variants: { a: { pass: gradient_in_place } }", &["variant `a`", "given logits"]),
