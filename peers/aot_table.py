@@ -34,6 +34,11 @@ MESHES = {
     "decode 7B data 2 tensor 4": ("configs/aot/qwen2.5-7b.yaml", {"data": 2, "tensor": 4}),
     "decode 8B tensor 8": ("configs/aot/qwen3-8b.yaml", {"tensor": 8}),
 }
+# What `aot_jax.py` reads of a model, apart from its type.
+JAX_KEYS = [
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "rope_theta", "rms_norm_eps", "attention_bias", "tie_word_embeddings", "qk_norm",
+]
 # For a step with this many rows.
 SETTINGS = {16: {"policy.recompute_num_layers": 4}}
 
@@ -47,8 +52,9 @@ def model_of(grpo, config):
     lines = output_of([grpo, "aot", config, "--print-config"]).splitlines()
     section = lines[lines.index("model:") + 1 :]
     end = next((i for i, line in enumerate(section) if not line.startswith(" ")), len(section))
-    values = dict(line.strip().split(": ", 1) for line in section[:end])
-    values = {key: json.loads(value) for key, value in values.items() if key != "rope_scaling"}
+    section = [line.strip() for line in section[:end] if not line.strip().startswith("#")]
+    values = dict(line.split(": ", 1) for line in section)
+    values = {key: json.loads(value) for key, value in values.items() if key in JAX_KEYS}
     return {"model_type": "qwen3" if values.get("qk_norm") else "qwen2", **values}
 
 

@@ -69,7 +69,7 @@ fn a_model_that_calls_no_tool_is_reported_with_a_sample() {
     let settings = program(&runs, answer);
     let calculator = "environments={calculator: {built_in: calculator}}";
     let warning = "no completion of the first step calls a tool";
-    let more = ["data.training_chat_template=chatml", "rollout.multi_turn.tool_parser=qwen3_coder"];
+    let more = ["data.training_chat_template=chatml", "rollout.multi_turn.tool_parser=pythonic"];
     let all: Vec<&str> = settings.iter().map(String::as_str).chain(more).collect();
     let text = call(&runs, "model", "game", &all).exit(0).stderr;
     assert!(!text.contains(warning), "an environment without tools: {text}");

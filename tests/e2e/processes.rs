@@ -1,7 +1,7 @@
 //! Runs of two processes: they take the same steps as one, and both end if one of them ends.
 
 use crate::support::{
-    Call, Runs, Said, assert_has, assert_same_run, both, copy, finish, grpo, names, processes, signal, tiny, wait_until,
+    Call, Runs, assert_has, assert_same_run, both, copy, grpo, names, processes, signal, tiny, wait_until,
 };
 use rustix::process::Signal;
 use serde_json::Value;
