@@ -451,14 +451,23 @@ fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, has_tools: bool, 
              easier or harder problems, raise grpo.num_generations, or check the reward"
         );
     }
-    if report.metrics.value("tools/call_frequency") == Some(0.0) && has_tools {
-        let sample: String =
-            report.samples.first().map_or("", |sample| &sample.completion).chars().take(SHOWN).collect();
-        tracing::warn!(
-            sample,
-            "no completion of the first step calls a tool: check that the model writes calls in the format of \
-             rollout.multi_turn.tool_parser, or warm it up"
-        );
+    if has_tools {
+        let value = |name: &str| report.metrics.value(name).unwrap_or(0.0);
+        let what = if value("tools/call_frequency") == 0.0 {
+            Some("no completion of the first step calls a tool")
+        } else if value("tools/failure_frequency") >= 1.0 {
+            Some("every call of a tool in the first step failed")
+        } else {
+            None
+        };
+        if let Some(what) = what {
+            let sample: String =
+                report.samples.first().map_or("", |sample| &sample.completion).chars().take(SHOWN).collect();
+            tracing::warn!(
+                sample,
+                "{what}: check that the model writes calls in the format of rollout.multi_turn.tool_parser, or warm it up"
+            );
+        }
     }
     for name in rewards.names().filter(|name| matches_patterns(config, name)) {
         let value = |what: &str| report.metrics.value(&format!("rewards/{name}/{what}")).unwrap_or(0.0);
