@@ -4,7 +4,7 @@
 //! of multiply-adds on registers, or, for precomputed logits, one read and one write of the logits at the bandwidth of memory.
 
 use super::protocol::Role;
-use crate::config::ProgramKind;
+use crate::config::{BenchConfig, ProgramKind};
 use backend_cpu::peak::{Traffic, Unit};
 use backend_tpu::aot::Variant;
 use backend_tpu::program::{Numerics, Pass};
@@ -40,14 +40,14 @@ pub fn of_machine(variant: &Variant, threads: usize) -> Vec<(String, Role)> {
     }
 }
 
-/// Returns the smallest amount of work of a variant, in the unit of the jobs of [`of_machine`]: useful operations, or bytes of the
-/// logits, read once and, for a gradient, written once.
-pub fn least_work(variant: &Variant) -> f64 {
+/// Returns the smallest amount of work of a variant of `config`, in the unit of the jobs of [`of_machine`]: useful operations, or bytes
+/// of the logits, read once and, for a gradient, written once.
+pub fn least_work(config: &BenchConfig, variant: &Variant) -> f64 {
     match variant.request.policy {
-        PolicySpec::Hidden { .. } => useful_flops(variant),
-        PolicySpec::Logits { vocab, dtype } => {
+        PolicySpec::Hidden { .. } => useful_flops(config, variant),
+        PolicySpec::Logits { dtype, .. } => {
             let ways = if variant.pass == Pass::Score { 1.0 } else { 2.0 };
-            ways * variant.request.max_tokens as f64 * vocab as f64 * dtype.bytes() as f64
+            ways * variant.request.max_tokens as f64 * columns(config, variant) as f64 * dtype.bytes() as f64
         }
     }
 }
@@ -84,15 +84,22 @@ pub fn bare_products(variant: &Variant, kind: ProgramKind) -> Option<(String, Va
     Some((name, floor))
 }
 
-/// Returns the floating-point operations that the result of `variant` requires.
-pub fn useful_flops(variant: &Variant) -> f64 {
-    variant.useful_flops(variant.request.max_tokens, variant.request.policy.vocab())
+/// Returns the floating-point operations that the result of `variant` of `config` requires: with a sampling mask, those of the kept ids.
+pub fn useful_flops(config: &BenchConfig, variant: &Variant) -> f64 {
+    variant.useful_flops(variant.request.max_tokens, columns(config, variant))
+}
+
+/// Returns the number of logits of a token that the loss of `config` depends on.
+fn columns(config: &BenchConfig, variant: &Variant) -> usize {
+    match config.inputs.kept_ids {
+        0 => variant.request.policy.vocab(),
+        kept => kept,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::BenchConfig;
     use grpo_files::Layers;
 
     #[test]
@@ -107,12 +114,12 @@ variants:
         let variant = |name| config.variant(name).expect("there");
         let kind = |name: &str| config.variants.as_ref().expect("variants")[name].pass;
         let floor =
-            |name| bare_products(&variant(name), kind(name)).map(|(floor, v)| (floor, useful_flops(&v) / 1024.0));
+            |name| bare_products(&variant(name), kind(name)).map(|(floor, v)| (floor, useful_flops(&config, &v) / 1024.0));
         assert_eq!(floor("full"), Some(("floor_hidden_lm_head".into(), 3.0)));
         assert_eq!(floor("dense"), floor("full"));
         assert_eq!(floor("frozen"), Some(("floor_hidden".into(), 2.0)));
         assert_eq!(floor("score"), None);
-        assert_eq!(useful_flops(&variant("score")) / 1024.0, 1.0);
+        assert_eq!(useful_flops(&config, &variant("score")) / 1024.0, 1.0);
         let (_, floor) = bare_products(&variant("full"), ProgramKind::Gradient).expect("a floor");
         floor.program(&floor.spec().expect("legal")).expect("a program");
     }
@@ -124,7 +131,7 @@ variants: { logits: { implementation: logits }, wide: { implementation: logits, 
         let config: BenchConfig = Layers::new().text("text", text).expect("YAML").resolve().expect("legal");
         let of = |name| {
             let variant = config.variant(name).expect("there");
-            (of_machine(&variant, 2).remove(0), least_work(&variant))
+            (of_machine(&variant, 2).remove(0), least_work(&config, &variant))
         };
         let update = |bytes| Role::Stream { traffic: Traffic::Update, bytes };
         assert_eq!(of("logits"), (("read_write_bf16_2t".into(), update(256)), 512.0));
@@ -135,5 +142,8 @@ variants: { logits: { implementation: logits }, wide: { implementation: logits, 
         let units = of_machine(&config.variant("a").expect("there"), 0);
         assert!(units.iter().all(|(_, role)| matches!(role, Role::Multiply(unit) if unit.dtype() == Dtype::F32)));
         assert!(!units.is_empty());
+        let text = "shape: { tokens: 8, hidden: 4, vocab: 16 }\ninputs: { kept_ids: 2 }\nvariants: { a: {} }";
+        let config: BenchConfig = Layers::new().text("text", text).expect("YAML").resolve().expect("legal");
+        assert_eq!(least_work(&config, &config.variant("a").expect("there")), 3.0 * 2.0 * 8.0 * 4.0 * 2.0);
     }
 }
