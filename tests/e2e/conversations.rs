@@ -77,7 +77,8 @@ fn a_model_that_calls_no_tool_is_reported_with_a_sample() {
     assert_has(&text, &[warning, "rollout.multi_turn.tool_parser", "sample="]);
     assert_eq!(text.matches(warning).count(), 1, "{text}");
     // The token that begins a call is sampled now and then, and no call follows it.
-    let coder = [&all[1..], &[calculator, "rollout.multi_turn.tool_parser=qwen3_coder", "grpo.num_generations=8"]].concat();
+    let coder =
+        [&all[1..], &[calculator, "rollout.multi_turn.tool_parser=qwen3_coder", "grpo.num_generations=8"]].concat();
     let text = call(&runs, "model", "calls", &coder).exit(0).stderr;
     let steps = runs.phase("calls", "grpo");
     assert!(value(&steps[0], "tools/call_frequency") > 0.0, "{:?}", steps[0]);

@@ -260,7 +260,11 @@ fn losses_replay_the_sampling_masks_of_a_real_vllm() {
     let urls = format!("rollout.server.base_urls=['http://127.0.0.1:{port}']");
     train(&runs, "model", "a", &[&common[..], &[&urls]].concat());
     assert_on_policy(&runs, "a", 3);
-    // Over all ids, the log-probabilities of the same tokens are lower.
+    // Over all ids, the log-probabilities of the same tokens are lower. A server that returns masks is refused without them.
+    let whole = ["rollout.replay_sampling_mask=false", &urls];
+    let text = call(&runs, "model", "unread", &[&common[..], &whole].concat()).refuse();
+    assert_has(&text, &["rollout.replay_sampling_mask: true", "start vLLM without `--return-sampling-mask`"]);
+    let [_, urls] = server.settings();
     let whole = ["rollout.replay_sampling_mask=false", &urls];
     let text = call(&runs, "model", "whole", &[&common[..], &whole].concat()).exit(0).stderr;
     assert_has(&text, &["rollout.replay_sampling_mask"]);

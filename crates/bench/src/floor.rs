@@ -113,8 +113,9 @@ variants:
         let config: BenchConfig = Layers::new().text("text", text).expect("YAML").resolve().expect("legal");
         let variant = |name| config.variant(name).expect("there");
         let kind = |name: &str| config.variants.as_ref().expect("variants")[name].pass;
-        let floor =
-            |name| bare_products(&variant(name), kind(name)).map(|(floor, v)| (floor, useful_flops(&config, &v) / 1024.0));
+        let floor = |name| {
+            bare_products(&variant(name), kind(name)).map(|(floor, v)| (floor, useful_flops(&config, &v) / 1024.0))
+        };
         assert_eq!(floor("full"), Some(("floor_hidden_lm_head".into(), 3.0)));
         assert_eq!(floor("dense"), floor("full"));
         assert_eq!(floor("frozen"), Some(("floor_hidden".into(), 2.0)));

@@ -152,7 +152,8 @@ fn fastest_floor(entry: &Entry, entries: &[Entry]) -> Option<(String, f64)> {
         let State::Running(running) = &floor.state else { return None };
         let p50 = Timing::of(running.steps.iter().map(|step| step.seconds).collect())?.p50;
         // A step of bare products is the floor itself; a rate is scaled to the work of the variant.
-        let seconds = running.planned.work.map_or(p50, |work| p50 * floor::least_work(&entry.job.config, &entry.variant) / work);
+        let seconds =
+            running.planned.work.map_or(p50, |work| p50 * floor::least_work(&entry.job.config, &entry.variant) / work);
         Some((name.clone(), seconds))
     };
     entry.floors.iter().filter_map(seconds).min_by(|a, b| a.1.total_cmp(&b.1))
