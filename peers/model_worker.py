@@ -15,6 +15,10 @@ import protocol
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
+def threads(job):
+    return job["threads"] or len(os.sched_getaffinity(0))
+
+
 def timed(run):
     busy, began = time.process_time(), time.perf_counter()
     result = run()
@@ -33,7 +37,7 @@ def transformers(job):
     import torch
     import transformers
 
-    torch.set_num_threads(job["threads"] or os.cpu_count())
+    torch.set_num_threads(threads(job))
     updates = "update" in job["task"]
     dtype = torch.float32 if updates else getattr(torch, DTYPES[job["dtype"]])
     model = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=dtype)
@@ -98,8 +102,7 @@ def vllm(job):
         raise protocol.NotOffered("vLLM does not train")
     task = job["task"]["generate"]
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    threads = job["threads"] or len(os.sched_getaffinity(0))
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads(job) - 1}")
     import vllm
 
     if engine is None:

@@ -4,7 +4,7 @@ use grpo_core::Dtype;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// One measurement of a model. The process keeps a loaded model for later jobs if it likes.
+/// One measurement of a model. A process may keep the loaded model for later jobs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelJob {
     /// The Hugging Face model folder.
