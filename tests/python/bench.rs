@@ -32,6 +32,8 @@ fn transformers_samples_and_trains_the_same_model() {
         assert!(theirs["version"].as_str().is_some_and(|version| version.contains("transformers ")), "{theirs:#}");
         let names = |of: &Value| -> Vec<String> {
             let numbers = of.as_object().expect("numbers").iter().filter(|(_, value)| value["median"].is_number());
+            // The difference of two short times may be noise.
+            let numbers = numbers.filter(|(name, _)| case["work"] == "update" || !name.starts_with("tokens_per"));
             numbers.map(|(name, _)| name.clone()).collect()
         };
         assert_eq!(names(ours), names(theirs), "{case:#}");

@@ -129,8 +129,9 @@ fn rows(measured: &Measured) -> Vec<Row> {
 fn rounds(measured: &ModelMeasured) -> Vec<Row> {
     let count = measured.numbers.values().map(|spread| spread.all.len()).max().unwrap_or(0);
     let row = |round: usize| {
-        let numbers = measured.numbers.iter();
-        let numbers = numbers.filter_map(|(name, spread)| Some(((*name).to_owned(), *spread.all.get(round)?)));
+        // The rounds of a number that some of them lack are not known.
+        let numbers = measured.numbers.iter().filter(|(_, spread)| spread.all.len() == count);
+        let numbers = numbers.map(|(name, spread)| ((*name).to_owned(), spread.all[round]));
         Row::from([("bench".to_owned(), numbers.collect())])
     };
     (0..count).map(row).collect()

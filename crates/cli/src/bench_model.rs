@@ -89,7 +89,7 @@ fn table(document: &Document<ModelCase>, sizes: &[&str], columns: &[Column], mar
 fn cell(name: &str, spread: &Spread) -> String {
     let number = |value: f64| match name {
         "peak_bytes" => format!("{:.0}", value / (1 << 20) as f64),
-        _ => format!("{value:.*}", (2.0 - value.max(1e-9).log10().floor()).clamp(0.0, 3.0) as usize),
+        _ => format!("{value:.*}", (2.0 - value.max(1e-9).log10().floor()).clamp(0.0, 6.0) as usize),
     };
     let [min, median, max] = [spread.min, spread.median, spread.max].map(number);
     if name == "peak_bytes" || min == max { median } else { format!("{median} ({min} to {max})") }
