@@ -119,10 +119,9 @@ pub fn write_batch(config: &BenchConfig, folder: &Path) -> Result<Files> {
     };
     let mut files = Files::new();
     let kept = config.inputs.kept_ids;
-    if kept > 0 {
+    // One id of each of so many parts of the vocabulary, so that they differ.
+    if let Some(part) = config.shape.vocab.checked_div(kept) {
         let mut random = Random::new(seed, 8);
-        // One id of each of so many parts of the vocabulary, so that they differ.
-        let part = config.shape.vocab / kept;
         let mut ids = Vec::with_capacity(n * kept);
         for target in &targets {
             let target = *target as usize;
