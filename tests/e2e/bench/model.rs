@@ -155,6 +155,7 @@ fn model_that_cannot_be_measured_is_refused_with_the_fix() {
 }
 
 #[test]
+#[cfg(unix)]
 fn peer_without_its_package_is_named_and_the_rest_is_measured() {
     let folder = Runs::new(&[]);
     // `-S` leaves installed packages out.
