@@ -1,7 +1,7 @@
 """The worker's side of `grpo bench`: one JSON value per line, requests on standard input, replies on standard output.
 
-A peer is a function from a Job to a step; a step returns the loss and its gradients by name, after they are computed. This module
-measures time and memory, and replies, for all peers.
+A peer of the loss is a function from a Job to a step; a step returns the loss and its gradients by name, after they are computed. This
+module measures time and memory, and replies, for all peers. Only the loss needs numpy.
 """
 
 import gc
@@ -10,8 +10,6 @@ import math
 import os
 import sys
 import time
-
-import numpy as np
 
 # Replies have a separate channel, because libraries print to standard output.
 _replies = os.fdopen(os.dup(1), "w")
@@ -44,6 +42,8 @@ class Job:
 
     def read(self, name):
         """Returns the tensor `name`, or None."""
+        import numpy as np
+
         if name not in self.files:
             return None
         file = self.files[name]
@@ -52,6 +52,8 @@ class Job:
 
     def per_token(self, name):
         """Returns advantages or log-probabilities as [B, T]; advantages of sequences are repeated."""
+        import numpy as np
+
         values = self.read(name)
         if values is None:
             return None
@@ -59,14 +61,15 @@ class Job:
         return np.repeat(values[:, None], self.t, 1) if per_sequence else values.reshape(self.b, self.t)
 
 
-def _status(key):
+def status(key):
     """Returns VmRSS or VmHWM without pages of programs and other files."""
     with open("/proc/self/status") as file:
         sizes = {words[0]: int(words[1]) * 1024 for words in map(str.split, file) if words[-1] == "kB"}
     return sizes[key + ":"] - sizes["RssFile:"] - sizes["RssShmem:"]
 
 
-def _reset_high_water():
+def reset_high_water():
+    """Resets VmHWM to VmRSS; returns False if the kernel does not support it."""
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
@@ -88,25 +91,25 @@ class _Measured:
         gc.collect()
         # Existing objects are excluded from garbage collection, which would take longer than a step.
         gc.freeze()
-        self.resident = _status("VmRSS")
+        self.resident = status("VmRSS")
 
     def planned(self):
         size = {"inputs": self.inputs, "outputs": self.outputs, "workspace": None}
         return {"planned": {"plan_seconds": self.seconds, "bytes": size, "version": self.version}}
 
     def stepped(self, check):
-        can_reset = _reset_high_water()
+        can_reset = reset_high_water()
         began = time.perf_counter()
         loss, gradients = self.step()
         seconds = time.perf_counter() - began
         # Gradients are allocated in every step: they are part of the peak, but no workspace.
-        high = _status("VmHWM") - self.resident - self.outputs if can_reset else None
+        high = status("VmHWM") - self.resident - self.outputs if can_reset else None
         reply = {
             "seconds": seconds,
             "loss": float(loss),
             "high_water": None if high is None else max(high, 0),
             "resident_before": self.resident,
-            "resident_after": _status("VmRSS"),
+            "resident_after": status("VmRSS"),
         }
         if check:
             reply["grad_norms"] = {name: _norm(gradient) for name, gradient in gradients.items()}
@@ -115,28 +118,38 @@ class _Measured:
 
 def _norm(gradient):
     """Computes the norm in pieces, because an f64 copy of the tensor would exceed the peak memory of the step."""
+    import numpy as np
+
     rows = gradient.reshape(-1, gradient.shape[-1])
     piece = max(1, (1 << 22) // rows.shape[-1])
     return math.sqrt(sum(float((rows[i : i + piece].astype(np.float64) ** 2).sum()) for i in range(0, len(rows), piece)))
 
 
 def serve(plan):
-    """Answers requests until there are no more. `plan(job)` returns a function for a step, the bytes of the inputs by
+    """Answers requests about the loss. `plan(job)` returns a function for a step, the bytes of the inputs by
     name, and the version; a step returns the loss and a dict of gradients, as arrays with reshape and
     astype."""
     peer = None
+
+    def reply(request):
+        nonlocal peer
+        if "plan" in request:
+            peer = _Measured(Job(request["plan"]), plan)
+            return peer.planned()
+        if "step" in request:
+            return peer.stepped(request["step"]["check"])
+        raise NotOffered("the peers score no inputs")
+
+    answer(reply)
+
+
+def answer(reply):
+    """Answers requests with `reply(request)` until there are no more."""
     for line in sys.stdin:
-        request = json.loads(line)
         try:
-            if "plan" in request:
-                peer = _Measured(Job(request["plan"]), plan)
-                reply = peer.planned()
-            elif "step" in request:
-                reply = peer.stepped(request["step"]["check"])
-            else:
-                raise NotOffered("the peers score no inputs")
+            answered = reply(json.loads(line))
         except Exception as error:  # noqa: BLE001: after any error, the other jobs run.
             words = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-            reply = {"failed": {"error": words, "not_offered": isinstance(error, NotOffered)}}
-        _replies.write(json.dumps(reply) + "\n")
+            answered = {"failed": {"error": words, "not_offered": isinstance(error, NotOffered)}}
+        _replies.write(json.dumps(answered) + "\n")
         _replies.flush()

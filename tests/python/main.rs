@@ -1,6 +1,7 @@
 //! Files of runs, and files for installation, read with the Python libraries and programs of their formats.
 
 mod agents;
+mod bench;
 mod engines;
 mod installable;
 mod libraries;

@@ -302,7 +302,7 @@ fn into_result(reply: Reply) -> Result<Reply> {
     }
 }
 
-fn unexpected(reply: &Reply) -> Error {
+pub(crate) fn unexpected(reply: &Reply) -> Error {
     Error::Text(format!("unexpected reply of the worker: {reply:?}"))
 }
 

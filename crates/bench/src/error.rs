@@ -56,6 +56,12 @@ pub enum Error {
     /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
+    /// A model folder that cannot be read.
+    #[error(transparent)]
+    Model(#[from] models::Error),
+    /// An error of the CPU policy.
+    #[error(transparent)]
+    Policy(#[from] policy::Error),
     /// A metrics sink that cannot be opened.
     #[error(transparent)]
     Sink(#[from] grpo_sinks::Error),

@@ -2,6 +2,7 @@
 //! A [`BenchConfig`] lists the variants. Each variant has its own process, so that its memory is measured separately and a crash affects no
 //! other variant. Devices that one process has exclusively (TPUs, GPUs) have all of their variants in one process. [`run`] writes [`inputs`]
 //! once to files that every process reads, starts a process per variant, and requests one step after another while the other processes sleep.
+//! A [`model::ModelBenchConfig`] measures generation and optimizer steps of a model folder instead ([`model::run`]).
 //! [`protocol`] defines requests and replies, [`worker`] answers them in a variant's process, [`floor`] computes lower
 //! bounds, [`report`] defines the results, and [`log`] writes them to metrics sinks.
 //!
@@ -34,6 +35,7 @@ pub mod inputs;
 pub mod log;
 pub mod measure;
 mod memory;
+pub mod model;
 mod outcome;
 pub mod peers;
 pub mod pjrt;
@@ -50,8 +52,10 @@ pub use tensor_file::TensorFile;
 
 use assertion::Assertion;
 use config::BenchConfig;
-use report::{Case, Claim, Document, Machine, utc};
+use report::{Claim, Document, Machine, Outcome, utc};
+use serde::Serialize;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -66,6 +70,8 @@ pub struct Options {
     pub variants: Vec<String>,
     /// A virtual environment with the peers' packages; `None` means no peers.
     pub peers_venv: Option<PathBuf>,
+    /// A virtual environment with vLLM, a peer of [`model::run`] only.
+    pub vllm_venv: Option<PathBuf>,
     /// Assertions about numbers of the report.
     pub assertions: Vec<Assertion>,
 }
@@ -87,19 +93,18 @@ pub fn run(
         config.validate()?;
         cases.extend(config.cases());
     }
-    check_names(&cases, options)?;
+    let peers: Vec<&str> = peers::names().filter(|_| options.peers_venv.is_some()).collect();
+    let names = cases.iter().map(|(name, config)| (name.as_str(), [config.names(), peers.clone()].concat()));
+    check_names(&names.collect::<Vec<_>>(), options)?;
     let cases = cases.iter().map(|(name, config)| case::measure(name, config, options, &mut progress));
     let cases = cases.collect::<Result<Vec<_>>>()?;
-    let assertions = claims(&cases, &options.assertions)?;
+    let assertions = claims(cases.iter().map(|case| (case.name.as_str(), &case.variants)), &options.assertions)?;
     Ok(Document { version: env!("CARGO_PKG_VERSION").into(), date, machine: Machine::here(), cases, assertions })
 }
 
-/// Checks the names of the command line before the first measurement.
-fn check_names(cases: &[(String, BenchConfig)], options: &Options) -> Result<()> {
-    let mut names: Vec<&str> = cases.iter().flat_map(|(_, config)| config.names()).collect();
-    for peer in peers::names().filter(|_| options.peers_venv.is_some()) {
-        names.push(peer);
-    }
+/// Checks the names of the command line before the first measurement: `cases` are problems with the names of their variants.
+fn check_names(cases: &[(&str, Vec<&str>)], options: &Options) -> Result<()> {
+    let mut names: Vec<&str> = cases.iter().flat_map(|(_, variants)| variants.iter().copied()).collect();
     names.sort_unstable();
     names.dedup();
     let known = |name: &str| names.contains(&name);
@@ -111,7 +116,7 @@ fn check_names(cases: &[(String, BenchConfig)], options: &Options) -> Result<()>
         let variant = name.rsplit_once('/').map_or(name, |(_, variant)| variant);
         let case = name.rsplit_once('/').map(|(case, _)| case);
         let is_measured = options.variants.is_empty() || options.variants.iter().any(|wanted| wanted == variant);
-        if !known(variant) || !is_measured || case.is_some_and(|case| cases.iter().all(|(name, _)| name != case)) {
+        if !known(variant) || !is_measured || case.is_some_and(|case| cases.iter().all(|(name, _)| *name != case)) {
             let expected = format!("a variant that is measured ({}), or PROBLEM/VARIANT", names.join(", "));
             return Err(Error::argument("assert", expected, format!("`{name}`")));
         }
@@ -124,15 +129,20 @@ fn check_names(cases: &[(String, BenchConfig)], options: &Options) -> Result<()>
     Ok(())
 }
 
-/// Evaluates the assertions: once if an assertion names a problem, else in every problem that has its variants.
-fn claims(cases: &[Case], assertions: &[Assertion]) -> Result<Vec<Claim>> {
-    let value = |case: &Case| match serde_json::to_value(&case.variants) {
+/// Evaluates the assertions on problems with their variants: once if an assertion names a problem, else in every problem that has its
+/// variants.
+fn claims<'a, M: Serialize + 'a>(
+    cases: impl Iterator<Item = (&'a str, &'a BTreeMap<String, Outcome<M>>)>,
+    assertions: &[Assertion],
+) -> Result<Vec<Claim>> {
+    let variants = |variants| match serde_json::to_value(variants) {
         Ok(Value::Object(map)) => map,
         _ => Map::new(),
     };
+    let cases: Vec<(&str, Map<String, Value>)> = cases.map(|(name, of)| (name, variants(of))).collect();
     let everywhere = cases
         .iter()
-        .flat_map(|case| value(case).into_iter().map(|(name, value)| (format!("{}/{name}", case.name), value)));
+        .flat_map(|(case, variants)| variants.iter().map(move |(name, of)| (format!("{case}/{name}"), of.clone())));
     let everywhere = Value::Object(everywhere.collect());
     let mut claims = vec![];
     for assertion in assertions {
@@ -141,10 +151,10 @@ fn claims(cases: &[Case], assertions: &[Assertion]) -> Result<Vec<Claim>> {
             continue;
         }
         let before = claims.len();
-        for case in cases {
-            if assertion.variants().all(|name| case.variants.contains_key(name)) {
-                let checked = assertion.check(&Value::Object(value(case)))?;
-                claims.push(Claim { case: Some(case.name.clone()), checked });
+        for (case, variants) in &cases {
+            if assertion.variants().all(|name| variants.contains_key(name)) {
+                let checked = assertion.check(&Value::Object(variants.clone()))?;
+                claims.push(Claim { case: Some((*case).to_owned()), checked });
             }
         }
         if claims.len() == before {

@@ -5,8 +5,9 @@
 
 use super::report::{Document, Measured, Outcome};
 use crate::error::{Error, Result};
+use crate::model::{ModelBenchConfig, ModelCase, ModelMeasured};
 use grpo_files::JsonLines;
-use grpo_sinks::{About, Sinks};
+use grpo_sinks::{About, LoggingConfig, Sinks, WandbConfig};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,30 +33,71 @@ pub fn write(document: &Document, folder: &Path, mut note: impl FnMut(&str)) -> 
     for case in &document.cases {
         for (name, outcome) in &case.variants {
             let Outcome::Measured(measured) = outcome else { continue };
-            let root = folder.join(file_name(&case.name)).join(name);
-            std::fs::create_dir_all(&root).map_err(|e| Error::io("create", &root, e))?;
             let config = json!({
                 "problem": case.name, "variant": name, "bench": case.config, "machine": document.machine,
                 "date": document.date, "version": document.version,
             });
-            let about = About { root: &root, name: &format!("{}/{name}", case.name), config: &config };
-            let mut sinks = Sinks::open(&about, &case.config.logging, &case.config.wandb)?;
-            sinks.notes().for_each(&mut note);
-            let mut file = JsonLines::create(&root.join("metrics.jsonl"))?;
-            for (step, row) in (1..).zip(rows(measured)) {
-                let mut line = Map::from_iter([("step".to_owned(), json!(step))]);
-                for (series, values) in &row {
-                    line.extend(values.iter().map(|(name, value)| (format!("{series}/{name}"), json!(value))));
-                    let values: Vec<_> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-                    sinks.log(series, step, &values);
-                }
-                file.append(&Value::Object(line))?;
-            }
-            file.sync()?;
-            sinks.finish(true, &mut note);
+            let log = Log { case: &case.name, name, config, logging: &case.config.logging, wandb: &case.config.wandb };
+            log.write(folder, rows(measured), &mut note)?;
         }
     }
     Ok(())
+}
+
+/// Writes the results of a model's benchmark to `folder`, a row per round.
+///
+/// # Errors
+/// See [`write`].
+pub fn write_model(
+    document: &Document<ModelCase>,
+    config: &ModelBenchConfig,
+    folder: &Path,
+    mut note: impl FnMut(&str),
+) -> Result<()> {
+    for case in &document.cases {
+        for (name, outcome) in &case.variants {
+            let Outcome::Measured(measured) = outcome else { continue };
+            let described = json!({
+                "problem": case.name, "variant": name, "bench": config, "machine": document.machine,
+                "date": document.date, "version": document.version,
+            });
+            let log = Log { case: &case.name, name, config: described, logging: &config.logging, wandb: &config.wandb };
+            log.write(folder, rounds(measured), &mut note)?;
+        }
+    }
+    Ok(())
+}
+
+/// A variant of a problem, which is logged as a run.
+struct Log<'a> {
+    case: &'a str,
+    name: &'a str,
+    config: Value,
+    logging: &'a LoggingConfig,
+    wandb: &'a WandbConfig,
+}
+
+impl Log<'_> {
+    fn write(&self, folder: &Path, rows: Vec<Row>, note: &mut dyn FnMut(&str)) -> Result<()> {
+        let root = folder.join(file_name(self.case)).join(self.name);
+        std::fs::create_dir_all(&root).map_err(|e| Error::io("create", &root, e))?;
+        let about = About { root: &root, name: &format!("{}/{}", self.case, self.name), config: &self.config };
+        let mut sinks = Sinks::open(&about, self.logging, self.wandb)?;
+        sinks.notes().for_each(&mut *note);
+        let mut file = JsonLines::create(&root.join("metrics.jsonl"))?;
+        for (step, row) in (1..).zip(rows) {
+            let mut line = Map::from_iter([("step".to_owned(), json!(step))]);
+            for (series, values) in &row {
+                line.extend(values.iter().map(|(name, value)| (format!("{series}/{name}"), json!(value))));
+                let values: Vec<_> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+                sinks.log(series, step, &values);
+            }
+            file.append(&Value::Object(line))?;
+        }
+        file.sync()?;
+        sinks.finish(true, note);
+        Ok(())
+    }
 }
 
 /// A row: names and numbers by series.
@@ -81,6 +123,18 @@ fn rows(measured: &Measured) -> Vec<Row> {
     }
     rows.push(last);
     rows
+}
+
+/// Returns one row per round of a model's benchmark.
+fn rounds(measured: &ModelMeasured) -> Vec<Row> {
+    let count = measured.numbers.values().map(|spread| spread.all.len()).max().unwrap_or(0);
+    let row = |round: usize| {
+        // The rounds of a number that some of them lack are not known.
+        let numbers = measured.numbers.iter().filter(|(_, spread)| spread.all.len() == count);
+        let numbers = numbers.map(|(name, spread)| ((*name).to_owned(), spread.all[round]));
+        Row::from([("bench".to_owned(), numbers.collect())])
+    };
+    (0..count).map(row).collect()
 }
 
 /// Replaces the characters of `name` that do not belong in a file name.

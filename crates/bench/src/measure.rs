@@ -1,4 +1,4 @@
-//! The numbers of steps of a benchmark, and statistics of their times.
+//! The numbers of steps of a benchmark, and statistics of their results.
 
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -43,6 +43,30 @@ impl Timing {
     }
 }
 
+/// A number that was measured in several rounds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// The smallest number.
+    pub min: f64,
+    /// The median; the mean of the middle two of an even number of rounds.
+    pub median: f64,
+    /// The largest number.
+    pub max: f64,
+    /// The numbers in order of measurement.
+    pub all: Vec<f64>,
+}
+
+impl Spread {
+    /// Computes the statistics of `numbers`; `None` if there are none.
+    pub fn of(numbers: Vec<f64>) -> Option<Self> {
+        let mut sorted = numbers.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let median = sorted[(sorted.len() - 1) / 2].midpoint(sorted[sorted.len() / 2]);
+        Some(Self { min, median, max, all: numbers })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,5 +78,13 @@ mod tests {
         assert_eq!((timing.min, timing.p50, timing.p90, timing.mean), (1.0, 2.0, 4.0, 2.5));
         let ten = Timing::of((1..=10).map(f64::from).collect()).expect("steps");
         assert_eq!((ten.p50, ten.p90), (5.0, 9.0));
+    }
+    #[test]
+    fn a_spread_has_the_middle_and_both_ends() {
+        assert_eq!(Spread::of(vec![]), None);
+        let of = |numbers: &[f64]| Spread::of(numbers.to_vec()).map(|s| (s.min, s.median, s.max));
+        assert_eq!(of(&[3.0, 1.0, 2.0]), Some((1.0, 2.0, 3.0)));
+        assert_eq!(of(&[8.0, 1.0, 2.0, 4.0]), Some((1.0, 3.0, 8.0)));
+        assert_eq!(of(&[5.0]), Some((5.0, 5.0, 5.0)));
     }
 }

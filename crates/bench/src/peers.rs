@@ -1,15 +1,17 @@
-//! Other systems' losses, as workers in Python. Their programs are embedded; a virtual environment has their packages.
+//! Other systems, as workers in Python. Their programs are embedded; a virtual environment has their packages.
 
+use crate::Options;
 use crate::config::BenchConfig;
 use crate::error::{Error, Result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Files that are written for Python.
-const PROGRAMS: [(&str, &str); 3] = [
+const PROGRAMS: [(&str, &str); 4] = [
     ("protocol.py", include_str!("../peers/protocol.py")),
     ("torch_worker.py", include_str!("../peers/torch_worker.py")),
     ("jax_worker.py", include_str!("../peers/jax_worker.py")),
+    ("model_worker.py", include_str!("../peers/model_worker.py")),
 ];
 
 /// The inputs of a peer.
@@ -58,7 +60,52 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// # Errors
 /// [`Error::Argument`] if the environment does not exist, [`Error::File`] if `folder` cannot be written.
 pub fn all(config: &BenchConfig, venv: &Path, folder: &Path) -> Result<Vec<Peer>> {
-    let python: PathBuf = venv.join("bin").join("python");
+    let python = python(venv, folder)?;
+    let given = if config.shape.hidden.is_some() { Takes::Hidden } else { Takes::Logits };
+    let fitting = KNOWN.iter().filter(|Known(_, _, _, takes, _)| *takes == Takes::Either || *takes == given);
+    let peer = |Known(name, program, argument, _, huge_pages): &Known| {
+        let command = vec![python.clone().into(), folder.join(program).into(), (*argument).into()];
+        Peer { name: (*name).to_owned(), command, huge_pages: *huge_pages }
+    };
+    Ok(fitting.map(peer).collect())
+}
+
+/// A system whose models are measured.
+pub(crate) struct ModelPeer {
+    pub(crate) name: &'static str,
+    /// Program of the peer with its arguments, or the reason why it is missing.
+    pub(crate) command: std::result::Result<Vec<OsString>, String>,
+    /// `true` if one process measures several problems.
+    pub(crate) is_shared: bool,
+    /// `true` if it takes optimizer steps.
+    pub(crate) updates: bool,
+}
+
+/// Returns the names of the peers of models.
+pub(crate) fn model_names() -> impl Iterator<Item = &'static str> {
+    ["transformers", "vllm"].into_iter()
+}
+
+/// Returns the peers of models, and writes their programs to `folder`.
+///
+/// # Errors
+/// See [`all`].
+pub(crate) fn of_models(options: &Options, folder: &Path) -> Result<Vec<ModelPeer>> {
+    let venvs = [(&options.peers_venv, "--peers-venv"), (&options.vllm_venv, "--vllm-venv")];
+    let peer = |(name, (venv, option)): (&'static str, (&Option<PathBuf>, &str))| {
+        let command = match venv {
+            None => Err(format!("not measured: name its Python environment with {option} (peers/README.md)")),
+            Some(venv) => Ok(vec![python(venv, folder)?.into(), folder.join("model_worker.py").into(), name.into()]),
+        };
+        let is_vllm = name == "vllm";
+        Ok(ModelPeer { name, command, is_shared: is_vllm, updates: !is_vllm })
+    };
+    model_names().zip(venvs).map(peer).collect()
+}
+
+/// Returns the interpreter of a virtual environment, and writes all programs to `folder`.
+fn python(venv: &Path, folder: &Path) -> Result<PathBuf> {
+    let python = venv.join("bin").join("python");
     if !python.is_file() {
         let found = format!("no {}", python.display());
         return Err(Error::argument("peers", "a virtual environment as described in peers/README.md", found));
@@ -67,11 +114,5 @@ pub fn all(config: &BenchConfig, venv: &Path, folder: &Path) -> Result<Vec<Peer>
         let path = folder.join(name);
         std::fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
     }
-    let given = if config.shape.hidden.is_some() { Takes::Hidden } else { Takes::Logits };
-    let fitting = KNOWN.iter().filter(|Known(_, _, _, takes, _)| *takes == Takes::Either || *takes == given);
-    let peer = |Known(name, program, argument, _, huge_pages): &Known| {
-        let command = vec![python.clone().into(), folder.join(program).into(), (*argument).into()];
-        Peer { name: (*name).to_owned(), command, huge_pages: *huge_pages }
-    };
-    Ok(fitting.map(peer).collect())
+    Ok(python)
 }

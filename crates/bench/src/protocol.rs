@@ -17,6 +17,7 @@
 use super::inputs::Files;
 use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
 use crate::config::{BenchConfig, VariantConfig};
+use crate::model::{ModelJob, ModelTimes};
 use backend_cpu::peak::{Traffic, Unit};
 use backend_tpu::program::Blocking;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,8 @@ pub enum Request {
         /// `true` to report loss and gradient norms after the timed part.
         check: bool,
     },
+    /// Measure work on a model. Answered by [`Reply::Model`].
+    Model(Box<ModelJob>),
 }
 
 /// A variant or a floor, with everything that a worker needs.
@@ -104,6 +107,8 @@ pub enum Reply {
     },
     /// The result of a step.
     Stepped(Box<Stepped>),
+    /// The measurement of work on a model.
+    Model(Box<ModelTimes>),
     /// The error of a request.
     Failed {
         /// The reason, on one line.

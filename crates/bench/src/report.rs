@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// All results of one run.
+/// All results of one run: of the loss, or with [`ModelCase`](crate::model::ModelCase) of a model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Document {
+pub struct Document<C = Case> {
     /// The version of this program.
     pub version: String,
     /// Start of the run in UTC, as `2026-11-21T07:30:00Z`.
@@ -19,7 +19,7 @@ pub struct Document {
     /// The host of the benchmark.
     pub machine: Machine,
     /// Problems in order of measurement.
-    pub cases: Vec<Case>,
+    pub cases: Vec<C>,
     /// Assertions in the given order.
     pub assertions: Vec<Claim>,
 }
@@ -55,7 +55,19 @@ impl Document {
     /// Returns `true` if any measurement failed.
     pub fn has_failures(&self) -> bool {
         let outcomes = self.cases.iter().flat_map(|case| case.floors.values().chain(case.variants.values()));
-        outcomes.into_iter().any(|outcome| matches!(outcome, Outcome::Failed { .. }))
+        outcomes.into_iter().any(Outcome::is_failure)
+    }
+}
+
+impl<M> Outcome<M> {
+    /// Returns `true` if the measurement failed.
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Failed { .. })
+    }
+
+    /// Returns `true` if the system does not offer the variant.
+    pub fn is_not_offered(&self) -> bool {
+        matches!(self, Self::NotOffered { .. })
     }
 }
 
@@ -109,9 +121,9 @@ pub struct DeviceReport {
 /// The result of a variant.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
-pub enum Outcome {
+pub enum Outcome<M = Measured> {
     /// The variant was measured.
-    Measured(Box<Measured>),
+    Measured(Box<M>),
     /// The variant failed although the backend offers it.
     Failed {
         /// The error.

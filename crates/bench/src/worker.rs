@@ -1,4 +1,4 @@
-//! A worker: a process that plans jobs and runs their steps on request.
+//! A worker: a process that plans jobs and runs their steps, or measures a model, on request.
 
 use super::cpu::OnCpu;
 use super::inputs::Inputs;
@@ -7,6 +7,7 @@ use super::probe::Probe;
 use super::protocol::{Job, Planned, Reply, Request, Role, Stepped};
 use crate::config::BackendName;
 use crate::error::{Error, Result};
+use crate::model;
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::rc::Rc;
@@ -72,6 +73,7 @@ impl Worker {
             }
             Request::Score { name } => Ok(Reply::Scored { logp: self.job(&name)?.score()? }),
             Request::Step { name, check } => Ok(Reply::Stepped(Box::new(self.job(&name)?.step(check)?))),
+            Request::Model(job) => Ok(Reply::Model(Box::new(model::measure(&job)?))),
         }
     }
 

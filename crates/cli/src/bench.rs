@@ -1,17 +1,20 @@
-//! `grpo bench`: measures variants of the loss on this machine's devices.
+//! `grpo bench`: measures variants of the loss on this machine's devices, or a model on this CPU.
 
 use crate::bench_layers::BenchFiles;
 use crate::progress::{fitted, phase_fields};
-use crate::{Outcome, bench_text, emit, emit_document, terminal};
+use crate::{Outcome, bench_model, bench_text, emit, emit_document, terminal};
 use anyhow::{Context, bail};
 use console::Term;
 use grpo_bench::assertion::Assertion;
-use grpo_bench::config::{BackendName, BenchConfig};
-use grpo_bench::report;
+use grpo_bench::config::BackendName;
+use grpo_bench::model::ModelBenchConfig;
+use grpo_bench::report::{self, Document};
 use grpo_bench::{self as bench, Options, plot};
 use grpo_files::{check_output, write_output};
 use grpo_sinks::wandb::Mode as WandbMode;
+use grpo_sinks::{LoggingConfig, WandbConfig};
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -25,7 +28,9 @@ use std::time::Duration;
     are measured in alternation with them: matmuls alone, or the peak rates of processor and memory. An assertion is VARIANT.FIELD \
     (<=|<|>=|>|==) NUMBER or VARIANT.FIELD, optionally `* NUMBER`, with the fields of --json; it is checked for \
     every problem with these variants, or for one as PROBLEM/VARIANT.FIELD. The exit code is 1 if a variant could not \
-    be measured or an assertion does not hold; a variant that the backend does not offer counts only if it was named."
+    be measured or an assertion does not hold; a variant that the backend does not offer counts only if it was named. \
+    configs/bench/generate.yaml measures generation and optimizer steps of a model folder: its variants are the systems grpo, \
+    transformers and vllm, and --backend, --plugin, --steps, --warmup, --seed and --plot do not apply."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -42,6 +47,9 @@ pub(crate) struct Args {
     /// Measure the peers too, with the packages of this Python virtual environment (see peers/README.md).
     #[arg(long, value_name = "DIR")]
     peers_venv: Option<PathBuf>,
+    /// Measure vLLM too, with the packages of this Python virtual environment; only for a model.
+    #[arg(long, value_name = "DIR")]
+    vllm_venv: Option<PathBuf>,
     /// Timed steps of each variant; 0 plans and calls once [default: the configuration's].
     #[arg(long, allow_negative_numbers = true)]
     steps: Option<usize>,
@@ -73,6 +81,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    if let Some(config) = args.files.of_model()? {
+        return of_model(&config, &args);
+    }
+    if args.vllm_venv.is_some() {
+        bail!("--vllm-venv: only the benchmark of a model has vLLM, see configs/bench/generate.yaml");
+    }
     let configs = args.files.resolve(|config| {
         if let Some(backend) = &args.backend {
             BackendName::parse("--backend", backend)?;
@@ -87,62 +101,126 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     if let Some(path) = args.plot.as_ref().filter(|path| path.extension().is_none_or(|ending| ending != "svg")) {
         bail!("--plot: expected a file that ends in .svg, got {}", path.display());
     }
-    match &args.log_dir {
-        Some(folder) => {
-            configs.iter().try_for_each(|config| config.wandb.validate())?;
-            bench::log::make_folder(folder)?;
-        }
-        None => {
-            let asks = |config: &BenchConfig| {
-                config.logging.tensorboard || config.wandb.mode.is_some_and(|mode| mode != WandbMode::Disabled)
-            };
-            if configs.iter().any(asks) {
-                bail!("logging.tensorboard and wandb.mode need a folder for their files: name it with --log-dir");
-            }
-        }
-    }
-    // Checked before minutes are spent on results that could not be written.
-    args.out.iter().chain(&args.plot).try_for_each(|path| check_output(path))?;
-    let options = Options {
-        worker: vec![std::env::current_exe().context("cannot find this binary")?.into(), "bench-worker".into()],
-        plugin: args.plugin,
-        variants: args.variants,
-        peers_venv: args.peers_venv,
-        assertions: args.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<_, _>>()?,
-    };
-    let (bar, mut tell) = progress();
-    let stop = crate::stop_on_signal("stopping after this step")?;
-    let document = bench::run(&configs, &options, |what| {
-        tell(what);
-        if stop.load(Ordering::Relaxed) { Err(bench::Error::Stopped) } else { Ok(()) }
-    });
-    bar.finish_and_clear();
-    let document = document?;
-    let json = format!("{}\n", serde_json::to_string_pretty(&document)?);
-    // Results are printed even if a file cannot be written.
-    if args.json {
-        emit_document(&json)?;
-    } else {
-        emit(&bench_text::text(&document, args.markdown))?;
-    }
-    if let Some(path) = &args.out {
-        write_output(path, json.as_bytes())?;
-    }
+    let sections = configs.iter().map(|config| (&config.logging, &config.wandb));
+    args.check_files(sections)?;
+    let options = args.options()?;
+    let document = measured(|progress| bench::run(&configs, &options, progress))?;
+    args.publish(&document, &bench_text::text(&document, args.markdown))?;
     if let Some(folder) = &args.log_dir {
-        bench::log::write(&document, folder, |note| {
-            let _ = writeln!(std::io::stderr(), "{note}");
-        })?;
+        bench::log::write(&document, folder, note)?;
     }
     if let Some(path) = &args.plot {
         write_output(path, plot::svg(&document).as_bytes())?;
     }
     let is_missing = |name: &String| {
-        let outcomes = document.cases.iter().filter_map(|case| case.variants.get(name));
-        outcomes.into_iter().any(|outcome| matches!(outcome, report::Outcome::NotOffered { .. }))
+        document.cases.iter().filter_map(|case| case.variants.get(name)).any(report::Outcome::is_not_offered)
     };
-    let failed = document.has_failures() || options.variants.iter().any(is_missing);
+    Ok(outcome(document.has_failures() || args.variants.iter().any(is_missing), &document))
+}
+
+/// Measures a model.
+fn of_model(config: &ModelBenchConfig, args: &Args) -> anyhow::Result<Outcome> {
+    for (option, is_set) in [
+        ("--backend", args.backend.is_some()),
+        ("--plugin", args.plugin.is_some()),
+        ("--steps", args.steps.is_some()),
+        ("--warmup", args.warmup.is_some()),
+        ("--seed", args.seed.is_some()),
+        ("--plot", args.plot.is_some()),
+    ] {
+        if is_set {
+            bail!(
+                "{option}: expected a benchmark of the loss, got one of a model, whose measurements `--set rounds=N` repeats"
+            );
+        }
+    }
+    if args.files.is_printed(config)? {
+        return Ok(Outcome::Done);
+    }
+    args.check_files(std::iter::once((&config.logging, &config.wandb)))?;
+    let options = args.options()?;
+    let document = measured(|progress| bench::model::run(config, &options, progress))?;
+    args.publish(&document, &bench_model::text(&document, config, args.markdown))?;
+    if let Some(folder) = &args.log_dir {
+        bench::log::write_model(&document, config, folder, note)?;
+    }
+    let outcomes = document.cases.iter().flat_map(|case| &case.variants);
+    let failed = outcomes
+        .into_iter()
+        .any(|(name, outcome)| outcome.is_failure() || outcome.is_not_offered() && args.variants.contains(name));
+    Ok(outcome(failed, &document))
+}
+
+impl Args {
+    /// Checks the files of results before minutes are spent on them; `sections` are `logging` and `wandb` of every configuration.
+    fn check_files<'a>(
+        &self,
+        mut sections: impl Iterator<Item = (&'a LoggingConfig, &'a WandbConfig)>,
+    ) -> anyhow::Result<()> {
+        match &self.log_dir {
+            Some(folder) => {
+                sections.try_for_each(|(_, wandb)| wandb.validate())?;
+                bench::log::make_folder(folder)?;
+            }
+            None => {
+                let asks = |(logging, wandb): (&LoggingConfig, &WandbConfig)| {
+                    logging.tensorboard || wandb.mode.is_some_and(|mode| mode != WandbMode::Disabled)
+                };
+                if sections.any(asks) {
+                    bail!("logging.tensorboard and wandb.mode need a folder for their files: name it with --log-dir");
+                }
+            }
+        }
+        self.out.iter().chain(&self.plot).try_for_each(|path| check_output(path))?;
+        Ok(())
+    }
+
+    fn options(&self) -> anyhow::Result<Options> {
+        Ok(Options {
+            worker: vec![std::env::current_exe().context("cannot find this binary")?.into(), "bench-worker".into()],
+            plugin: self.plugin.clone(),
+            variants: self.variants.clone(),
+            peers_venv: self.peers_venv.clone(),
+            vllm_venv: self.vllm_venv.clone(),
+            assertions: self.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Prints the results, as JSON or as `text`, and writes the JSON document to the file that was named.
+    fn publish<C: Serialize>(&self, document: &Document<C>, text: &str) -> anyhow::Result<()> {
+        let json = format!("{}\n", serde_json::to_string_pretty(document)?);
+        // Results are printed even if a file cannot be written.
+        if self.json {
+            emit_document(&json)?;
+        } else {
+            emit(text)?;
+        }
+        if let Some(path) = &self.out {
+            write_output(path, json.as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// Calls `run` with a function that shows the progress, and stops on a signal.
+fn measured<T>(run: impl FnOnce(&mut dyn FnMut(&str) -> bench::Result<()>) -> bench::Result<T>) -> anyhow::Result<T> {
+    let (bar, mut tell) = progress();
+    let stop = crate::stop_on_signal("stopping after this step")?;
+    let document = run(&mut |what| {
+        tell(what);
+        if stop.load(Ordering::Relaxed) { Err(bench::Error::Stopped) } else { Ok(()) }
+    });
+    bar.finish_and_clear();
+    Ok(document?)
+}
+
+fn note(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn outcome<C>(failed: bool, document: &Document<C>) -> Outcome {
     let holds = document.assertions.iter().all(|claim| claim.checked.holds);
-    Ok(if failed || !holds { Outcome::CheckFailed } else { Outcome::Done })
+    if failed || !holds { Outcome::CheckFailed } else { Outcome::Done }
 }
 
 /// Shows progress: the current step on a terminal; in a log, a line for each phase.

@@ -1,9 +1,10 @@
 //! Arguments that subcommands share: configurations of `configs/bench/`, and the target devices of `grpo aot` and `grpo plan`.
 
 use crate::{emit_document, layers};
-use anyhow::Context;
+use anyhow::{Context, bail};
 use backend_tpu::aot::{Compiler, Target, user_cache};
 use grpo_bench::config::BenchConfig;
+use grpo_bench::model::ModelBenchConfig;
 use grpo_files::to_yaml;
 use std::path::{Path, PathBuf};
 
@@ -65,16 +66,48 @@ pub(crate) struct BenchFiles {
     print_config: bool,
 }
 
+/// The default of [`BenchFiles`]: its name and its text.
+const DEFAULT: (&str, &str) = ("configs/bench/s2.yaml (built in)", include_str!("../configs/s2.yaml"));
+
 impl BenchFiles {
+    /// Returns the configuration of a model's benchmark; `None` for configurations of the loss.
+    pub(crate) fn of_model(&self) -> anyhow::Result<Option<ModelBenchConfig>> {
+        let mut fitting = vec![];
+        for file in &self.config {
+            let layers = layers::of_file(Some(file), &self.set, DEFAULT)?;
+            if ModelBenchConfig::fits(&layers) {
+                fitting.push((file, layers));
+            }
+        }
+        let Some((file, layers)) = fitting.pop() else { return Ok(None) };
+        if self.config.len() > 1 {
+            bail!(
+                "{}: expected one configuration of a model, without others, got {}",
+                file.display(),
+                self.config.len()
+            );
+        }
+        let config: ModelBenchConfig = layers.resolve()?;
+        config.validate().with_context(|| file.display().to_string())?;
+        Ok(Some(config))
+    }
+
+    /// Prints a configuration if that was asked for.
+    pub(crate) fn is_printed(&self, config: &ModelBenchConfig) -> anyhow::Result<bool> {
+        if self.print_config {
+            emit_document(&to_yaml(config)?)?;
+        }
+        Ok(self.print_config)
+    }
+
     /// Returns every file's configuration after `change`; `None` if they were printed instead.
     pub(crate) fn resolve(
         &self,
         change: impl Fn(&mut BenchConfig) -> anyhow::Result<()>,
     ) -> anyhow::Result<Option<Vec<BenchConfig>>> {
-        let default = ("configs/bench/s2.yaml (built in)", include_str!("../configs/s2.yaml"));
         let files = if self.config.is_empty() { vec![None] } else { self.config.iter().map(Some).collect() };
         let configs = files.into_iter().map(|file| {
-            let mut config = resolve(file.map(PathBuf::as_path), &self.set, default)?;
+            let mut config = resolve(file.map(PathBuf::as_path), &self.set, DEFAULT)?;
             change(&mut config)?;
             Ok(config)
         });

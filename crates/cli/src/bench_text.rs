@@ -2,7 +2,7 @@
 
 use crate::aot_text::{bytes, tiles};
 use crate::table::Sheet;
-use grpo_bench::report::{Case, Document, Machine, Measured, Outcome};
+use grpo_bench::report::{Case, Claim, Document, Machine, Measured, Outcome};
 use grpo_files::counted;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -10,13 +10,27 @@ use std::fmt::Write;
 const TIMES: [&str; 9] = ["variant", "min", "p50", "p90", "mean", "tokens/s", "TFLOP/s", "x floor", "of floor"];
 const MEMORY: [&str; 8] = ["variant", "tiles", "inputs", "outputs", "planned", "high water", "plan s", "first s"];
 
-/// Returns the tables, with the settings needed to repeat the measurement.
-pub(crate) fn text(document: &Document, markdown: bool) -> String {
+/// Returns the lines about program and machine.
+pub(crate) fn heading<C>(document: &Document<C>) -> String {
     let Machine { cpu, threads, system, huge_pages } = &document.machine;
-    let mut text = format!("grpo {}, {}\n", document.version, document.date);
     let huge_pages = huge_pages.as_ref().map(|when| format!(", huge pages: {when}")).unwrap_or_default();
     let threads = counted(*threads, "thread");
-    let _ = writeln!(text, "{threads} of {}{huge_pages}", cpu.as_deref().unwrap_or(system));
+    let cpu = cpu.as_deref().unwrap_or(system);
+    format!("grpo {}, {}\n{threads} of {cpu}{huge_pages}\n", document.version, document.date)
+}
+
+/// Returns a line for each assertion.
+pub(crate) fn verdicts(claims: &[Claim]) -> String {
+    let line = |Claim { case, checked }: &Claim| {
+        let case = case.as_ref().map(|case| format!("{case}: ")).unwrap_or_default();
+        format!("{}: {case}{checked}\n", checked.verdict())
+    };
+    claims.iter().map(line).collect()
+}
+
+/// Returns the tables, with the settings needed to repeat the measurement.
+pub(crate) fn text(document: &Document, markdown: bool) -> String {
+    let mut text = heading(document);
     for case in &document.cases {
         problem(&mut text, case, markdown);
     }
@@ -25,10 +39,7 @@ pub(crate) fn text(document: &Document, markdown: bool) -> String {
          it does. Planned is what the plan or the compiler allots beside inputs and outputs; high water is\n\
          what was there at most during a step beyond them, measured. First s is the first call.\n",
     );
-    for claim in &document.assertions {
-        let (checked, case) = (&claim.checked, claim.case.as_ref().map(|case| format!("{case}: ")).unwrap_or_default());
-        let _ = writeln!(text, "{}: {case}{checked}", checked.verdict());
-    }
+    text.push_str(&verdicts(&document.assertions));
     text
 }
 

@@ -39,14 +39,23 @@ pub(crate) fn of_run(file: Option<impl AsRef<Path>>, set: &[String]) -> grpo_fil
     layers.env(std::env::vars_os())?.set(set)
 }
 
-/// Returns the configuration: defaults < `file`, or `default` (name and text) if it is `None` < environment < `set`.
-pub(crate) fn resolve<T>(file: Option<impl AsRef<Path>>, set: &[String], default: (&str, &str)) -> grpo_files::Result<T>
-where
-    T: Configuration,
-{
+/// Returns the layers of a configuration: `file`, or `default` (name and text) if it is `None` < environment < `set`.
+pub(crate) fn of_file(
+    file: Option<impl AsRef<Path>>,
+    set: &[String],
+    default: (&str, &str),
+) -> grpo_files::Result<Layers> {
     let layers = match file {
         Some(path) => Layers::new().file(path.as_ref())?,
         None => Layers::new().text(default.0, default.1)?,
     };
-    layers.env(std::env::vars_os())?.set(set)?.resolve()
+    layers.env(std::env::vars_os())?.set(set)
+}
+
+/// Returns the configuration of [`of_file`] over its defaults.
+pub(crate) fn resolve<T>(file: Option<impl AsRef<Path>>, set: &[String], default: (&str, &str)) -> grpo_files::Result<T>
+where
+    T: Configuration,
+{
+    of_file(file, set, default)?.resolve()
 }

@@ -13,6 +13,7 @@ mod aot_run_text;
 mod aot_text;
 mod bench;
 mod bench_layers;
+mod bench_model;
 mod bench_text;
 mod bench_worker;
 mod child;

@@ -1,5 +1,6 @@
-//! `grpo bench`: the machinery on this CPU, then what is particular to devices.
+//! `grpo bench`: the machinery on this CPU, models, and what is particular to devices.
 
+mod model;
 mod pjrt;
 
 use crate::support::{Runs, Said, assert_has, grpo, json, refuse, signal};

@@ -1,6 +1,7 @@
 //! Tests of legal configurations, and of errors for illegal ones.
 
 use super::*;
+use crate::model::ModelBenchConfig;
 use grpo_files::{Layers, to_yaml};
 
 fn read(text: &str) -> Result<BenchConfig> {
@@ -27,7 +28,13 @@ fn configurations_of_the_repository_are_legal() {
     let mut files = 0;
     for entry in std::fs::read_dir(folder).expect("the folder is there") {
         let path = entry.expect("an entry").path();
-        let config: BenchConfig = Layers::new().file(&path).expect("YAML").resolve().expect("a configuration");
+        let layers = Layers::new().file(&path).expect("YAML");
+        if ModelBenchConfig::fits(&layers) {
+            let config: ModelBenchConfig = layers.resolve().expect("a configuration");
+            config.validate().unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
+            continue;
+        }
+        let config: BenchConfig = layers.resolve().expect("a configuration");
         config.validate().unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
         for (name, case) in config.cases() {
             // Checks variants that are compiled; variants of the CPU backend are checked when they are planned.

@@ -1,0 +1,1 @@
+../../../peers/model_worker.py

@@ -1,0 +1,118 @@
+//! The CPU policy's side of a measurement.
+
+use super::job::{ModelJob, ModelTimes, Task, Time};
+use crate::error::Result;
+use crate::memory;
+use backend_cpu::{CpuBackend, keep_freed_memory};
+use grpo_core::aggregate::token_weights;
+use grpo_core::{Implementation, LossConfig};
+use models::ModelFolder;
+use policy::{LogitsProcessors, Policy, RolloutRequest, Sampling, Sequence, SequenceBatch, StepLoss, token_batch};
+use policy_cpu::{CpuPolicy, PolicyLoss};
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Loads the model and measures the job.
+pub(crate) fn measure(job: &ModelJob) -> Result<ModelTimes> {
+    // As `grpo train` does.
+    keep_freed_memory();
+    let folder = ModelFolder::open(&job.model)?;
+    let max_tokens = match &job.task {
+        Task::Generate { .. } => 0,
+        Task::Update { completions, micro_batches, .. } => {
+            completions.len().div_ceil(*micro_batches) * completions.first().map_or(0, Vec::len)
+        }
+    };
+    let loss = PolicyLoss {
+        config: LossConfig::default().into(),
+        backend: Arc::new(CpuBackend::new().with_products(job.dtype)),
+        implementation: Implementation::Fused,
+        max_tokens,
+    };
+    let policy = CpuPolicy::from_weights(folder.config(), &folder.weights()?, loss)?.with_products(job.dtype)?;
+    let can_reset = memory::reset_high_water();
+    let times = match &job.task {
+        Task::Generate { prompts, tokens } => generate(policy, prompts, *tokens),
+        Task::Update { prompts, completions, advantages, micro_batches, learning_rate } => {
+            let pairs = prompts.iter().zip(completions);
+            let of = |(prompt, completion): (&Vec<u32>, &Vec<u32>)| Sequence {
+                prompt: prompt.clone(),
+                completion: completion.clone(),
+            };
+            update(policy, &pairs.map(of).collect::<Vec<_>>(), advantages, *micro_batches, *learning_rate)
+        }
+    }?;
+    Ok(ModelTimes { peak_bytes: can_reset.and_then(|()| memory::high_water()), ..times })
+}
+
+fn generate(policy: CpuPolicy, prompts: &[Vec<u32>], tokens: usize) -> Result<ModelTimes> {
+    let mut policy = policy.with_rollout_batch_size(prompts.len());
+    // The first call allocates.
+    sample(&mut policy, prompts, 2)?;
+    let (first_token, _) = sample(&mut policy, prompts, 1)?;
+    let (whole, digest) = sample(&mut policy, prompts, tokens)?;
+    let digest = Some(format!("{digest:016x}"));
+    Ok(ModelTimes { first_token: Some(first_token), whole, digest, ..ModelTimes::default() })
+}
+
+/// Continues the prompts by a number of tokens; returns the time and a digest of the samples.
+fn sample(policy: &mut CpuPolicy, prompts: &[Vec<u32>], tokens: usize) -> Result<(Time, u64)> {
+    let request = RolloutRequest {
+        prompts,
+        num_generations: 1,
+        max_completion_length: tokens,
+        stop_ids: &[],
+        stop: None,
+        sampling: Sampling::Random {
+            temperature: 1.0,
+            processors: LogitsProcessors::default(),
+            seed: 1,
+            purpose: rng::Purpose::Rollout,
+            step: 0,
+            first: 0,
+        },
+        return_sampling_mask: false,
+        return_routed_experts: false,
+        turn: None,
+    };
+    let (time, completions) = timed(|| policy.generate(&request));
+    let digest = |sum: u64, id: &u32| sum.wrapping_mul(1_000_003).wrapping_add(u64::from(*id));
+    Ok((time, completions?.iter().flat_map(|completion| &completion.ids).fold(0, digest)))
+}
+
+fn update(
+    mut policy: CpuPolicy,
+    sequences: &[Sequence],
+    advantages: &[f32],
+    micro_batches: usize,
+    learning_rate: f64,
+) -> Result<ModelTimes> {
+    let tokens = token_batch(sequences)?.with_advantages(advantages.to_vec())?;
+    // Weights of the whole step, so that micro-batches add up.
+    let weights = token_weights(&LossConfig::default(), &tokens)?;
+    let tokens = tokens.with_weights(weights)?;
+    let rows = |i: usize| sequences.len() * i / micro_batches;
+    let batch = |i: usize| {
+        let rows = rows(i)..rows(i + 1);
+        let tokens = tokens.select_sequences(rows.clone())?;
+        Ok(SequenceBatch { sequences: &sequences[rows], tokens, routed_experts: &[] })
+    };
+    let batches = (0..micro_batches).map(batch).collect::<Result<Vec<_>>>()?;
+    // The first step allocates moments.
+    let (_, first) = policy.step(&batches, StepLoss::Grpo, learning_rate)?;
+    let (whole, step) = timed(|| policy.step(&batches, StepLoss::Grpo, learning_rate));
+    step?;
+    Ok(ModelTimes { whole, grad_norm: Some(first.grad_norm), ..ModelTimes::default() })
+}
+
+/// Calls `f` and returns its time.
+fn timed<T>(f: impl FnOnce() -> T) -> (Time, T) {
+    let processor = || {
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
+    };
+    let (busy, began) = (processor(), Instant::now());
+    let result = f();
+    (Time { seconds: began.elapsed().as_secs_f64(), processor: processor() - busy }, result)
+}
