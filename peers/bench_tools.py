@@ -1,15 +1,16 @@
-"""Compares learning to call a tool: `grpo train` with its calculator, and TRL's GRPOTrainer with the same one as `environment_factory`.
+"""Compares learning to use a calculator: `grpo train` with configs/train/calculator.yaml, and TRL's GRPOTrainer with the same calculator as
+`environment_factory`.
 
     cargo build --release
     python3.11 -m venv ~/peers
     ~/peers/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.23.0
-    ~/peers/bin/python peers/bench_tools.py target/release/grpo runs/tools --seeds 0,1,2
+    ~/peers/bin/python peers/bench_tools.py target/release/grpo runs/calculator --seeds 0,1,2
 
-The model of examples/agents/make_model.py learns four questions by heart: three times out of four it guesses a wrong answer, otherwise it
-calls the calculator and reads the result. From the folder that this warm-up exports, both trainers learn by GRPO to call it, with the same
-questions, template, limits, batches, loss, AdamW and f32. They draw their own samples. Runs alternate. Numbers are those of
-whole processes: wall time, processor time (user and system), and the peak of the resident set; TRL's processor time without imports
-and loading is given, too. Prints Markdown tables; FOLDER/results.json has every number.
+The folder has the model and the data of examples/agents/make_model.py, and the warmed-up model; the program makes missing ones
+(docs/agents.md; the warm-up takes five minutes). Both trainers continue from the warmed-up model in f32, with the same questions, template, limits,
+batches, loss and AdamW. They draw their own samples. Runs alternate. Numbers are of whole processes without evaluations: wall time, processor
+time (user and system), and the peak of the resident set; TRL's processor time is also given without imports and loading. `grpo train` with no
+step measures held-out pass@1 of both exported models. Prints Markdown tables; FOLDER/trl/results.json has every number.
 """
 
 import argparse
@@ -23,46 +24,11 @@ import subprocess
 import sys
 import time
 
-QUESTIONS = {"12 + 34": 46, "81 - 27": 54, "7 * 13": 91, "60 + 25": 85}
-PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
-TOOLS = [{"type": "function", "function": {"name": "calculator", "description": "Computes.", "parameters": PARAMETERS}}]
-STEPS, PROMPTS, GENERATIONS, MICRO_BATCHES = 16, 4, 8, 2
-LEARNING_RATE, COMPLETION, CALLS = 5e-4, 96, 2
+import yaml
 
-
-def write_data(folder):
-    warmup, questions = [], []
-    for expression, value in QUESTIONS.items():
-        asked = {"role": "user", "content": f"What is {expression}?"}
-        function = {"name": "calculator", "arguments": {"expression": expression}}
-        call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-        text = f"<tool_call>\n{json.dumps(function)}\n</tool_call>"
-        guesses = [f"#### {value + guess}" for guess in (1, 2, 3)]
-        warmup += [{"prompt": [asked], "completion": text, "tools": TOOLS} for text in [text, *guesses]]
-        result = {"prompt": [asked, call, {"role": "tool", "content": str(value)}], "completion": f"#### {value}", "tools": TOOLS}
-        warmup += [result] * 4
-        questions.append({"question": asked["content"], "answer": str(value)})
-    for name, rows in (("warmup", warmup), ("questions", questions)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def prepare(binary, folder):
-    """Returns the folder of the model after its warm-up."""
-    folder.mkdir(parents=True, exist_ok=True)
-    make = pathlib.Path(__file__).parents[1] / "examples/agents/make_model.py"
-    subprocess.run([sys.executable, make, folder / "calculator", "--warmup-rows", "500", "--train-rows", "8", "--test-rows", "8"], check=True)
-    write_data(folder)
-    (folder / "warmup.yaml").write_text(f"""
-model: {folder}/calculator/model
-data: {{ files: {folder}/warmup.jsonl, held_out_fraction: 0 }}
-rewards: {{ terminated: 1 }}
-warmup: {{ steps: 120, batch_size: 32, optimizer: {{ learning_rate: 0.003, lr_scheduler_type: cosine, adam_beta2: 0.98 }} }}
-rollout: {{ max_completion_length: 64 }}
-grpo: {{ max_steps: 0 }}
-""")
-    if not (folder / "warm/model").exists():
-        subprocess.run([binary, "train", folder / "warmup.yaml", "--run-dir", folder / "warm", "--quiet"], check=True)
-    return folder / "warm/model"
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+CONFIG = REPOSITORY / "configs/train/calculator.yaml"
+SETTINGS = yaml.safe_load(CONFIG.read_text())
 
 
 def measured(command, environment):
@@ -76,33 +42,50 @@ def measured(command, environment):
     return time.monotonic() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, output
 
 
-def ours(binary, folder, model, seed, threads):
-    config = folder / "ours.yaml"
-    config.write_text(f"""
-model: {model}
-data: {{ files: {folder}/questions.jsonl, held_out_fraction: 0 }}
-environments: {{ calculator: {{ built_in: calculator }} }}
-rewards: {{ correct: 1, answer_from: hashes }}
-rollout: {{ temperature: 1.0, max_completion_length: {COMPLETION}, multi_turn: {{ max_tool_calling_iterations: {CALLS} }} }}
-grpo: {{ max_steps: {STEPS}, prompts_per_step: {PROMPTS}, num_generations: {GENERATIONS}, gradient_accumulation_steps: {MICRO_BATCHES} }}
-loss: {{ loss_type: grpo }}
-optimizer: {{ learning_rate: {LEARNING_RATE}, lr_scheduler_type: constant }}
-eval: {{ num_problems: 0 }}
-run: {{ save_steps: 0, log_completions_steps: 0 }}
-""")
-    run = folder / f"ours-{seed}"
+def train(binary, config, run, threads, *settings):
+    """Runs `grpo train` in the folder `run`, and returns what it takes."""
     shutil.rmtree(run, ignore_errors=True)  # of an earlier comparison
-    command = [binary, "train", config, "--run-dir", run, "--quiet", "--set", f"seed={seed}"]
-    wall, cpu, memory, _ = measured(command, os.environ | {"RAYON_NUM_THREADS": str(threads)})
+    command = [binary, "train", config, "--run-dir", run, "--quiet"]
+    for setting in settings:
+        command += ["--set", setting]
+    return measured(command, os.environ | {"RAYON_NUM_THREADS": str(threads)})
+
+
+def prepare(binary, folder, threads):
+    """Makes the model, its data and the warmed-up model, unless they are there."""
+    if not (folder / "data/train.jsonl").exists():
+        subprocess.run([sys.executable, REPOSITORY / "examples/agents/make_model.py", folder], check=True)
+    if not (folder / "warmup/model").exists():
+        files = [f"model={folder}/model", f"data.files={folder}/data/warmup.jsonl"]
+        train(binary, REPOSITORY / "configs/train/calculator-warmup.yaml", folder / "warmup", threads, *files)
+
+
+def data_settings(folder, model):
+    return [f"model={model}", f"data.files={folder}/data/train.jsonl", f"data.eval_files={folder}/data/test.jsonl"]
+
+
+def pass_at_1(binary, folder, model, threads):
+    """Returns the share of held-out questions that the greedy conversations of a model answer."""
+    run = folder / "trl/evaluation"
+    train(binary, CONFIG, run, threads, *data_settings(folder, model), "grpo.max_steps=0", "run.save_steps=0")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if row["phase"] == "grpo"]
-    curve = [row["rewards/correct/mean"] for row in steps]
-    calls = [row["tools/call_frequency"] for row in steps]
-    return dict(system="grpo", seed=seed, wall=wall, cpu=cpu, training_cpu=None, memory=memory, curve=curve, calls=calls)
+    return [row["eval/pass@1"] for row in rows if "eval/pass@1" in row][-1]
 
 
-def trl(folder, model, seed, threads):
-    arguments = json.dumps(dict(folder=str(folder), model=str(model), seed=seed, threads=threads))
+def ours(binary, folder, seed, steps, threads):
+    run = folder / f"trl/ours-{seed}"
+    settings = [*data_settings(folder, folder / "warmup/model"), f"seed={seed}", f"grpo.max_steps={steps}", "eval.num_problems=0"]
+    wall, cpu, memory, _ = train(binary, CONFIG, run, threads, *settings, "run.save_steps=0", "run.log_completions_steps=0")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    of_steps = [row for row in rows if row["phase"] == "grpo"]
+    curve = [row["rewards/correct/mean"] for row in of_steps]
+    calls = [row["tools/call_frequency"] for row in of_steps]
+    after = pass_at_1(binary, folder, run / "model", threads)
+    return dict(system="grpo", seed=seed, wall=wall, cpu=cpu, training_cpu=None, memory=memory, curve=curve, calls=calls, after=after)
+
+
+def trl(binary, folder, seed, steps, threads):
+    arguments = json.dumps(dict(folder=str(folder), seed=seed, steps=steps, threads=threads))
     # Spinning threads would count as processor time.
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -110,10 +93,11 @@ def trl(folder, model, seed, threads):
     }
     wall, cpu, memory, output = measured([sys.executable, __file__, "--worker", arguments], environment)
     found = json.loads(output.rsplit("RESULT ", 1)[1])
-    return dict(system="TRL", seed=seed, wall=wall, cpu=cpu, memory=memory, **found)
+    after = pass_at_1(binary, folder, folder / f"trl/trl-{seed}/model", threads)
+    return dict(system="TRL", seed=seed, wall=wall, cpu=cpu, memory=memory, after=after, **found)
 
 
-def worker(folder, model, seed, threads):
+def worker(folder, seed, steps, threads):
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -121,6 +105,10 @@ def worker(folder, model, seed, threads):
     from trl.chat_template_utils import qwen3_template
 
     torch.set_num_threads(threads)
+    grpo, rollout, optimizer = SETTINGS["grpo"], SETTINGS["rollout"], SETTINGS["optimizer"]
+    micro_batches = grpo["gradient_accumulation_steps"]
+    folder = pathlib.Path(folder)
+    model, out = folder / "warmup/model", folder / f"trl/trl-{seed}"
 
     class Calculator:
         def reset(self, **_):
@@ -149,15 +137,16 @@ def worker(folder, model, seed, threads):
 
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     tokenizer.response_template = qwen3_template  # the format of calls is Qwen's
-    rows = [json.loads(line) for line in (pathlib.Path(folder) / "questions.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "data/train.jsonl").read_text().splitlines()]
     rows = [{"prompt": [{"role": "user", "content": row["question"]}], "answer": row["answer"]} for row in rows]
     options = GRPOConfig(
-        output_dir=f"{folder}/trl-{seed}", per_device_train_batch_size=PROMPTS * GENERATIONS // MICRO_BATCHES,
-        gradient_accumulation_steps=MICRO_BATCHES, num_generations=GENERATIONS, max_completion_length=COMPLETION,
-        max_tool_calling_iterations=CALLS, temperature=1.0, top_k=0, top_p=1.0, beta=0.0, loss_type="grpo",
-        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", max_steps=STEPS, use_cpu=True, bf16=False,
-        gradient_checkpointing=False, save_strategy="no", report_to="none", logging_steps=1, disable_tqdm=True,
-        num_iterations=1, seed=seed,
+        output_dir=str(out), per_device_train_batch_size=grpo["prompts_per_step"] * grpo["num_generations"] // micro_batches,
+        gradient_accumulation_steps=micro_batches, num_generations=grpo["num_generations"], num_iterations=1, max_steps=steps, seed=seed,
+        max_completion_length=rollout["max_completion_length"], temperature=rollout["temperature"], top_k=0, top_p=1.0,
+        max_tool_calling_iterations=rollout["multi_turn"]["max_tool_calling_iterations"], beta=0.0, loss_type=SETTINGS["loss"]["loss_type"],
+        learning_rate=optimizer["learning_rate"], adam_beta2=optimizer["adam_beta2"], weight_decay=optimizer["weight_decay"],
+        lr_scheduler_type=optimizer["lr_scheduler_type"], use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no",
+        report_to="none", logging_steps=1, disable_tqdm=True,
     )
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), reward_funcs=correct, args=options,
@@ -166,8 +155,18 @@ def worker(folder, model, seed, threads):
     before = time.process_time()
     trainer.train()
     spent = time.process_time() - before
+    trainer.save_model(str(out / "model"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copy(model / name, out / "model" / name)  # as they were
     curve, calls = ([row[name] for row in Curve.rows] for name in ("rewards/correct/mean", "tools/call_frequency"))
     print("RESULT " + json.dumps(dict(training_cpu=spent, curve=curve, calls=calls)))
+
+
+def spread(values, digits=1):
+    if None in values:
+        return ""
+    of = [f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values))]
+    return of[0] if len(values) == 1 else f"{of[0]} ({of[1]} to {of[2]})"
 
 
 def main():
@@ -175,6 +174,7 @@ def main():
     parser.add_argument("binary", nargs="?", type=pathlib.Path)
     parser.add_argument("folder", nargs="?", type=pathlib.Path)
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--steps", type=int, default=SETTINGS["grpo"]["max_steps"])
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -182,28 +182,26 @@ def main():
         return worker(**json.loads(options.worker))
     if options.folder is None:
         parser.error("expected the path of `grpo` and a folder")
-    folder = options.folder.resolve()
-    model = prepare(options.binary, folder)
-    results = []
+    binary, folder, threads = options.binary.resolve(), options.folder.resolve(), options.threads
+    prepare(binary, folder, threads)
+    (folder / "trl").mkdir(exist_ok=True)
+    before, results = pass_at_1(binary, folder, folder / "warmup/model", threads), []
     for seed in map(int, options.seeds.split(",")):
-        results.append(ours(options.binary, folder, model, seed, options.threads))
-        results.append(trl(folder, model, seed, options.threads))
-        (folder / "results.json").write_text(json.dumps(results, indent=1))
-    print("| | wall time, s | processor time, s | without imports and loading | peak, MiB |\n|---|--:|--:|--:|--:|")
+        results.append(ours(binary, folder, seed, options.steps, threads))
+        results.append(trl(binary, folder, seed, options.steps, threads))
+        (folder / "trl/results.json").write_text(json.dumps(dict(before=before, runs=results), indent=1))
+    print(f"Held-out pass@1 before: {100 * before:.1f} %\n")
+    print("| | pass@1 after | wall time, s | processor time, s | without imports and loading | peak, MiB |\n|---|--:|--:|--:|--:|--:|")
     for system in ("grpo", "TRL"):
         runs = [run for run in results if run["system"] == system]
-
-        def cell(name):
-            values = [run[name] for run in runs]
-            if None in values:
-                return ""
-            return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
-
-        print(f"| {system} | {' | '.join(map(cell, ('wall', 'cpu', 'training_cpu', 'memory')))} |")
-    # Four steps have 128 conversations.
-    print("\n| right answers in steps | " + " | ".join(f"{i + 1} to {i + 4}" for i in range(0, STEPS, 4)) + " |\n|---" + "|--:" * (STEPS // 4) + "|")
+        cells = [spread([100 * run["after"] for run in runs]) + " %"]
+        cells += [spread([run[name] for run in runs]) for name in ("wall", "cpu", "training_cpu", "memory")]
+        print(f"| {system} | {' | '.join(cells)} |")
+    parts = [range(first, min(first + 5, options.steps)) for first in range(0, options.steps, 5)]
+    columns = " | ".join(f"{part[0] + 1} to {part[-1] + 1}" for part in parts)
+    print(f"\n| right answers in steps | {columns} |\n|---{'|--:' * len(parts)}|")
     for run in results:
-        shares = [100 * statistics.mean(run["curve"][i : i + 4]) for i in range(0, STEPS, 4)]
+        shares = [100 * statistics.mean(run["curve"][step] for step in part) for part in parts]
         print(f"| {run['system']}, seed {run['seed']} | " + " | ".join(f"{share:.0f} %" for share in shares) + " |")
 
 
