@@ -46,7 +46,7 @@ KINDS = {
         dict(prompts=8, prompt=7, completion=8, steps=(2, 6)),
     ),
     "dense": (EIGHT_LAYERS | dict(model_type="qwen3"), LONG),
-    # Five layers of six have a window, which is a third of a sequence.
+    # Seven layers of eight have a window, a third of a sequence.
     "sliding": (EIGHT_LAYERS | dict(model_type="gemma3_text", sliding_window=64, query_pre_attn_scalar=64), LONG),
     # The experts of a token are as wide as the MLP of the others.
     "moe": (
@@ -54,7 +54,7 @@ KINDS = {
         | dict(model_type="qwen3_moe", num_experts=16, num_experts_per_tok=4, moe_intermediate_size=384, norm_topk_prob=True),
         LONG,
     ),
-    # Three layers of four have a Gated DeltaNet.
+    # Six layers of eight have a Gated DeltaNet.
     "deltanet": (
         EIGHT_LAYERS
         | dict(
