@@ -117,8 +117,13 @@ pub struct TrainingMemory {
 pub enum Trained {
     /// All weights of the model.
     All,
-    /// Adapters with this number of f32 weights.
-    Adapters(u64),
+    /// Adapters, f32.
+    Adapters {
+        /// The number of weights, those of experts included.
+        weights: u64,
+        /// The number of weights of adapters of experts, which devices of a mesh share like the experts.
+        of_experts: u64,
+    },
 }
 
 impl TrainingMemory {
@@ -132,7 +137,7 @@ impl TrainingMemory {
     pub fn trained_weights(&self) -> u64 {
         match self.trained {
             Trained::All => self.weights,
-            Trained::Adapters(count) => count,
+            Trained::Adapters { weights, .. } => weights,
         }
     }
 
@@ -150,7 +155,7 @@ impl TrainingMemory {
             table.push(format!("quantised weights ({})", quantization.name()), bytes);
         }
         match self.trained {
-            Trained::Adapters(_) => table.push("adapters (float32)", weights),
+            Trained::Adapters { .. } => table.push("adapters (float32)", weights),
             Trained::All => table.push("remainders of weights (16 bits)", weights.saturating_sub(stored)),
         }
         for part in ["first moments", "second moments"] {

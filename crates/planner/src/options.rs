@@ -1,7 +1,7 @@
 //! The options and the sizes of a run on PJRT devices.
 
 use crate::Result;
-use models::{Dtype, ModelConfig, Trained};
+use models::{AdaptedMatrix, Dtype, ModelConfig, Trained};
 use policy_pjrt::decoder::{ATTENTION, Attention, Compute, ExpertProducts, check_quantization};
 use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, RolloutSizes, TrainShape, TrainingSizes};
 use run_config::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check};
@@ -102,7 +102,15 @@ pub(crate) fn sizes_of(config: &TrainConfig, weights: Dtype, prompt: usize, trai
 pub fn trained(config: &TrainConfig, shape: &ModelConfig) -> Result<Trained> {
     Ok(match &config.lora {
         None => Trained::All,
-        Some(lora) => Trained::Adapters(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum()),
+        Some(lora) => {
+            let (of_experts, others): (Vec<_>, Vec<_>) =
+                lora.resolve(shape)?.into_iter().partition(|matrix| matrix.experts.is_some());
+            let count = |matrices: &[AdaptedMatrix]| {
+                matrices.iter().map(|matrix| (matrix.rank(lora.r) * (matrix.input + matrix.output)) as u64).sum::<u64>()
+            };
+            let of_experts = count(&of_experts);
+            Trained::Adapters { weights: of_experts + count(&others), of_experts }
+        }
     })
 }
 

@@ -96,7 +96,7 @@ impl StepMemory {
         table.push_in(SAMPLING, "weights packed for products", packed);
         let are_separate =
             in_files || kernels.rounds_operands() || config.experts.is_some() || weights.quantized.is_some();
-        if let (Trained::Adapters(count), true) = (weights.trained, are_separate) {
+        if let (Trained::Adapters { weights: count, .. }, true) = (weights.trained, are_separate) {
             // Adapters of experts stay separate in every dtype. Matrices with few columns are padded to panels of 32, about twice their size.
             table.push_in(SAMPLING, "packed adapters", product([2, count, SINGLE]));
         }

@@ -60,7 +60,7 @@ impl TrainingSizes {
     }
 
     /// Returns a lower bound of the memory of each device, part by part, without the compiler's temporary buffers. `rules` are the axis
-    /// rules of several devices. Adapters count as if every device held them whole.
+    /// rules of several devices. Adapters count as if every device held them whole, except those of experts, which are sharded like experts.
     ///
     /// # Errors
     /// The errors of [`saved_bytes`].
@@ -98,7 +98,7 @@ impl TrainingSizes {
             _ => self.weights,
         };
         let reference = self.ref_policy.then_some(if self.mixes_ref_policy { models::Dtype::F32 } else { dtype });
-        let (weights, trained, optimizer) = (weights_on(&split), self.trained, self.optimizer);
+        let (weights, trained, optimizer) = (weights_on(&split), self.trained_on(&split), self.optimizer);
         let bytes = quantized_on(&split);
         let quantized = options.quantization.map(|quantization| QuantizedMemory { quantization, values: 0, bytes });
         let state = TrainingMemory { weights, dtype, quantized, trained, optimizer, reference };
@@ -143,6 +143,13 @@ impl TrainingSizes {
             let part = format!("weights on the mesh of the rollout ({})", options.compute.dtype().name());
             let bytes = weights_on(&of_rollout).saturating_mul(operand).saturating_add(quantized_on(&of_rollout));
             table.push_in("sampling", part, bytes);
+            if let Trained::Adapters { weights, .. } = self.trained_on(&of_rollout) {
+                table.push_in(
+                    "sampling",
+                    "adapters on the mesh of the rollout (float32)",
+                    weights.saturating_mul(single),
+                );
+            }
         }
         let (slots, columns) = cache_shape(&self.rollout, options.rollout, &of_rollout);
         let slots = slots / of_rollout.parts(Axis::Batch);
@@ -165,6 +172,17 @@ impl TrainingSizes {
         let of_vocab = vocab.div_ceil(of_rollout.parts(Axis::Vocab));
         table.push_in("sampling", "logits", product(&[slots, of_vocab]).saturating_mul(single));
         table
+    }
+
+    /// Returns the trained weights of each device.
+    fn trained_on(&self, split: &Split) -> Trained {
+        match self.trained {
+            Trained::Adapters { weights, of_experts } => {
+                let here = of_experts.div_ceil(split.parts(Axis::Experts) as u64);
+                Trained::Adapters { weights: weights.saturating_sub(of_experts) + here, of_experts: here }
+            }
+            Trained::All => Trained::All,
+        }
     }
 }
 
@@ -278,7 +296,8 @@ mod tests {
             twice - eight_bit.memory(&wide, &options, None).unwrap().total(),
             2 * (6 * count - 8 * count.div_ceil(256))
         );
-        let adapted = TrainingSizes { trained: Trained::Adapters(1000), weights: models::Dtype::Bf16, ..small };
+        let trained = Trained::Adapters { weights: 1000, of_experts: 0 };
+        let adapted = TrainingSizes { trained, weights: models::Dtype::Bf16, ..small };
         assert!(adapted.memory(&wide, &options, None).unwrap().total() < 3 * wide.parameter_count());
         // Longer sequences need a larger KV cache.
         let longer = RolloutSizes { prompts: 8, num_generations: 8, max_completion_length: 3000, ..sizes.rollout };

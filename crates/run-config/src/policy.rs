@@ -188,8 +188,6 @@ impl TrainConfig {
             let of_server =
                 format!("[] with rollout.engine {}: adapters of experts are not sent to servers", engine.name());
             check(!engine.is_server(), key, &of_server, &found)?;
-            let on_host = "[], or policy.device: host: devices have no adapters of experts";
-            check(*device == PolicyDevice::Host, key, on_host, &found)?;
         }
         check(coef.is_finite() && coef >= 0.0, "policy.router_aux_loss_coef", "a finite number from 0", coef)?;
         if let Some(quantization) = self.policy.quantization {

@@ -167,7 +167,7 @@ impl Prepared {
         // Checked before a plugin is loaded.
         planner::policy_options(&config, &shape)?;
         let adapters = match planner::trained(&config, &shape)? {
-            Trained::Adapters(count) => Some(count),
+            Trained::Adapters { weights, .. } => Some(weights),
             Trained::All => None,
         };
         let longest = context.saturating_sub(config.rollout.max_completion_length());

@@ -1,10 +1,12 @@
-//! LoRA (arXiv 2106.09685) on the matrices of a decoder: a matrix W acts as W + s B A, and only A and B are trained.
+//! LoRA (arXiv 2106.09685) on the matrices of a decoder: a matrix W acts as W + s B A, and only A and B are trained. The matrices of experts
+//! have an A and a B for each expert; PEFT stores those of a layer as one A `[E r, I]`, expert by expert, and one B `[O, r E]`, in which the
+//! columns of an expert are E apart.
 //!
-//! Legend: L layers, r rank, V vocabulary, H hidden size, O and I rows and columns of a matrix.
+//! Legend: L layers, E experts, r rank, V vocabulary, H hidden size, O and I rows and columns of a matrix.
 
 use super::parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 use super::{Compute, Decoder, Format, dot};
-use models::{AdaptedMatrix, LoraConfig, ModelConfig};
+use models::{AdaptedMatrix, Experts, LoraConfig, ModelConfig};
 use stablehlo::{Dtype, Value};
 
 /// A matrix that can have an adapter.
@@ -25,12 +27,15 @@ pub enum Matrix {
     UpProj,
     GateUpProj,
     DownProj,
+    /// Gate and up of each expert.
+    ExpertGateUpProj,
+    ExpertDownProj,
     LmHead,
 }
 
 impl Matrix {
     /// All matrices, with their roles in the decoder and their module names in a layer or a model.
-    const ALL: [(Self, Role, &'static str); 15] = [
+    const ALL: [(Self, Role, &'static str); 17] = [
         (Self::QProj, Role::QProj, "self_attn.q_proj"),
         (Self::KProj, Role::KProj, "self_attn.k_proj"),
         (Self::VProj, Role::VProj, "self_attn.v_proj"),
@@ -45,6 +50,8 @@ impl Matrix {
         (Self::UpProj, Role::UpProj, "mlp.up_proj"),
         (Self::GateUpProj, Role::GateUpProj, "mlp.gate_up_proj"),
         (Self::DownProj, Role::DownProj, "mlp.down_proj"),
+        (Self::ExpertGateUpProj, Role::ExpertGateUpProj, "mlp.experts.gate_up_proj"),
+        (Self::ExpertDownProj, Role::ExpertDownProj, "mlp.experts.down_proj"),
         (Self::LmHead, Role::LmHead, "lm_head"),
     ];
 
@@ -53,9 +60,22 @@ impl Matrix {
         Self::ALL[self as usize].1
     }
 
-    /// Returns the matrix of this role, or `None` if it cannot have an adapter.
+    /// Returns the matrix of this role, or `None` if it is not one matrix `[out, in]` that can have an adapter.
     pub fn of(role: Role) -> Option<Self> {
-        Self::ALL.iter().find(|(_, of, _)| *of == role).map(|(matrix, ..)| *matrix)
+        Self::adapting(role).filter(|matrix| !matrix.is_of_experts())
+    }
+
+    /// Returns the matrix whose adapter changes the parameter of this role, if any.
+    pub(crate) fn adapting(role: Role) -> Option<Self> {
+        match role {
+            Role::ExpertGateProj | Role::ExpertUpProj => Some(Self::ExpertGateUpProj),
+            role => Self::ALL.iter().find(|(_, of, _)| *of == role).map(|(matrix, ..)| *matrix),
+        }
+    }
+
+    /// Returns `true` if each expert has such a matrix.
+    pub fn is_of_experts(self) -> bool {
+        matches!(self, Self::ExpertGateUpProj | Self::ExpertDownProj)
     }
 }
 
@@ -82,24 +102,23 @@ impl Adapters {
     /// ```
     ///
     /// # Errors
-    /// See [`LoraConfig::resolve`]; [`models::Error::Target`] for a parameter of experts.
+    /// See [`LoraConfig::resolve`].
     pub fn new(config: &ModelConfig, lora: &LoraConfig) -> models::Result<Self> {
-        let matrices = lora.resolve(config)?;
-        if let Some(matrix) = matrices.iter().find(|matrix| matrix.experts.is_some()) {
-            let reason = "lora.target_parameters: the host alone computes adapters of experts (policy.device: host)";
-            return Err(models::Error::Target { target: matrix.name.clone(), reason: reason.to_owned() });
-        }
-        Ok(Self { rank: lora.r, scaling: lora.scaling(), matrices })
+        Ok(Self { rank: lora.r, scaling: lora.scaling(), matrices: lora.resolve(config)? })
     }
 
     /// Returns A and B of every matrix, in the argument order of programs: stacked over the L layers of the matrix's stack, `[L, r, I]` and
-    /// `[L, O, r]`, then A and B of the head.
+    /// `[L, O, r]`, or `[L, E, r, I]` and `[L, O, r, E]` for experts, then A and B of the head.
     ///
     /// Layers without an adapter have zeros. If A = 0 and B = 0, both gradients are 0, so these layers never change.
     pub fn parameters(&self, config: &ModelConfig) -> Vec<Parameter> {
         let table = parameters(config);
         let mut all = Vec::new();
         for (matrix, role, module) in Matrix::ALL {
+            if matrix.is_of_experts() {
+                all.extend(config.experts.iter().flat_map(|experts| self.of_experts(config, experts, matrix, module)));
+                continue;
+            }
             // A tied head has the shape of the embedding.
             let is_own = |own: &&Parameter| own.role == role;
             let of_embedding = |own: &&Parameter| role == Role::LmHead && own.role == Role::EmbedTokens;
@@ -114,14 +133,9 @@ impl Adapters {
 
     /// Returns A and B of the matrices of a stack, or of the head; nothing if no matrix has an adapter.
     fn of_weight(&self, weight: &Parameter, matrix: Matrix, module: &str) -> Vec<Parameter> {
-        let named = |name: &str| self.matrices.iter().find(|matrix| matrix.name == name);
-        let adapted: Vec<(usize, &AdaptedMatrix)> = match weight.is_stacked() {
-            true => {
-                let of_layer =
-                    |(at, layer): (usize, &usize)| Some((at, named(&format!("model.layers.{layer}.{module}"))?));
-                weight.layers.iter().enumerate().filter_map(of_layer).collect()
-            }
-            false => named(module).map(|matrix| (0, matrix)).into_iter().collect(),
+        let adapted = match weight.is_stacked() {
+            true => self.of_layers(&weight.layers, module),
+            false => self.named(module).map(|matrix| (0, matrix)).into_iter().collect(),
         };
         if adapted.is_empty() {
             return Vec::new();
@@ -148,6 +162,44 @@ impl Adapters {
             parameter(Role::LoraA(matrix), "lora_A", [rank, columns], AdaptedMatrix::lora_a),
             parameter(Role::LoraB(matrix), "lora_B", [rows, rank], AdaptedMatrix::lora_b),
         ]
+    }
+
+    /// Returns A and B of the matrices of experts, sharded like the experts; nothing if no layer has such adapters.
+    fn of_experts(&self, config: &ModelConfig, experts: &Experts, matrix: Matrix, module: &str) -> Vec<Parameter> {
+        let layers: Vec<usize> = (0..config.num_hidden_layers).collect();
+        let adapted = self.of_layers(&layers, module);
+        let Some((_, AdaptedMatrix { output, input, .. })) = adapted.first() else { return Vec::new() };
+        let of_input = if matrix == Matrix::ExpertDownProj { Axis::Mlp } else { Axis::Embed };
+        let stack = (layers.len(), Axis::Layer);
+        let (experts, rank) = ((experts.num_experts, Axis::Experts), (self.rank, Axis::Rank));
+        let parameter = |role, part, dimensions: [(usize, Axis); 4], name: fn(&AdaptedMatrix) -> String| Parameter {
+            role,
+            number: 0,
+            layers: layers.clone(),
+            shape: dimensions.map(|(size, _)| size).to_vec(),
+            axes: dimensions.map(|(_, axis)| axis).to_vec(),
+            path: format!("{module}.{part}.weight"),
+            format: Format::Values,
+            tensors: adapted.iter().map(|(at, matrix)| (*at, name(matrix))).collect(),
+            stacked: 1,
+        };
+        let a = [stack, experts, rank, (*input, of_input)];
+        let b = [stack, (*output, Axis::ExpertRows), rank, experts];
+        vec![
+            parameter(Role::LoraA(matrix), "lora_A", a, AdaptedMatrix::lora_a),
+            parameter(Role::LoraB(matrix), "lora_B", b, AdaptedMatrix::lora_b),
+        ]
+    }
+
+    /// Returns the adapted matrices `module` of these layers, each with the index of its layer.
+    fn of_layers(&self, layers: &[usize], module: &str) -> Vec<(usize, &AdaptedMatrix)> {
+        let of_layer =
+            |(at, layer): (usize, &usize)| Some((at, self.named(&format!("model.layers.{layer}.{module}"))?));
+        layers.iter().enumerate().filter_map(of_layer).collect()
+    }
+
+    fn named(&self, name: &str) -> Option<&AdaptedMatrix> {
+        self.matrices.iter().find(|matrix| matrix.name == name)
     }
 }
 
@@ -201,12 +253,22 @@ impl Decoder {
         Some(&low * low.like(adapters.scaling))
     }
 
+    /// Returns s, the factor of B A; 0 without adapters.
+    pub(crate) fn scaling(&self) -> f64 {
+        self.adapters().map_or(0.0, |adapters| adapters.scaling)
+    }
+
     /// Returns s B A `[O, I]` in f32, the weight update of an adapter, for A `[r, I]` and B `[O, r]`.
     pub(crate) fn low_rank(&self, [a, b]: [&Value; 2]) -> Value {
         // Full f32 precision, because the result is added to weights.
         let product = dot(b, a, (&[], &[]), (1, 0), Compute::F32);
-        let scaling = self.adapters().map_or(0.0, |adapters| adapters.scaling);
-        &product * product.like(scaling)
+        &product * product.like(self.scaling())
+    }
+
+    /// Returns s B A `[E, I, O]` in f32 of all experts, for A `[E, r, I]` and B `[O, r, E]`.
+    pub(crate) fn low_rank_of_experts(&self, [a, b]: [&Value; 2]) -> Value {
+        let product = dot(a, b, (&[0], &[2]), (1, 1), Compute::F32);
+        &product * product.like(self.scaling())
     }
 
     /// Returns the values `[N]` in f32 of the hidden states `[N, H]` after the final norm.

@@ -120,17 +120,14 @@ impl Role {
         !matches!(self, Self::LoraA(_) | Self::LoraB(_)) && !self.is_of_value_head()
     }
 
-    /// Returns `true` for matrices and biases of experts.
+    /// Returns `true` for matrices, biases and adapters of experts.
     pub fn is_of_experts(self) -> bool {
-        matches!(
-            self,
-            Self::ExpertGateProj
-                | Self::ExpertUpProj
-                | Self::ExpertGateUpProj
-                | Self::ExpertGateUpBias
-                | Self::ExpertDownProj
-                | Self::ExpertDownBias
-        )
+        match self {
+            Self::ExpertGateProj | Self::ExpertUpProj | Self::ExpertGateUpProj | Self::ExpertDownProj => true,
+            Self::ExpertGateUpBias | Self::ExpertDownBias => true,
+            Self::LoraA(matrix) | Self::LoraB(matrix) => matrix.is_of_experts(),
+            _ => false,
+        }
     }
 
     /// Returns `true` for parameters of the value head.
@@ -185,8 +182,10 @@ pub enum Axis {
     Mlp,
     /// The columns of gate and up of a fused matrix, 2I; usually not sharded.
     FusedMlp,
-    /// The experts of their matrices and biases, E.
+    /// The experts of their matrices, biases and adapters, E.
     Experts,
+    /// The rows of B of experts, which are sharded along [`Axis::Experts`] instead.
+    ExpertRows,
     /// The experts of a router, E; not sharded, because a router compares all of them.
     RouterExperts,
     /// The vocabulary, V.
@@ -289,6 +288,31 @@ impl Parameter {
         &self.shape[self.stacked..]
     }
 
+    /// Returns the shape of one of its tensors in files. It differs for adapters of experts: PEFT's A `[E r, I]` and B `[O, r E]` have the ranks
+    /// of all experts in one dimension, in the same order of values.
+    pub fn file_shape(&self) -> Vec<usize> {
+        let shape = self.tensor_shape();
+        let (before, rest) = shape.split_at(self.joined().unwrap_or(shape.len()).min(shape.len()));
+        match rest {
+            [rank, experts, rest @ ..] => [before, &[rank * experts], rest].concat(),
+            _ => shape.to_vec(),
+        }
+    }
+
+    /// Returns the number of dimensions of one of its tensors that are its first `count` dimensions in files.
+    pub(crate) fn dimensions_of(&self, count: usize) -> usize {
+        count + usize::from(self.joined().is_some_and(|joined| count > joined))
+    }
+
+    /// Returns the dimension of its tensors that is joined with the next one in files.
+    fn joined(&self) -> Option<usize> {
+        match self.role {
+            Role::LoraA(matrix) if matrix.is_of_experts() => Some(0),
+            Role::LoraB(matrix) if matrix.is_of_experts() => Some(1),
+            _ => None,
+        }
+    }
+
     /// Returns the logical axes of one of its tensors.
     pub fn tensor_axes(&self) -> &[Axis] {
         &self.axes[self.stacked..]
@@ -339,6 +363,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         Layer
         | Axis::HeadsBias { .. }
         | Axis::KvBias { .. }
+        | Axis::ExpertRows
         | Axis::Rank
         | Axis::Value
         | Axis::Blocks

@@ -108,8 +108,7 @@ impl PjrtPolicy {
 
 /// Returns the tensors of `transformers` in a table.
 fn tensors_of(table: &[Parameter]) -> Vec<models::Parameter> {
-    let named =
-        |(p, name): (&Parameter, &str)| models::Parameter { name: name.to_owned(), shape: p.tensor_shape().to_vec() };
+    let named = |(p, name): (&Parameter, &str)| models::Parameter { name: name.to_owned(), shape: p.file_shape() };
     table.iter().flat_map(|p| p.tensors().map(move |(_, name)| (p, name))).map(named).collect()
 }
 

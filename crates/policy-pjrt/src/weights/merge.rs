@@ -1,12 +1,13 @@
 //! Export of weights with merged adapters.
 
-use super::DeviceWeights;
+use super::{DeviceWeights, Position, position as place_of};
+use crate::Argument;
 use crate::decoder::{Decoder, Matrix, Parameter, ParameterId, Role, Split, layer_at};
 use crate::error::Result;
 use crate::program::Programs;
 use crate::storage::Storage;
 use models::NamedTensor;
-use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+use stablehlo::{Builder, Module, Value};
 
 impl DeviceWeights {
     /// Passes every tensor of the model to `sink` in f32, one by one, with the names of `transformers`; adapters are merged as W + s B A.
@@ -21,22 +22,23 @@ impl DeviceWeights {
             |matrix, number| position((Role::LoraA(matrix), number)).zip(position((Role::LoraB(matrix), number)));
         let (mut reader, mut programs) = (self.reader(), Programs::new());
         let mut merge =
-            |id: ParameterId, at: usize, (a, b): (usize, usize), layer: usize, name: &str| -> Result<Vec<f32>> {
+            |id: ParameterId, at: usize, (a, b): (usize, usize), index: usize, name: &str| -> Result<Vec<f32>> {
                 let parts = [at, a, b].map(|at| &self.table[at]);
                 let program =
                     programs.get(&self.runtime, id, |_| module(decoder, parts, self.storage, self.runtime.split()))?;
-                let layer = self.runtime.upload(&[layer as i32], &[])?;
                 let mut arguments = [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
-                arguments.push(layer.into());
+                arguments.extend(place_of(&self.runtime, parts[0], index)?.into_iter().map(Argument::from));
                 self.runtime.read(&program.run_one(arguments)?, name)
             };
         for (at, parameter) in self.table.iter().enumerate().filter(|(_, p)| p.role.is_of_model()) {
-            let adapter = Matrix::of(parameter.role).and_then(|matrix| adapter_of(matrix, parameter.number));
-            for (layer, name) in parameter.tensors() {
+            let adapter = Matrix::adapting(parameter.role).and_then(|matrix| adapter_of(matrix, parameter.number));
+            let of_layer: usize = parameter.shape[..parameter.stacked()].iter().skip(1).product();
+            for (index, name) in parameter.tensors() {
+                let layer = index / of_layer;
                 let adapted = adapter.filter(|(a, _)| self.table[*a].tensors().any(|(of, _)| of == layer));
                 let data = match adapted {
-                    None => reader.read(at, layer, name)?,
-                    Some(adapter) => merge(parameter.id(), at, adapter, layer, name)?,
+                    None => reader.read(at, index, name)?,
+                    Some(adapter) => merge(parameter.id(), at, adapter, index, name)?,
                 };
                 let shape = parameter.tensor_shape().to_vec();
                 sink.tensor(NamedTensor { name: name.to_owned(), shape, data })?;
@@ -52,22 +54,37 @@ impl DeviceWeights {
     }
 }
 
-/// Builds the program from a matrix (or its stack), A, B and the layer, i32, to W + s B A in f32.
+/// Builds the program from a matrix (or its stack), A, B and the matrix's place in the stack to W + s B A in f32.
 fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage, split: &Split) -> Result<Module> {
     let f = Builder::new();
     let stacks = parts.map(|p| storage.of(p).declare(&f, p.name(), &p.shape));
     let sharded = stacks.iter().zip(parts).flat_map(|(values, p)| values.iter().map(move |value| (value, p)));
     sharded.for_each(|(value, p)| split.argument(value, &p.axes));
-    split.result(&f, 0, parts[0].tensor_axes());
-    let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
-    let [weight, a, b] = [0, 1, 2].map(|i| {
-        let parameter = parts[i];
-        let part = |stack: &Value| match parameter.is_stacked() {
-            true => layer_at(stack, &layer),
-            false => stack.clone(),
+    let matrix = parts[0];
+    split.result(&f, 0, matrix.tensor_axes());
+    let position = Position::declare(&f, &matrix.shape[..matrix.stacked()], &matrix.axes, split);
+    let weight = position.take(&stacks[0], storage.of(matrix));
+    let [a, b] = [1, 2].map(|i| {
+        let part = |stack: &Value| match position.starts.first() {
+            Some(layer) => layer_at(stack, layer),
+            None => stack.clone(),
         };
-        storage.of(parameter).get(&stacks[i].iter().map(part).collect::<Vec<_>>())
+        storage.of(parts[i]).get(&stacks[i].iter().map(part).collect::<Vec<_>>())
     });
-    let merged = weight + decoder.low_rank([&a, &b]);
-    split.finish(f, "merge", [("merged", &merged)])
+    let update = match (matrix.role.is_of_experts(), &position.starts[..]) {
+        (false, _) => decoder.low_rank([&a, &b]),
+        (true, [_, expert]) => {
+            // The rows of up follow those of gate.
+            let rows = matrix.tensor_shape()[0];
+            let first = if matrix.role == Role::ExpertUpProj { rows } else { 0 };
+            let zero = &position.zero;
+            let [_, rank, input] = *a.shape() else { unreachable!("A has experts, ranks and columns") };
+            let a = a.dynamic_slice(&[expert, zero, zero], &[1, rank, input]).reshape(&[rank, input]);
+            let first = zero.like(first as i64);
+            let b = b.dynamic_slice(&[&first, zero, expert], &[rows, rank, 1]).reshape(&[rows, rank]);
+            decoder.low_rank([&a, &b])
+        }
+        (true, _) => decoder.low_rank_of_experts([&a, &b]),
+    };
+    split.finish(f, "merge", [("merged", &(weight + update))])
 }

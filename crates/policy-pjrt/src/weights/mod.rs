@@ -133,7 +133,7 @@ impl DeviceWeights {
     ) -> Result<Self> {
         let shapes: HashMap<&str, &[usize]> = tensors.shapes().into_iter().collect();
         Self::build(runtime, table, storage, |name, parameter| {
-            let (name, shape) = (format!("{prefix}{name}"), parameter.tensor_shape());
+            let (name, shape) = (format!("{prefix}{name}"), parameter.file_shape());
             let wrong = |found| policy::Error::state(&name, format!("a tensor of shape {shape:?}"), found);
             match shapes.get(&*name) {
                 None => return Err(wrong("none".to_owned()).into()),
@@ -144,11 +144,12 @@ impl DeviceWeights {
             if values.len() != shape.iter().product::<usize>() {
                 return Err(wrong(format!("{} values", values.len())).into());
             }
+            let (shape, axes) = (parameter.tensor_shape(), parameter.tensor_axes());
             if storage == Storage::Plain(Dtype::U8) {
                 let codes = policy::moment_codes(&name, &values)?;
-                return Ok((runtime.upload_sharded(&codes, shape, parameter.tensor_axes())?, Dtype::U8));
+                return Ok((runtime.upload_sharded(&codes, shape, axes)?, Dtype::U8));
             }
-            Ok((runtime.upload_sharded(&values, shape, parameter.tensor_axes())?, Dtype::F32))
+            Ok((runtime.upload_sharded(&values, shape, axes)?, Dtype::F32))
         })
     }
 
@@ -209,7 +210,7 @@ impl DeviceWeights {
         let mut reader = self.reader();
         for (index, parameter) in self.table.iter().enumerate() {
             for (tensor, name) in parameter.tensors() {
-                let (data, shape) = (reader.read(index, tensor, name)?, parameter.tensor_shape().to_vec());
+                let (data, shape) = (reader.read(index, tensor, name)?, parameter.file_shape());
                 sink.tensor(NamedTensor { name: format!("{prefix}{name}"), shape, data })?;
             }
         }
@@ -379,7 +380,7 @@ impl Move {
             values.iter().for_each(|value| split.argument(value, axes));
             values
         };
-        let position = || Position::declare(&f, &shape[..*stacked], split.parts(axes[*stacked - 1]) > 1);
+        let position = || Position::declare(&f, &shape[..*stacked], axes, split);
         let (name, results, of_results): (_, Vec<Value>, _) = match step {
             Step::Zeros { to } => ("zeros", to.dtypes().map(|dtype| zeros(&f, dtype, shape)).collect(), &axes[..]),
             // A copy if both storages are equal.
@@ -415,9 +416,9 @@ struct Position {
 }
 
 impl Position {
-    /// Declares the place in a stack with these leading dimensions as the next arguments of a program. `is_sharded` is `true` if the last of these
-    /// dimensions is sharded.
-    fn declare(f: &Builder, stacked: &[usize], is_sharded: bool) -> Self {
+    /// Declares the place in a stack with the leading dimensions `stacked` and these logical axes as the next arguments of a program.
+    fn declare(f: &Builder, stacked: &[usize], axes: &[Axis], split: &Split) -> Self {
+        let is_sharded = stacked.len().checked_sub(1).is_some_and(|last| split.parts(axes[last]) > 1);
         let names = ["layer", "expert"].into_iter().take(stacked.len());
         let starts = names.map(|name| f.argument(name, TensorType::scalar(Dtype::I32))).collect();
         Self { zero: f.scalar(0, Dtype::I32), starts, is_sharded }

@@ -10,7 +10,9 @@ use grpo_core::LossConfig;
 use models::{Adapter, LoraConfig, TargetModules};
 use policy::{AdamWConfig, Policy, Sampling, Weights};
 use policy_cpu::CpuPolicy;
+use policy_pjrt::decoder::ExpertProducts;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use std::num::NonZeroUsize;
 
 fn lora(r: usize, target_modules: TargetModules) -> LoraConfig {
     LoraConfig { r, target_modules, ..LoraConfig::default() }
@@ -22,6 +24,18 @@ fn all_linear() -> TargetModules {
 
 fn names(names: &[&str]) -> TargetModules {
     TargetModules::Names(names.iter().map(|name| (*name).into()).collect())
+}
+
+/// Returns adapters of rank 3 of these matrices and of these parameters of experts.
+fn of_experts(modules: &[&str], parameters: &[&str]) -> LoraConfig {
+    let target_parameters = parameters.iter().map(|name| (*name).into()).collect();
+    LoraConfig { target_parameters, ..lora(3, names(modules)) }
+}
+
+/// Returns options with products of experts in blocks of these rows.
+fn grouped(rows: usize) -> PjrtPolicyOptions {
+    let expert_products = ExpertProducts::Grouped { rows: NonZeroUsize::new(rows) };
+    PjrtPolicyOptions { expert_products, ..PjrtPolicyOptions::default() }
 }
 
 fn host(checkpoint: &Checkpoint, lora: &LoraConfig) -> CpuPolicy {
@@ -36,12 +50,18 @@ fn device(checkpoint: &Checkpoint, lora: &LoraConfig, options: PjrtPolicyOptions
 
 #[test]
 fn gradients_and_merged_weights_of_a_peft_adapter_match_peft() {
-    for name in checkpoint::ADAPTED {
-        let checkpoint = Checkpoint::open(name);
-        let folder = checkpoint::folder(&format!("{name}_lora"));
+    let of = |name: &'static str| (name, format!("{name}_lora"), PjrtPolicyOptions::default());
+    let with_experts = ["qwen3_moe", "qwen3_moe_fused", "gpt_oss"].into_iter().flat_map(|name| {
+        let folder = format!("{name}_experts_lora");
+        [PjrtPolicyOptions::default(), grouped(2)].map(|options| (name, folder.clone(), options))
+    });
+    for (base, name, options) in checkpoint::ADAPTED.into_iter().map(of).chain(with_experts) {
+        let checkpoint = Checkpoint::open(base);
+        let folder = checkpoint::folder(&name);
         let expected = Tensors::read(&folder.join("expected.safetensors"));
         let adapter = Adapter::open(&folder, checkpoint.config()).unwrap();
-        let mut policy = on_device(&checkpoint, PjrtPolicyOptions::default()).with_adapter(&adapter).unwrap();
+        let name = &format!("{name}, {:?}", options.expert_products);
+        let mut policy = on_device(&checkpoint, options).with_adapter(&adapter).unwrap();
         let sequences = checkpoint.completions();
         let loss = policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap().loss;
         assert_near(name, loss, expected.0["expected.loss"].data[0].into());
@@ -56,7 +76,12 @@ fn gradients_and_merged_weights_of_a_peft_adapter_match_peft() {
         for matrix in adapter.matrices() {
             for (name, stored) in [(matrix.lora_a(), adapter.lora_a(matrix)), (matrix.lora_b(), adapter.lora_b(matrix))]
             {
-                assert_eq!(tensors[&name].data, stored.unwrap().to_vec(), "{name}");
+                let stored = stored.unwrap();
+                assert_eq!(
+                    (&tensors[&name].shape[..], &tensors[&name].data),
+                    (stored.shape(), &stored.to_vec()),
+                    "{name}"
+                );
             }
         }
         let (merged, expected) = (exported(&policy), Tensors::read(&folder.join("merged.safetensors")).0);
@@ -73,8 +98,6 @@ fn gradients_and_merged_weights_of_a_peft_adapter_match_peft() {
 /// back, samples.
 #[test]
 fn adapters_of_every_family_match_the_cpu_policy() {
-    // A large epsilon: AdamW divides by it where gradients are small, so their differences stay within 1e-5 of the largest entry.
-    let adamw = AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() };
     let of_first_layer = || TargetModules::Pattern(r"model\.layers\.0\..*_proj".into());
     for (name, lora) in [
         ("qwen2", lora(3, all_linear())),
@@ -94,60 +117,80 @@ fn adapters_of_every_family_match_the_cpu_policy() {
         ("gemma4", lora(2, all_linear())),
         ("gemma4_vision", lora(2, names(&["v_proj", "down_proj"]))),
     ] {
-        let checkpoint = Checkpoint::open(name);
-        let what = format!("{name}, {:?}", lora.target_modules);
-        let (mut device, mut host) =
-            (device(&checkpoint, &lora, PjrtPolicyOptions::default()), host(&checkpoint, &lora));
-        assert_eq!(device.num_parameters(), host.num_parameters(), "{what}");
-        assert_eq!(weights(&device), weights(&host), "{what}: the same first adapters");
-        let start = moved(&host, 0.1);
-        both(&mut device, &mut host, |policy| {
-            // The reference policy is the base model.
-            import(policy, &start, Some(&[]), &[], 0, &adamw);
-            assert!(policy.has_ref_policy());
-        });
-
-        let sequences = checkpoint.completions();
-        let (parts, loss) = (halves(&sequences), cross_entropy(&sequences));
-        let [policies, references] = [Weights::Policy, Weights::RefPolicy].map(|of| {
-            let scores = both(&mut device, &mut host, |policy| policy.score(of, &parts).unwrap());
-            assert_same_scores(&format!("{what}: {of:?}"), &scores[0], &scores[1]);
-            scores
-        });
-        assert_ne!(policies[0].logp, references[0].logp, "{what}");
-
-        let [found, expected] = both(&mut device, &mut host, |policy| policy.accumulate(&parts, loss).unwrap().loss);
-        assert_near(&what, found, expected);
-        let tolerance = to_host(name);
-        assert_same_tensors(&what, &gradients(&mut device), &host_gradients(&host), tolerance);
-        let [found, expected] = both(&mut device, &mut host, |policy| policy.apply(0.01).unwrap());
-        assert!(found.applied, "{what}");
-        assert_near(&what, found.grad_norm, expected.grad_norm);
-        assert_same_tensors(&what, &weights(&device), &weights(&host), tolerance);
-        let ([stepped, _, moments], [_, _, of_host]) = (state(&device), state(&host));
-        assert_same_tensors(&what, &by_name(moments.clone()), &by_name(of_host), 2.0 * tolerance);
-        let of_ref = device.score(Weights::RefPolicy, &parts).unwrap();
-        assert_eq!(of_ref, references[0], "{what}: the base model changed");
-
-        // Import on the CPU, and one step on both.
-        import(&mut host, &stepped, Some(&[]), &moments, 1, &adamw);
-        both(&mut device, &mut host, |policy| {
-            policy.accumulate(&parts, loss).unwrap();
-            policy.apply(0.01).unwrap();
-        });
-        assert_same_tensors(&what, &weights(&device), &weights(&host), 2.0 * tolerance);
-
-        let prompts = [vec![1, 9, 4], vec![7], vec![1, 20, 21, 22, 23]];
-        let request = request(&prompts, 2, 6, &[], Sampling::Greedy);
-        let [found, expected] = both(&mut device, &mut host, |policy| policy.generate(&request).unwrap());
-        for (found, expected) in found.iter().zip(&expected) {
-            assert_eq!(found.ids, expected.ids, "{what}");
-            assert_close(&what, &found.logps, &expected.logps, 1e-4);
-        }
-        let found = exported(&device);
-        assert_eq!(found.len(), lora.merged_into(checkpoint.config()).unwrap().parameters().len(), "{what}");
-        assert_same_tensors(&what, &found, &exported(&host), 2.0 * tolerance);
+        assert_like_the_cpu_policy(name, &lora, PjrtPolicyOptions::default());
     }
+}
+
+/// All experts, and those of one layer; dense products, and products in blocks.
+#[test]
+fn adapters_of_experts_match_the_cpu_policy() {
+    let both = ["experts.gate_up_proj", "experts.down_proj"];
+    for (name, lora, options) in [
+        ("gpt_oss", of_experts(&["o_proj"], &both), PjrtPolicyOptions::default()),
+        ("gpt_oss", of_experts(&[], &both[1..]), grouped(3)),
+        ("qwen3_moe", of_experts(&[], &["model.layers.1.mlp.experts.gate_up_proj"]), PjrtPolicyOptions::default()),
+        ("qwen3_moe", of_experts(&["q_proj"], &both), grouped(2)),
+    ] {
+        assert_like_the_cpu_policy(name, &lora, options);
+    }
+}
+
+#[track_caller]
+fn assert_like_the_cpu_policy(name: &str, lora: &LoraConfig, options: PjrtPolicyOptions) {
+    // A large epsilon: AdamW divides by it where gradients are small, so their differences stay within 1e-5 of the largest entry.
+    let adamw = AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() };
+    let checkpoint = Checkpoint::open(name);
+    let what = format!("{name}, {:?}, {:?}", lora.target_modules, lora.target_parameters);
+    let (mut device, mut host) = (device(&checkpoint, lora, options), host(&checkpoint, lora));
+    assert_eq!(device.num_parameters(), host.num_parameters(), "{what}");
+    assert_eq!(weights(&device), weights(&host), "{what}: the same first adapters");
+    let start = moved(&host, 0.1);
+    both(&mut device, &mut host, |policy| {
+        // The reference policy is the base model.
+        import(policy, &start, Some(&[]), &[], 0, &adamw);
+        assert!(policy.has_ref_policy());
+    });
+
+    let sequences = checkpoint.completions();
+    let (parts, loss) = (halves(&sequences), cross_entropy(&sequences));
+    let [policies, references] = [Weights::Policy, Weights::RefPolicy].map(|of| {
+        let scores = both(&mut device, &mut host, |policy| policy.score(of, &parts).unwrap());
+        assert_same_scores(&format!("{what}: {of:?}"), &scores[0], &scores[1]);
+        scores
+    });
+    assert_ne!(policies[0].logp, references[0].logp, "{what}");
+
+    let [found, expected] = both(&mut device, &mut host, |policy| policy.accumulate(&parts, loss).unwrap().loss);
+    assert_near(&what, found, expected);
+    let tolerance = to_host(name);
+    assert_same_tensors(&what, &gradients(&mut device), &host_gradients(&host), tolerance);
+    let [found, expected] = both(&mut device, &mut host, |policy| policy.apply(0.01).unwrap());
+    assert!(found.applied, "{what}");
+    assert_near(&what, found.grad_norm, expected.grad_norm);
+    assert_same_tensors(&what, &weights(&device), &weights(&host), tolerance);
+    let ([stepped, _, moments], [_, _, of_host]) = (state(&device), state(&host));
+    assert_same_tensors(&what, &by_name(moments.clone()), &by_name(of_host), 2.0 * tolerance);
+    let of_ref = device.score(Weights::RefPolicy, &parts).unwrap();
+    assert_eq!(of_ref, references[0], "{what}: the base model changed");
+
+    // Import on the CPU, and one step on both.
+    import(&mut host, &stepped, Some(&[]), &moments, 1, &adamw);
+    both(&mut device, &mut host, |policy| {
+        policy.accumulate(&parts, loss).unwrap();
+        policy.apply(0.01).unwrap();
+    });
+    assert_same_tensors(&what, &weights(&device), &weights(&host), 2.0 * tolerance);
+
+    let prompts = [vec![1, 9, 4], vec![7], vec![1, 20, 21, 22, 23]];
+    let request = request(&prompts, 2, 6, &[], Sampling::Greedy);
+    let [found, expected] = both(&mut device, &mut host, |policy| policy.generate(&request).unwrap());
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(found.ids, expected.ids, "{what}");
+        assert_close(&what, &found.logps, &expected.logps, 1e-4);
+    }
+    let found = exported(&device);
+    assert_eq!(found.len(), lora.merged_into(checkpoint.config()).unwrap().parameters().len(), "{what}");
+    assert_same_tensors(&what, &found, &exported(&host), 2.0 * tolerance);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use policy::{
     AdamWConfig, LogitsProcessors, OptimizerName, Policy, PolicyState, RolloutRequest, Sequence, StateGroup, StepLoss,
     Turn, Weights, export_all,
 };
-use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder, ExpertProducts};
+use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Compute, Decoder, ExpertProducts};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainPrograms, TrainShape, TrainingSizes};
 use stablehlo::{Mesh, Save};
 use std::num::NonZeroUsize;
@@ -266,6 +266,52 @@ fn mixtures_of_experts_on_meshes_match_one_device() {
     }
 }
 
+/// Adapters of experts are sharded like the experts.
+#[test]
+fn adapters_of_experts_on_meshes_match_one_device() {
+    let (dense, grouped) = (ExpertProducts::Dense, ExpertProducts::Grouped { rows: NonZeroUsize::new(4) });
+    let lora = of_experts();
+    for config in with_experts() {
+        let on = |runtime: &Runtime, expert_products, rollout_rules| {
+            let options = PjrtPolicyOptions { expert_products, rollout_rules, ..PjrtPolicyOptions::default() };
+            with_moved_adapters(PjrtPolicy::new(runtime, &config, 1, loss(), options).unwrap(), Some(&lora))
+        };
+        let expected = train(on(runtime(), dense, None));
+        let clamped = config.experts.as_ref().and_then(|experts| experts.clamped);
+        let meshes = [
+            (&[("tensor", 2)][..], grouped, None),
+            (&[("fsdp", 4), ("tensor", 2)], dense, None),
+            (&[("data", 2), ("fsdp", 2), ("tensor", 2)], grouped, None),
+            (&[("fsdp", 8)], dense, Some(rules(&[("data", 4), ("tensor", 2)]))),
+        ];
+        for (axes, products, rollout_rules) in meshes {
+            let found = train(on(&on_mesh(axes), products, rollout_rules));
+            // Sums over experts have another order.
+            assert_within(&format!("{axes:?}, {products:?}, {clamped:?}"), &found, &expected, 2e-5);
+        }
+        let policy = on(&on_mesh(&[("fsdp", 4), ("tensor", 2)]), dense, None);
+        let weights = policy.weights().unwrap();
+        for (parameter, tensor) in weights.table().iter().zip(weights.tensors()) {
+            if !parameter.role.is_of_model() {
+                let axis = parameter.axes.iter().position(|axis| *axis == Axis::Experts).expect("an axis of experts");
+                let sharding = tensor.layout().sharding().expect("a sharding");
+                assert_eq!(sharding.parts(axis), 8, "{}", parameter.name());
+            }
+        }
+    }
+}
+
+/// Returns adapters of the experts alone. A larger factor would amplify rounding errors, too.
+fn of_experts() -> LoraConfig {
+    LoraConfig {
+        r: 2,
+        lora_alpha: 2.0,
+        target_modules: TargetModules::Names(vec![]),
+        target_parameters: ["experts.gate_up_proj", "experts.down_proj"].map(String::from).to_vec(),
+        ..LoraConfig::default()
+    }
+}
+
 #[test]
 fn gated_delta_nets_on_meshes_match_one_device() {
     // The last period is incomplete.
@@ -405,8 +451,8 @@ fn the_memory_of_a_device_is_that_of_its_shards() {
         max_completion_length: 8,
         conversations: false,
     };
-    let (weights, trained) = (models::Dtype::F32, models::Trained::All);
-    let sizes = |optimizer| TrainingSizes {
+    let weights = models::Dtype::F32;
+    let sizes = |optimizer, trained| TrainingSizes {
         micro_batch,
         rollout,
         weights,
@@ -417,15 +463,30 @@ fn the_memory_of_a_device_is_that_of_its_shards() {
     };
     let options = PjrtPolicyOptions { can_roll_back: false, ..PjrtPolicyOptions::default() };
     let meshes = [&[("data", 8)][..], &[("fsdp", 8)], &[("data", 2), ("fsdp", 2), ("tensor", 2)]];
-    let configs =
-        [(&dense, OptimizerName::AdamW), (&dense, OptimizerName::AdamW8bit), (&with_experts, OptimizerName::AdamW)];
-    for (axes, (config, optimizer)) in meshes.iter().flat_map(|axes| configs.map(|of| (axes, of))) {
+    let lora = LoraConfig { r: 16, ..of_experts() };
+    let configs = [
+        (&dense, OptimizerName::AdamW, None),
+        (&dense, OptimizerName::AdamW8bit, None),
+        (&with_experts, OptimizerName::AdamW, None),
+        (&with_experts, OptimizerName::AdamW, Some(&lora)),
+    ];
+    for (axes, (config, optimizer, lora)) in meshes.iter().flat_map(|axes| configs.map(|of| (axes, of))) {
         let rules = rules(axes);
-        let table = sizes(optimizer).memory(config, &options, Some(&rules)).unwrap();
+        let trained = lora.map_or(models::Trained::All, |lora| {
+            let of_experts = lora.parameters(config).unwrap().iter().map(|parameter| parameter.len() as u64).sum();
+            models::Trained::Adapters { weights: of_experts, of_experts }
+        });
+        let table = sizes(optimizer, trained).memory(config, &options, Some(&rules)).unwrap();
         let part = |name: &str| table.rows().iter().find(|(part, _)| part.starts_with(name)).map(|(_, bytes)| *bytes);
-        let expected: u64 = ["weights", "gradients"].into_iter().filter_map(part).sum();
-        let state: u64 = ["weights", "first moments", "second moments"].into_iter().filter_map(part).sum();
-        let decoder = Decoder::new(config, Compute::F32).with_axis_rules(rules).unwrap();
+        let expected: u64 = ["weights", "adapters", "gradients"].into_iter().filter_map(part).sum();
+        let state = ["weights", "adapters", "first moments", "second moments"];
+        let state: u64 = state.into_iter().filter_map(part).sum();
+        let decoder = Decoder::new(config, Compute::F32);
+        let decoder = match lora {
+            Some(lora) => decoder.with_adapters(Adapters::new(config, lora).unwrap()),
+            None => decoder,
+        };
+        let decoder = decoder.with_axis_rules(rules).unwrap();
         let programs = TrainPrograms::new(decoder, Save::Carry).with_optimizer(optimizer);
         let gradient = programs.gradient(&loss(), None, micro_batch).unwrap();
         let step = programs.step(&loss(), None, micro_batch).unwrap();

@@ -220,7 +220,7 @@ fn a_quantised_model_takes_as_much_memory_as_its_table_says() {
                 conversations: false,
             },
             weights: Dtype::Bf16,
-            trained: models::Trained::Adapters(1),
+            trained: models::Trained::Adapters { weights: 1, of_experts: 0 },
             optimizer: models::OptimizerName::AdamW,
             ref_policy: false,
             mixes_ref_policy: false,

@@ -173,7 +173,7 @@ mod tests {
     )]
     #[case::adapted_experts_on_a_device(
         "{rollout: {engine: policy, server: null}, lora: {target_parameters: [experts.down_proj]}, policy: {device: 'pjrt:cpu'}}",
-        "`lora.target_parameters`: expected [], or policy.device: host"
+        ""
     )]
     #[case::aux_loss(
         "{policy: {router_aux_loss_coef: -1}}",

@@ -21,12 +21,13 @@
 
 use super::super::block::last_columns;
 use super::super::layer_ops::Broadcast;
-use super::super::{Axis, AxisRules, Compute, Decoder, Parameter, ParameterValues, Role, Split, zeros};
+use super::super::{Axis, AxisRules, Compute, Decoder, Matrix, Parameter, ParameterValues, Role, Split, zeros};
 use models::Experts;
 use stablehlo::{
     DotDimensions, Dtype, GatherDimensions, Reducer, Result, Save, ScatterDimensions, TensorType, Value, trace,
 };
 use std::num::NonZeroUsize;
+use std::ops::Range;
 
 /// The largest number of tokens of a chunk: small integers are exact in every dtype of a product.
 const CHUNK: usize = 256;
@@ -203,16 +204,21 @@ impl BlockLoop<'_> {
         self.decoder.split().constrain(value, &dimensions)
     }
 
-    /// Returns the matrices and biases of the experts, `[D, E, ...]`, of which each device has all that it computes with.
+    /// Returns the matrices, biases and adapters of the experts, `[D, E, ...]`, of which each device has all that it computes with. B is
+    /// `[D, E, O, r]`.
     fn matrices(&self, layer: &ParameterValues) -> Vec<(Role, Value)> {
         let Blocks { devices, experts, .. } = self.blocks;
         let table = self.decoder.parameters();
         let of_experts = table.iter().filter(|parameter| parameter.role.is_of_experts());
         let matrix = |parameter: &Parameter| {
             let value = layer.get(parameter.role)?.convert(self.decoder.compute().dtype());
+            let (value, of_expert) = match parameter.role {
+                Role::LoraB(_) => (value.transpose(&[2, 0, 1]), &parameter.axes[1..3]),
+                _ => (value, &parameter.axes[2..]),
+            };
             let value = value.reshape(&[&[devices, experts], &value.shape()[1..]].concat());
             let axes: Vec<Option<Axis>> =
-                [Some(Axis::Experts), None].into_iter().chain(parameter.axes[2..].iter().copied().map(Some)).collect();
+                [Some(Axis::Experts), None].into_iter().chain(of_expert.iter().copied().map(Some)).collect();
             Some((parameter.role, self.decoder.split().constrain_after(&value, Axis::Batch, &axes)))
         };
         of_experts.filter_map(matrix).collect()
@@ -273,16 +279,30 @@ impl BlockLoop<'_> {
 
     /// Returns the outputs `[G, D, R, H]`, f32, of a block's expert for `x` `[G, D, R, H]`, times `weights` `[G, D, R]`.
     fn block(&self, layer: &ParameterValues, x: &Value, weights: &Value) -> Value {
-        let compute = self.decoder.compute();
-        let product = |x: &Value, role: Role, contracted: usize, dtype: Dtype| {
+        let (compute, width) = (self.decoder.compute(), self.experts.moe_intermediate_size);
+        let product = |x: &Value, weight: &Value, contracted: usize, dtype: Dtype| {
             let batch = (vec![0, 1], vec![0, 1]);
             let dimensions = DotDimensions { batch, contract: (vec![3], vec![contracted]) };
-            x.convert(compute.dtype()).dot_general(&layer[role], dimensions, dtype, compute.precision())
+            x.convert(compute.dtype()).dot_general(weight, dimensions, dtype, compute.precision())
         };
-        let columns = |role: Role, contracted: usize| {
+        // s x A^T `[G, D, R, r]`, if the matrix has adapters.
+        let low = |x: &Value, matrix: Matrix| {
+            let [a, _] = layer.adapter(matrix)?;
+            Some(self.decoder.scaled_low(&product(x, a, 3, Dtype::F32)))
+        };
+        let low_of_input = low(x, Matrix::ExpertGateUpProj);
+        // Gate, up or both, with the output of these rows of B.
+        let columns = |role: Role, contracted: usize, rows: Range<usize>| {
             let axes = [Some(Axis::Batch), Some(Axis::Experts), None, Some(Axis::Mlp)];
-            let product = product(x, role, contracted, compute.dtype()).convert(Dtype::F32);
-            self.decoder.split().constrain(&product, &axes)
+            let columns = product(x, &layer[role], contracted, compute.dtype()).convert(Dtype::F32);
+            let columns = match &low_of_input {
+                Some(low) => {
+                    let b = rows_of(&layer[Role::LoraB(Matrix::ExpertGateUpProj)], rows);
+                    columns + product(low, &b, 3, Dtype::F32)
+                }
+                None => columns,
+            };
+            self.decoder.split().constrain(&columns, &axes)
         };
         let bias = |role: Role, like: &Value| {
             let bias = layer.get(role)?.convert(Dtype::F32);
@@ -290,23 +310,33 @@ impl BlockLoop<'_> {
         };
         let mixed = match self.experts.clamped {
             Some(clamped) => {
-                let both = columns(Role::ExpertGateUpProj, 2);
+                let both = columns(Role::ExpertGateUpProj, 2, 0..2 * width);
                 let both = bias(Role::ExpertGateUpBias, &both).map_or(both.clone(), |bias| &both + bias);
                 super::clamped(&both, clamped)
             }
             None => {
-                let [gate, up] = [Role::ExpertGateProj, Role::ExpertUpProj].map(|role| columns(role, 3));
-                self.decoder.activated(&gate) * up
+                let gate = columns(Role::ExpertGateProj, 3, 0..width);
+                self.decoder.activated(&gate) * columns(Role::ExpertUpProj, 3, width..2 * width)
             }
         };
         let mixed = &mixed * weights.along_first(&mixed);
         let contracted = if self.experts.clamped.is_some() { 2 } else { 3 };
-        let y = product(&mixed, Role::ExpertDownProj, contracted, Dtype::F32);
+        let y = product(&mixed, &layer[Role::ExpertDownProj], contracted, Dtype::F32);
+        let y = match low(&mixed, Matrix::ExpertDownProj) {
+            Some(low) => y + product(&low, &layer[Role::LoraB(Matrix::ExpertDownProj)], 3, Dtype::F32),
+            None => y,
+        };
         match bias(Role::ExpertDownBias, &y) {
             Some(bias) => &y + bias * weights.along_first(&y),
             None => y,
         }
     }
+}
+
+/// Returns these rows `[G, D, O, r]` of B.
+fn rows_of(b: &Value, rows: Range<usize>) -> Value {
+    let [groups, devices, _, rank] = *b.shape() else { unreachable!("four dimensions") };
+    b.slice(&[0, 0, rows.start, 0], &[groups, devices, rows.end, rank])
 }
 
 /// Returns the entries of `table` `[..., N, ...]` at `indices`, in place of the dimension N. The first dimensions of `table`, up to N, are also dimensions of

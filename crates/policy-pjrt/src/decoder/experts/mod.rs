@@ -3,6 +3,7 @@
 //!
 //! Legend: B rows, T tokens of a row, H hidden size, E experts, k experts of a token, I width of an expert's MLP.
 
+mod adapters;
 mod grouped;
 #[cfg(test)]
 mod tests;
@@ -11,10 +12,11 @@ pub use grouped::ExpertProducts;
 
 use super::block::last_columns;
 use super::layer_ops::Broadcast;
-use super::{Axis, Decoder, ParameterValues, Role, zeros};
+use super::{Axis, Decoder, Matrix, ParameterValues, Role, zeros};
 use grouped::BlockLoop;
 use models::{ClampedSwiglu, Experts};
 use stablehlo::{Builder, DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
+use std::ops::Range;
 
 /// The choice of a layer's router.
 #[derive(Clone, Debug)]
@@ -103,16 +105,22 @@ impl Decoder {
 
     /// Returns the sum of the outputs of all experts times `weights` `[B, T, E]`, `[B, T, H]`, f32.
     fn dense_experts(&self, layer: &ParameterValues, x: &Value, experts: &Experts, weights: &Value) -> Value {
+        let width = experts.moe_intermediate_size;
+        let low = self.low_of_all(layer, x, Matrix::ExpertGateUpProj);
+        let adapted = |product: Value, rows: Range<usize>| match &low {
+            Some(low) => product + self.high_of_all(layer, low, Matrix::ExpertGateUpProj, rows),
+            None => product,
+        };
         // [B, T, E, I]
         let mixed = match experts.clamped {
             Some(of) => {
-                let both = self.all_experts(layer, x, Role::ExpertGateUpProj, 1);
+                let both = adapted(self.all_experts(layer, x, Role::ExpertGateUpProj, 1), 0..2 * width);
                 let bias = layer[Role::ExpertGateUpBias].convert(Dtype::F32);
                 clamped(&(&both + bias.along_last(&both)), of)
             }
             None => {
-                let [gate, up] =
-                    [Role::ExpertGateProj, Role::ExpertUpProj].map(|role| self.all_experts(layer, x, role, 2));
+                let gate = adapted(self.all_experts(layer, x, Role::ExpertGateProj, 2), 0..width);
+                let up = adapted(self.all_experts(layer, x, Role::ExpertUpProj, 2), width..2 * width);
                 self.activated(&gate) * up
             }
         };
@@ -122,8 +130,13 @@ impl Decoder {
         // `[E, H, I]`, or `[E, I, H]` in gpt-oss.
         let summed = if experts.clamped.is_some() { vec![0, 1] } else { vec![0, 2] };
         let dimensions = DotDimensions { batch: (vec![], vec![]), contract: (vec![2, 3], summed) };
+        let low = self.low_of_each(layer, &mixed, Matrix::ExpertDownProj);
         let [mixed, down] = [&mixed, down].map(|operand| operand.convert(compute.dtype()));
         let y = mixed.dot_general(&down, dimensions, Dtype::F32, compute.precision());
+        let y = match low {
+            Some(low) => y + self.sum_of_high(layer, &low, Matrix::ExpertDownProj),
+            None => y,
+        };
         match layer.get(Role::ExpertDownBias) {
             Some(bias) => {
                 let dimensions = DotDimensions::contract(2, 0);

@@ -1,8 +1,8 @@
 //! Routing, and products in blocks against dense products, in the interpreter.
 
 use super::{ExpertProducts, RouterSums, Routing, choose};
-use crate::decoder::{Compute, Decoder, Parameter, ParameterValues, Role, Split};
-use models::{ClampedSwiglu, Experts, ModelConfig};
+use crate::decoder::{Adapters, Compute, Decoder, Parameter, ParameterValues, Role, Split};
+use models::{ClampedSwiglu, Experts, LoraConfig, ModelConfig, TargetModules};
 use stablehlo::{Array, Builder, Dtype, Reducer, TensorType, Value};
 use std::num::NonZeroUsize;
 
@@ -58,8 +58,8 @@ struct Case {
 const HIDDEN: usize = 3;
 const WIDTH: usize = 2;
 
-/// Returns the outputs of a layer's experts and their gradients with respect to the input and all parameters.
-fn outputs(case: Case, clamped: Option<ClampedSwiglu>, products: ExpertProducts) -> Vec<Vec<f64>> {
+/// Returns the outputs of a layer's experts and their gradients with respect to the input and all parameters, with adapters if `is_adapted`.
+fn outputs(case: Case, clamped: Option<ClampedSwiglu>, products: ExpertProducts, is_adapted: bool) -> Vec<Vec<f64>> {
     let Case { experts: num_experts, top, shape: [b, t], all_equal } = case;
     let experts =
         Experts { num_experts, num_experts_per_tok: top, moe_intermediate_size: WIDTH, clamped, ..Experts::default() };
@@ -72,6 +72,16 @@ fn outputs(case: Case, clamped: Option<ClampedSwiglu>, products: ExpertProducts)
         ..ModelConfig::default()
     };
     let decoder = Decoder::new(&config, Compute::F32).with_expert_products(products);
+    let lora = LoraConfig {
+        r: 2,
+        target_modules: TargetModules::Names(vec![]),
+        target_parameters: ["experts.gate_up_proj", "experts.down_proj"].map(String::from).to_vec(),
+        ..LoraConfig::default()
+    };
+    let decoder = match is_adapted {
+        true => decoder.with_adapters(Adapters::new(&config, &lora).unwrap()),
+        false => decoder,
+    };
     let is_mlp = |role: Role| role.is_of_experts() || matches!(role, Role::Router | Role::RouterBias);
     let table: Vec<Parameter> = decoder.parameters().into_iter().filter(|p| is_mlp(p.role)).collect();
     let of_layer = |p: &Parameter| TensorType::new(Dtype::F32, &p.shape[1..]);
@@ -116,15 +126,16 @@ fn grouped_products_match_dense_products() {
         case(2, 1, [1, 300], false),
     ];
     for case in cases {
-        for clamped in [None, Some(ClampedSwiglu::default())] {
-            let expected = outputs(case, clamped, ExpertProducts::Dense);
+        let both = [None, Some(ClampedSwiglu::default())].into_iter();
+        for (clamped, is_adapted) in both.flat_map(|clamped| [(clamped, false), (clamped, true)]) {
+            let expected = outputs(case, clamped, ExpertProducts::Dense, is_adapted);
             for rows in [1, 3, 64] {
                 let rows = NonZeroUsize::new(rows);
-                let found = outputs(case, clamped, ExpertProducts::Grouped { rows });
+                let found = outputs(case, clamped, ExpertProducts::Grouped { rows }, is_adapted);
                 let pairs = found.iter().flatten().zip(expected.iter().flatten());
                 for (found, expected) in pairs {
                     let is_near = (found - expected).abs() < 1e-5 * (1.0 + expected.abs());
-                    assert!(is_near, "{case:?}, {clamped:?}, {rows:?}: {found} {expected}");
+                    assert!(is_near, "{case:?}, {clamped:?}, {rows:?}, {is_adapted}: {found} {expected}");
                 }
             }
         }

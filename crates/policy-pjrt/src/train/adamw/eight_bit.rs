@@ -66,9 +66,9 @@ pub(crate) enum MomentFormat {
 impl MomentFormat {
     /// Returns the format of the moments of `parameter`.
     pub(crate) fn of(parameter: &Parameter, optimizer: OptimizerName, split: &Split) -> Self {
-        let Some(blocks) = MomentBlocks::of(optimizer, parameter.tensor_shape()) else { return Self::Single };
+        let Some(blocks) = MomentBlocks::of(optimizer, &parameter.file_shape()) else { return Self::Single };
         // The dimensions before the row, the stack's included.
-        let leading = parameter.shape.len() - parameter.tensor_shape().len() + blocks.leading();
+        let leading = parameter.stacked() + parameter.dimensions_of(blocks.leading());
         let shard = split.shard_of(parameter);
         let of_row: usize = shard[leading..].iter().product();
         // Rows of several dimensions are contiguous in a shard if only the first one is sharded.
@@ -244,8 +244,8 @@ fn encode(book: CodeBook, unit: &Value) -> Value {
 mod tests {
     use super::*;
     use crate::decoder::AxisRules;
-    use crate::decoder::parameters;
-    use models::ModelConfig;
+    use crate::decoder::{Adapters, parameters};
+    use models::{Experts, LoraConfig, ModelConfig, TargetModules};
     use stablehlo::{Array, Builder, Mesh, TensorType};
 
     /// Returns the entries of codes, and the codes of numbers, from the interpreter.
@@ -296,16 +296,33 @@ mod tests {
         let table = parameters(&ModelConfig::default());
         let of = |shape: &[usize], axes: &[Axis]| table[0].with_shape(shape.to_vec(), axes.to_vec());
         let mesh = Mesh::new("mesh", [("fsdp", 4)]).unwrap();
-        for (parameter, split) in [
+        let dense = [
             (of(&[20, 300], &[Axis::Heads, Axis::Embed]), Split::default()),
             (of(&[2, 20, 300], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
             (of(&[2, 66, 64], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
             (of(&[4101], &[Axis::Embed]), Split::default()),
             (of(&[2, 8, 1024], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
             (of(&[20, 300], &[Axis::Heads, Axis::Embed]), Split::of(AxisRules::new(&mesh))),
-        ] {
+        ];
+        // A and B of experts, whose ranks are a dimension of their own: rows of A with fewer and with more values than a block.
+        let of_experts = [(64, 300, 2), (320, 8, 3)].into_iter().flat_map(|(hidden_size, num_experts, r)| {
+            let experts = Experts { num_experts, moe_intermediate_size: 12, ..Experts::default() };
+            let config = ModelConfig { hidden_size, experts: Some(experts), ..ModelConfig::default() };
+            let target_modules = TargetModules::Names(vec![]);
+            let target_parameters = vec!["experts.gate_up_proj".into()];
+            let lora = LoraConfig { r, target_modules, target_parameters, ..LoraConfig::default() };
+            let adapters = Adapters::new(&config, &lora).unwrap().parameters(&config);
+            let large = adapters.into_iter().filter(|p| p.tensor_shape().iter().product::<usize>() >= 4096);
+            large.map(|parameter| (parameter, Split::default())).collect::<Vec<_>>()
+        });
+        let of_experts: Vec<_> = of_experts.collect();
+        assert_eq!(of_experts.len(), 3);
+        for (parameter, split) in dense.into_iter().chain(of_experts) {
+            let of_file = MomentBlocks::of(OptimizerName::AdamW8bit, &parameter.file_shape()).unwrap();
             let format = MomentFormat::of(&parameter, OptimizerName::AdamW8bit, &split);
             let MomentFormat::EightBit { blocks, scales: of_scales, .. } = &format else { panic!("{parameter:?}") };
+            let [_, of_moment] = &format.tensors(&parameter)[..] else { panic!("codes and scales") };
+            assert_eq!(of_moment.parameter.file_shape(), of_file.scales(&parameter.file_shape()));
             let count: usize = parameter.shape.iter().product();
             let mut moments: Vec<f32> = rng::uniform_weights(count, 1.0, 5, "moments");
             for (i, moment) in moments.iter_mut().enumerate() {
