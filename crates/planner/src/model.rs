@@ -434,7 +434,7 @@ impl<'a> CostModel<'a> {
         meter.moves(2.0 * slots * self.shape.attention_layers().map(of_layer).sum::<f64>() * model.operand);
         // The states of Gated DeltaNets are read and written.
         let states = self.shape.linear_attention.map_or(0, |sizes| sizes.state()) as f64;
-        let with_states = model.layers() - self.shape.heads_of_layers().count() as f64;
+        let with_states = self.shape.linear_attention_layers() as f64;
         let state_bytes = size_of::<f32>() as f64 * states / rules.parts(Axis::LinearHeads) as f64;
         meter.moves(2.0 * with_states * slots * state_bytes);
         meter.gathers(MeshAxis::Fsdp, model.operand * weights);
