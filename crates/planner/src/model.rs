@@ -24,9 +24,9 @@ use crate::cost::Cost;
 use crate::devices::Devices;
 use crate::mesh::MeshRules;
 use models::{LayerSpec, ModelConfig};
-use policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Parameter, parameters};
-use policy_pjrt::{PjrtPolicyOptions, TrainShape};
-use run_config::{MeshAxis, PolicyAttention, PolicyConfig, RecomputeGranularity, TrainConfig};
+use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, parameters};
+use policy_pjrt::{PjrtPolicyOptions, TrainShape, saved_on_device};
+use run_config::{MeshAxis, PolicyConfig, RecomputeGranularity, TrainConfig};
 
 /// Bytes moved per element of the attention scores `[M, A, T]` in a forward and in a backward pass.
 const SCORES: [f64; 2] = [4.0, 20.0];
@@ -85,15 +85,6 @@ impl<'a> Meter<'a> {
     /// Adds a reduction of `bytes` over an axis whose result is on every device.
     fn reduces(&mut self, axis: MeshAxis, bytes: f64) {
         self.gathers(axis, 2.0 * bytes);
-    }
-}
-
-/// Returns `true` if attention is blockwise for rows of `length` tokens.
-pub(crate) fn is_blockwise(config: &TrainConfig, length: usize) -> bool {
-    match config.policy.attention {
-        PolicyAttention::Auto => length > Attention::BLOCK.get(),
-        PolicyAttention::Materialised => false,
-        PolicyAttention::Blockwise => true,
     }
 }
 
@@ -240,7 +231,8 @@ impl<'a> CostModel<'a> {
     /// Returns the cost of an update: the gradients of its micro-batches, and AdamW.
     pub(crate) fn update(&self) -> Cost {
         let micro_batches = self.config.grpo.gradient_accumulation_steps;
-        let passes = Passes::of_training(self.config, is_blockwise(self.config, self.micro_batch().length));
+        let is_blockwise = self.options.attention.block(self.micro_batch().length).is_some();
+        let passes = Passes::of_training(self.config, is_blockwise);
         let layers = self.layers(passes) + self.saved_activations();
         (layers + self.head(3.0) + self.gradients(micro_batches)) * micro_batches + self.optimizer()
     }
@@ -344,8 +336,8 @@ impl<'a> CostModel<'a> {
     fn saved_activations(&self) -> Cost {
         let rules = self.training();
         let mut meter = self.meter(rules);
-        let rows = self.micro_batch().rows / rules.parts(Axis::Batch);
-        meter.moves(2.0 * rows as f64 * self.saved_bytes as f64 / rules.parts(Axis::Mlp) as f64);
+        // Written in the forward pass, and read in the backward pass.
+        meter.moves(2.0 * saved_on_device(self.saved_bytes, self.micro_batch(), Some(rules)) as f64);
         meter.cost
     }
 
