@@ -252,7 +252,7 @@ impl<'a> CostModel<'a> {
     pub(crate) fn temporary_bytes(&self) -> u64 {
         let (rules, model) = (self.training(), &self.of_training);
         let tokens = self.tokens(rules);
-        let mlp = tokens * self.expert_share() * self.mlp_columns() / self.mlp_parts(rules);
+        let mlp = tokens * self.training_share() * self.mlp_columns() / self.mlp_parts(rules);
         let parts = [mlp, tokens * model.width(), model.gathered(rules) / model.layers()];
         let elements: f64 = parts.into_iter().zip(TEMPORARIES).map(|(part, count)| part * count).sum();
         (model.operand * elements) as u64
@@ -271,10 +271,15 @@ impl<'a> CostModel<'a> {
     }
 
     /// Returns the share of the products of all experts that a device computes for a micro-batch.
-    fn expert_share(&self) -> f64 {
+    fn training_share(&self) -> f64 {
         let TrainShape { rows, length, .. } = self.micro_batch();
+        self.expert_share(rows * length, self.training())
+    }
+
+    /// Returns the share of the products of all experts that a device computes for `tokens` tokens of all devices, a multiple of the shards of rows.
+    fn expert_share(&self, tokens: usize, rules: &AxisRules) -> f64 {
         let experts = self.shape.experts.as_ref();
-        experts.map_or(1.0, |of| self.options.expert_products.share(rows * length, of, Some(self.training())))
+        experts.map_or(1.0, |of| self.options.expert_products.share(tokens, of, Some(rules)))
     }
 
     /// Returns the number of devices that share the columns of the MLP, or the experts, for the same tokens.
@@ -314,7 +319,7 @@ impl<'a> CostModel<'a> {
         let (heads, mlp) = (rules.parts(Axis::Heads) as f64, self.mlp_parts(rules));
         let weights = model.gathered(rules);
         let all = passes.forward + passes.backward;
-        let share = self.expert_share();
+        let share = self.training_share();
         meter.matmuls(2.0 * all * model.multiplied(rules, share) * tokens, all * model.operand * weights);
         // Causal attention computes half of all pairs.
         let query = self.shape.heads_of_layers().map(|of| of.query_columns() as f64).sum::<f64>() / heads;
@@ -389,9 +394,9 @@ impl<'a> CostModel<'a> {
     }
 
     /// Returns the number of sequences that decode in parallel, on each device of the rollout's mesh.
-    fn slots(&self) -> f64 {
+    fn slots(&self) -> usize {
         let slots = self.config.grpo.sequences().min(self.config.rollout.batch_size);
-        slots.div_ceil(self.meshes.rollout.parts(Axis::Batch)) as f64
+        slots.div_ceil(self.meshes.rollout.parts(Axis::Batch))
     }
 
     /// Returns the cost of the prompts of a rollout.
@@ -399,10 +404,10 @@ impl<'a> CostModel<'a> {
         let rules = &self.meshes.rollout;
         let model = &self.of_rollout;
         let mut meter = self.meter(rules);
-        let prompts = self.slots() / self.config.grpo.num_generations as f64;
-        let tokens = prompts.max(1.0) * self.prompt as f64;
-        let weights = model.gathered(rules);
-        meter.matmuls(2.0 * weights * tokens, model.operand * weights);
+        let prompts = self.slots().div_ceil(self.config.grpo.num_generations.max(1)).max(1);
+        let share = self.expert_share(prompts * self.prompt * rules.parts(Axis::Batch), rules);
+        let (tokens, weights) = ((prompts * self.prompt) as f64, model.gathered(rules));
+        meter.matmuls(2.0 * model.multiplied(rules, share) * tokens, model.operand * weights);
         meter.gathers(MeshAxis::Fsdp, model.operand * weights);
         meter.gathers(MeshAxis::Tensor, 4.0 * model.layers() * tokens * model.width() * model.operand);
         meter.cost
@@ -413,11 +418,12 @@ impl<'a> CostModel<'a> {
         let rules = &self.meshes.rollout;
         let model = &self.of_rollout;
         let mut meter = self.meter(rules);
-        let slots = self.slots();
-        let vocab = self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64;
+        let share = self.expert_share(self.slots() * rules.parts(Axis::Batch), rules);
+        let slots = self.slots() as f64;
+        let head = self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64 * model.width();
         let weights = model.gathered(rules);
-        let read = weights + vocab * model.width();
-        meter.matmuls(2.0 * read * slots, model.operand * read);
+        let multiplied = model.multiplied(rules, share) + head;
+        meter.matmuls(2.0 * multiplied * slots, model.operand * (weights + head));
         let columns = self.prompt as f64 + self.config.rollout.max_completion_length() as f64 / 2.0;
         let of_layer = |layer: LayerSpec| {
             let read = layer.sliding_window.map_or(columns, |window| columns.min(window as f64));
