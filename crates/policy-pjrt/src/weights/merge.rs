@@ -35,11 +35,11 @@ impl DeviceWeights {
             for (layer, name) in parameter.tensors() {
                 let adapted = adapter.filter(|(a, _)| self.table[*a].tensors().any(|(of, _)| of == layer));
                 let data = match adapted {
-                    None => reader.read(at, layer, name)?,
-                    Some(adapter) => merge(parameter.id(), at, adapter, layer, name)?,
+                    None => reader.read(at, layer, &name)?,
+                    Some(adapter) => merge(parameter.id(), at, adapter, layer, &name)?,
                 };
                 let shape = parameter.tensor_shape().to_vec();
-                sink.tensor(NamedTensor { name: name.to_owned(), shape, data })?;
+                sink.tensor(NamedTensor { name, shape, data })?;
             }
         }
         let tied = position((Role::EmbedTokens, 0)).filter(|_| position((Role::LmHead, 0)).is_none());

@@ -176,7 +176,7 @@ impl DeviceWeights {
                 false => vec![],
             };
             for (index, name) in parameter.tensors() {
-                let (tensor, from) = upload(name, parameter)?;
+                let (tensor, from) = upload(&name, parameter)?;
                 parts = if parameter.is_stacked() {
                     let place = program(parameter, Step::Place { from, to })?;
                     let at = position(runtime, parameter, index)?;
@@ -211,7 +211,7 @@ impl DeviceWeights {
         let mut reader = self.reader();
         for (index, parameter) in self.table.iter().enumerate() {
             for (tensor, name) in parameter.tensors() {
-                let (data, shape) = (reader.read(index, tensor, name)?, parameter.tensor_shape().to_vec());
+                let (data, shape) = (reader.read(index, tensor, &name)?, parameter.tensor_shape().to_vec());
                 sink.tensor(NamedTensor { name: format!("{prefix}{name}"), shape, data })?;
             }
         }
