@@ -343,8 +343,7 @@ impl RunPrograms {
                 let keys = self.shape.attention_layers().map(of_layer).sum::<usize>();
                 let cache = 2 * sizes.slots * keys * sizes.operand_bytes;
                 let state = self.shape.linear_attention.map_or(0, |linear| linear.state() * Dtype::F32.bytes());
-                let with_states = sizes.layers - self.shape.heads_of_layers().count();
-                let states = 2 * with_states * sizes.slots * state;
+                let states = 2 * self.shape.linear_attention_layers() * sizes.slots * state;
                 let top = self.shape.experts.as_ref().map_or(0, |of| of.num_experts_per_tok);
                 let weights = self.matmul_parameters_with(top * sizes.slots) * sizes.operand_bytes;
                 let flops = 2.0 * (self.matmul_parameters_with(top) * sizes.slots) as f64;

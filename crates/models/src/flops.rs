@@ -54,8 +54,8 @@ impl ModelConfig {
         let share = self.experts.as_ref().map_or(1.0, |of| of.num_experts_per_tok as f64 / of.num_experts as f64);
         let used = |p: Parameter| p.len() as f64 * if p.name.contains(EXPERTS) { share } else { 1.0 };
         let weights = matrices.map(used).sum::<f64>();
-        let states = (0..self.num_hidden_layers).filter_map(|index| self.linear_attention_of(index));
-        let recurrent = 6.0 * states.map(|of| of.state() as f64).sum::<f64>();
+        let states = self.linear_attention.map_or(0, |of| self.linear_attention_layers() * of.state());
+        let recurrent = 6.0 * states as f64;
         let head = (self.vocab_size * self.hidden_size) as f64;
         (2.0 * weights + recurrent) * counts.tokens + 4.0 * counts.pairs + 2.0 * head * counts.logits
     }

@@ -131,4 +131,9 @@ impl ModelConfig {
     pub fn linear_attention_of(&self, index: usize) -> Option<LinearAttention> {
         self.linear_attention.filter(|_| self.layer(index).mixer == crate::layer::Mixer::GatedDeltaNet)
     }
+
+    /// Returns the number of layers with a Gated DeltaNet.
+    pub fn linear_attention_layers(&self) -> usize {
+        self.num_hidden_layers - self.attention_layers().count()
+    }
 }

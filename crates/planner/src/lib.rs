@@ -17,7 +17,7 @@ pub use options::{policy_options, trained, training_sizes};
 
 use grpo_core::readable_bytes;
 use mesh::checked;
-use model::{CostModel, is_blockwise};
+use model::CostModel;
 use models::{Dtype, ModelConfig, Trained};
 use options::sizes_of;
 use policy::AdamWBounds;
@@ -352,7 +352,8 @@ fn recomputations(config: &TrainConfig, shape: &ModelConfig, prompt: usize) -> R
     // The group size with the fewest saved inputs: one per group, and one per layer of a single group.
     let groups = divisors(layers).into_iter().filter(|group| *group > 1 && layers / group + group < layers);
     all.extend(groups.min_by_key(|group| layers / group + group).map(|group| (Full, group)));
-    all.extend(is_blockwise(config, row_length(config, prompt)).then_some((ExceptAttention, 1)));
+    let attention = policy_options(config, shape)?.attention;
+    all.extend(attention.block(row_length(config, prompt)).map(|_| (ExceptAttention, 1)));
     if config.lora.is_none() {
         all.extend([(Selective, 1), (None, 1)]);
     }

@@ -24,9 +24,9 @@ use crate::cost::Cost;
 use crate::devices::Devices;
 use crate::mesh::MeshRules;
 use models::{LayerSpec, ModelConfig};
-use policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Parameter, parameters};
-use policy_pjrt::{PjrtPolicyOptions, TrainShape};
-use run_config::{MeshAxis, PolicyAttention, PolicyConfig, RecomputeGranularity, TrainConfig};
+use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, parameters};
+use policy_pjrt::{PjrtPolicyOptions, TrainShape, saved_on_device};
+use run_config::{MeshAxis, PolicyConfig, RecomputeGranularity, TrainConfig};
 
 /// Bytes moved per element of the attention scores `[M, A, T]` in a forward and in a backward pass.
 const SCORES: [f64; 2] = [4.0, 20.0];
@@ -85,15 +85,6 @@ impl<'a> Meter<'a> {
     /// Adds a reduction of `bytes` over an axis whose result is on every device.
     fn reduces(&mut self, axis: MeshAxis, bytes: f64) {
         self.gathers(axis, 2.0 * bytes);
-    }
-}
-
-/// Returns `true` if attention is blockwise for rows of `length` tokens.
-pub(crate) fn is_blockwise(config: &TrainConfig, length: usize) -> bool {
-    match config.policy.attention {
-        PolicyAttention::Auto => length > Attention::BLOCK.get(),
-        PolicyAttention::Materialised => false,
-        PolicyAttention::Blockwise => true,
     }
 }
 
@@ -240,7 +231,8 @@ impl<'a> CostModel<'a> {
     /// Returns the cost of an update: the gradients of its micro-batches, and AdamW.
     pub(crate) fn update(&self) -> Cost {
         let micro_batches = self.config.grpo.gradient_accumulation_steps;
-        let passes = Passes::of_training(self.config, is_blockwise(self.config, self.micro_batch().length));
+        let is_blockwise = self.options.attention.block(self.micro_batch().length).is_some();
+        let passes = Passes::of_training(self.config, is_blockwise);
         let layers = self.layers(passes) + self.saved_activations();
         (layers + self.head(3.0) + self.gradients(micro_batches)) * micro_batches + self.optimizer()
     }
@@ -260,7 +252,7 @@ impl<'a> CostModel<'a> {
     pub(crate) fn temporary_bytes(&self) -> u64 {
         let (rules, model) = (self.training(), &self.of_training);
         let tokens = self.tokens(rules);
-        let mlp = tokens * self.expert_share() * self.mlp_columns() / self.mlp_parts(rules);
+        let mlp = tokens * self.training_share() * self.mlp_columns() / self.mlp_parts(rules);
         let parts = [mlp, tokens * model.width(), model.gathered(rules) / model.layers()];
         let elements: f64 = parts.into_iter().zip(TEMPORARIES).map(|(part, count)| part * count).sum();
         (model.operand * elements) as u64
@@ -279,10 +271,15 @@ impl<'a> CostModel<'a> {
     }
 
     /// Returns the share of the products of all experts that a device computes for a micro-batch.
-    fn expert_share(&self) -> f64 {
+    fn training_share(&self) -> f64 {
         let TrainShape { rows, length, .. } = self.micro_batch();
+        self.expert_share(rows * length, self.training())
+    }
+
+    /// Returns the share of the products of all experts that a device computes for `tokens` tokens of all devices, a multiple of the shards of rows.
+    fn expert_share(&self, tokens: usize, rules: &AxisRules) -> f64 {
         let experts = self.shape.experts.as_ref();
-        experts.map_or(1.0, |of| self.options.expert_products.share(rows * length, of, Some(self.training())))
+        experts.map_or(1.0, |of| self.options.expert_products.share(tokens, of, Some(rules)))
     }
 
     /// Returns the number of devices that share the columns of the MLP, or the experts, for the same tokens.
@@ -322,7 +319,7 @@ impl<'a> CostModel<'a> {
         let (heads, mlp) = (rules.parts(Axis::Heads) as f64, self.mlp_parts(rules));
         let weights = model.gathered(rules);
         let all = passes.forward + passes.backward;
-        let share = self.expert_share();
+        let share = self.training_share();
         meter.matmuls(2.0 * all * model.multiplied(rules, share) * tokens, all * model.operand * weights);
         // Causal attention computes half of all pairs.
         let query = self.shape.heads_of_layers().map(|of| of.query_columns() as f64).sum::<f64>() / heads;
@@ -344,8 +341,8 @@ impl<'a> CostModel<'a> {
     fn saved_activations(&self) -> Cost {
         let rules = self.training();
         let mut meter = self.meter(rules);
-        let rows = self.micro_batch().rows / rules.parts(Axis::Batch);
-        meter.moves(2.0 * rows as f64 * self.saved_bytes as f64 / rules.parts(Axis::Mlp) as f64);
+        // Written in the forward pass, and read in the backward pass.
+        meter.moves(2.0 * saved_on_device(self.saved_bytes, self.micro_batch(), Some(rules)) as f64);
         meter.cost
     }
 
@@ -397,9 +394,9 @@ impl<'a> CostModel<'a> {
     }
 
     /// Returns the number of sequences that decode in parallel, on each device of the rollout's mesh.
-    fn slots(&self) -> f64 {
+    fn slots(&self) -> usize {
         let slots = self.config.grpo.sequences().min(self.config.rollout.batch_size);
-        slots.div_ceil(self.meshes.rollout.parts(Axis::Batch)) as f64
+        slots.div_ceil(self.meshes.rollout.parts(Axis::Batch))
     }
 
     /// Returns the cost of the prompts of a rollout.
@@ -407,10 +404,10 @@ impl<'a> CostModel<'a> {
         let rules = &self.meshes.rollout;
         let model = &self.of_rollout;
         let mut meter = self.meter(rules);
-        let prompts = self.slots() / self.config.grpo.num_generations as f64;
-        let tokens = prompts.max(1.0) * self.prompt as f64;
-        let weights = model.gathered(rules);
-        meter.matmuls(2.0 * weights * tokens, model.operand * weights);
+        let prompts = self.slots().div_ceil(self.config.grpo.num_generations.max(1)).max(1);
+        let share = self.expert_share(prompts * self.prompt * rules.parts(Axis::Batch), rules);
+        let (tokens, weights) = ((prompts * self.prompt) as f64, model.gathered(rules));
+        meter.matmuls(2.0 * model.multiplied(rules, share) * tokens, model.operand * weights);
         meter.gathers(MeshAxis::Fsdp, model.operand * weights);
         meter.gathers(MeshAxis::Tensor, 4.0 * model.layers() * tokens * model.width() * model.operand);
         meter.cost
@@ -421,11 +418,12 @@ impl<'a> CostModel<'a> {
         let rules = &self.meshes.rollout;
         let model = &self.of_rollout;
         let mut meter = self.meter(rules);
-        let slots = self.slots();
-        let vocab = self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64;
+        let share = self.expert_share(self.slots() * rules.parts(Axis::Batch), rules);
+        let slots = self.slots() as f64;
+        let head = self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64 * model.width();
         let weights = model.gathered(rules);
-        let read = weights + vocab * model.width();
-        meter.matmuls(2.0 * read * slots, model.operand * read);
+        let multiplied = model.multiplied(rules, share) + head;
+        meter.matmuls(2.0 * multiplied * slots, model.operand * (weights + head));
         let columns = self.prompt as f64 + self.config.rollout.max_completion_length() as f64 / 2.0;
         let of_layer = |layer: LayerSpec| {
             let read = layer.sliding_window.map_or(columns, |window| columns.min(window as f64));
@@ -434,7 +432,7 @@ impl<'a> CostModel<'a> {
         meter.moves(2.0 * slots * self.shape.attention_layers().map(of_layer).sum::<f64>() * model.operand);
         // The states of Gated DeltaNets are read and written.
         let states = self.shape.linear_attention.map_or(0, |sizes| sizes.state()) as f64;
-        let with_states = model.layers() - self.shape.heads_of_layers().count() as f64;
+        let with_states = self.shape.linear_attention_layers() as f64;
         let state_bytes = size_of::<f32>() as f64 * states / rules.parts(Axis::LinearHeads) as f64;
         meter.moves(2.0 * with_states * slots * state_bytes);
         meter.gathers(MeshAxis::Fsdp, model.operand * weights);

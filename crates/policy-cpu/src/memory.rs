@@ -113,8 +113,9 @@ impl StepMemory {
         };
         table.push_in(SAMPLING, "keys and values", sum(config.attention_layers().map(of_layer)));
         let state = |of: LinearAttention| of.state() + (of.linear_conv_kernel_dim - 1) * of.conv_channels();
-        let states = sum(recurrent(config).into_iter().map(|of| state(of) as u64));
-        table.push_in(SAMPLING, "states of linear attention", product([together, states, SINGLE]));
+        let states = config.linear_attention.map_or(0, |of| state(of) as u64);
+        let states = product([together, config.linear_attention_layers() as u64, states, SINGLE]);
+        table.push_in(SAMPLING, "states of linear attention", states);
         // f32 logits of all sequences, and two f64 copies for one sequence per thread.
         let logits = sum([product([together, vocab, SINGLE]), product([threads as u64, vocab, 16])]);
         table.push_in(SAMPLING, "logits", logits);
@@ -166,11 +167,6 @@ fn product(factors: impl IntoIterator<Item = u64>) -> u64 {
 /// A sum that is `u64::MAX` where it is larger.
 fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(0, u64::saturating_add)
-}
-
-/// Returns the sizes of each layer with a Gated DeltaNet.
-fn recurrent(config: &ModelConfig) -> Vec<LinearAttention> {
-    (0..config.num_hidden_layers).filter_map(|layer| config.linear_attention_of(layer)).collect()
 }
 
 /// Returns `[in, out]` of the matrices of all layers, and how many of each a layer has.
@@ -226,11 +222,11 @@ fn row_values(config: &ModelConfig) -> u64 {
         let gates = if config.attention_output_gate { 2 * mixed } else { 0 };
         copies * qkv + mixed + gates + config.num_attention_heads as u64
     };
-    let recurrent = recurrent(config);
-    let of_recurrent = recurrent.iter().map(|of| projected(*of) + of.values() as u64);
-    let mixers = columns.iter().map(attention).chain(of_recurrent).sum::<u64>();
+    let linear = config.linear_attention;
+    let of_linear = linear.map_or(0, |of| projected(of) + of.values() as u64);
+    let mixers = columns.iter().map(attention).sum::<u64>() + config.linear_attention_layers() as u64 * of_linear;
     let widest = columns.iter().map(|(_, qkv)| *qkv).max().unwrap_or(0);
-    let in_progress = recurrent.first().map_or(widest, |of| widest.max(projected(*of) + chunk_values(*of)));
+    let in_progress = linear.map_or(widest, |of| widest.max(projected(of) + chunk_values(of)));
     let layer = streams * h + gate_up + i;
     config.num_hidden_layers as u64 * layer + mixers + 2 * (h + gate_up + i) + 2 * in_progress
 }

@@ -43,5 +43,5 @@ pub use pjrt_policy::{PjrtPolicy, PjrtPolicyOptions};
 pub use program::Program;
 pub use rollout::{DeviceRollout, RolloutOptions, RolloutPrograms, RolloutSizes};
 pub use runtime::Runtime;
-pub use train::{TrainPrograms, TrainShape, saved_bytes};
+pub use train::{TrainPrograms, TrainShape, saved_bytes, saved_on_device};
 pub use weights::{DeviceWeights, common_refinement};

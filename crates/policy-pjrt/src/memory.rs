@@ -6,7 +6,7 @@ use crate::decoder::{Axis, AxisRules, Compute, DeltaStates, Format, Split, quant
 use crate::error::Result;
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
-use crate::train::{TrainShape, saved_bytes};
+use crate::train::{TrainShape, saved_bytes, saved_on_device};
 use models::{
     LayerSpec, MemoryTable, ModelConfig, OptimizerName, QuantizedMemory, Trained, TrainedMemory, TrainingMemory,
 };
@@ -122,8 +122,7 @@ impl TrainingSizes {
             product(&[inputs, rows, length / split.parts(Axis::Length), config.hidden_size]).saturating_mul(operand);
         table.push_in("micro-batches", "activations between layers", carried);
         if saved_bytes > 0 {
-            // Nearly all of them have heads or columns of the MLP, which have the same shards unless a rule says otherwise.
-            let saved = (rows as u64).saturating_mul(saved_bytes) / split.parts(Axis::Mlp) as u64;
+            let saved = saved_on_device(saved_bytes, self.micro_batch, split.rules());
             table.push_in("micro-batches", "saved activations of layers", saved);
         }
         // A chunk has as many tokens as fit with the whole vocabulary; each device makes the logits of its shard.

@@ -1,20 +1,25 @@
-//! Tokens with few kept ids: products with the rows of the head that their softmax needs.
+//! The head for tokens with a sampling mask of few ids: products with single rows of the head instead of vocabulary tiles.
 //!
-//! The log-probabilities of a token with a sampling mask are over its K kept ids. If K is small ([`Problem::longest_list`]), the
-//! other V - K logits are not computed:
+//! The log-probabilities of a token with a sampling mask are a softmax over its K kept ids. If K is small
+//! ([`Problem::max_gathered_ids`]), the logits of the other V - K ids are not computed. Such a token is called gathered:
 //!
 //! ```text
-//! statistics, in parallel over tokens:    z[k] = x . W[id_k] + b[id_k], and the sums of the softmax over z
-//! gradient, for as many tokens as have room for their dlogits:
-//!     in parallel over tokens:            z again, d[k] = dL/dz[k], dH += sum over k of d[k] W[id_k]
-//!     in parallel over hidden units:      dW[id_k] += d[k] x
+//! statistics, in parallel over tokens:
+//!     z[k] = x . W[id_k] + b[id_k]              for each kept id; then the sums of the softmax over z
+//! gradients, for groups of tokens whose dlogits fit the buffer:
+//!     in parallel over tokens:
+//!         recompute z;  d[k] = dL/dz[k];  dx += sum over k of d[k] W[id_k]
+//!     in parallel over blocks of hidden units:
+//!         for each token of the group, in order:  dW[id_k] += d[k] x      for each kept id
 //! ```
 //!
-//! There is no packing: every row of the head is read where it is. Sums run over k, and over tokens in the order of the batch,
-//! so results depend neither on the number of threads nor on the division into chunks, except for the head's gradient of a batch in
-//! which other tokens need tile products.
+//! Nothing is packed: a row of the head is read once for logits and once for dx, so packing would only add a copy. With
+//! [`HeadLayout::HiddenVocab`], W[id] is a column.
 //!
-//! Legend: K kept ids of a token, H hidden, V vocabulary.
+//! Sums run over k, and over tokens in the order of the batch. Results depend neither on the number of threads nor on the groups. The head's gradient of a
+//! batch that also has tokens with tile products depends on the chunks, as it does without gathered tokens.
+//!
+//! Legend: K kept ids of a token, H hidden, V vocabulary, x hidden states `[H]` of a token, W and b weight and bias of the head.
 
 use super::head::LmHead;
 use super::slot::{Slot, for_each_with_slot, unit_block};
@@ -30,42 +35,43 @@ use grpo_core::{HeadLayout, TokenBatch};
 use std::mem::take;
 use std::ops::Range;
 
-/// The number of tokens with the most kept ids whose dlogits fit the buffer at the same time.
-const TOKENS: usize = 8;
-/// The most kept ids of a gathered token in any vocabulary: its logits stay in a core's cache.
-const MOST: usize = 8192;
+/// The number of gathered tokens with the maximum number of ids whose dlogits fit the buffer.
+const GROUP: usize = 8;
+/// The maximum number of ids of a gathered token in any vocabulary: its logits stay in a core's cache.
+const MAX_IDS: usize = 8192;
 
 impl Problem {
-    /// Returns the largest number of kept ids for which a token is gathered: the number at which the estimated costs of both kinds
-    /// of products are equal, for logits and both gradients. The operands and the gradient of a gathered product come from memory,
-    /// tile products share theirs with many tokens.
+    /// Returns the largest number of kept ids for which a token is gathered. At this number, gathered products and tile products have the same
+    /// estimated time for logits and both gradients: tile products compute all V ids, and gathered products read and write the rows of the
+    /// head for one token, where tile products share them between many tokens.
     ///
-    /// The number depends on the kernel, the vocabulary and the layout alone, so a token's log-probabilities have the same bits in every
-    /// batch, with any gradients.
-    pub(super) fn longest_list(&self) -> usize {
+    /// The number depends on the kernel, the vocabulary and the layout only, so the bits of a token's log-probabilities depend neither on the
+    /// batch nor on the requested gradients.
+    pub(super) fn max_gathered_ids(&self) -> usize {
+        // Flops per id and hidden unit: two for the logit, two for dx, two for dW.
         const FLOPS: f64 = 6.0;
         let element = match self.layout {
             HeadLayout::VocabHidden => size_of::<f32>(),
-            // A cache line, which has one entry of a list.
+            // The cache line of the element: neighbours in memory belong to other ids.
             HeadLayout::HiddenVocab => 64,
         };
-        // The weight is read twice, and its gradient is read and written.
+        // The weight is read for the logit and for dx, and dW is read and written.
         let bytes = (4 * element) as f64;
-        MOST.min((FLOPS * self.v as f64 / (FLOPS + self.gemm.flops_per_byte() * bytes)) as usize)
+        MAX_IDS.min((FLOPS * self.v as f64 / (FLOPS + self.gemm.flops_per_byte() * bytes)) as usize)
     }
 
-    /// Returns the elements of the dlogits of gathered tokens, for chunks of `chunk` tokens.
-    pub(super) fn list_room(&self, chunk: usize) -> usize {
-        self.longest_list() * chunk.min(TOKENS)
+    /// Returns the length of the buffer for dlogits of gathered tokens, for chunks of `chunk` tokens.
+    pub(super) fn gathered_dlogits(&self, chunk: usize) -> usize {
+        self.max_gathered_ids() * chunk.min(GROUP)
     }
 
-    /// Returns `true` if products of a row of `batch` are with the gathered part of the head.
-    pub(super) fn gathers(&self, batch: &TokenBatch, row: usize) -> bool {
-        batch.kept(row).is_some_and(|ids| ids.len() <= self.longest_list())
+    /// Returns `true` if the token at `row` of the batch is gathered.
+    pub(super) fn is_gathered(&self, batch: &TokenBatch, row: usize) -> bool {
+        batch.kept(row).is_some_and(|ids| ids.len() <= self.max_gathered_ids())
     }
 }
 
-/// Computes logits and gradients of gathered tokens.
+/// The inputs of a call, for its gathered tokens.
 #[derive(Clone, Copy)]
 pub(super) struct Gathered<'a> {
     pub(super) hidden: Slice<'a>,
@@ -81,7 +87,7 @@ impl<'a> Gathered<'a> {
     pub(super) fn statistics(&self, tokens: &[Token], sums: &mut [RowSums], slots: &mut [Slot]) {
         let isa = self.head.gemm.isa();
         for_each_with_slot(slots, tokens.iter().zip(sums), |slot, (token, sums)| {
-            let (z, target) = self.logits(token, slot);
+            let (z, target) = self.kept_logits(token, slot);
             timed(Work::Statistics, || {
                 *sums = RowSums::EMPTY;
                 for (i, z) in z.chunks(TILE).enumerate() {
@@ -93,7 +99,8 @@ impl<'a> Gathered<'a> {
         });
     }
 
-    /// Adds the gradients of `tokens`, in ascending order of rows, to `grads`. `dlogits` is a buffer for the dlogits of some of them at a time.
+    /// Adds the gradients of `tokens`, in ascending order of rows, to `grads`. `dlogits` is a buffer of [`Problem::gathered_dlogits`], which holds
+    /// the dlogits of a group of tokens, concatenated.
     pub(super) fn gradients(
         &self,
         mut tokens: &[Token],
@@ -106,10 +113,10 @@ impl<'a> Gathered<'a> {
                 *end += self.ids(token).len();
                 Some(*end)
             });
-            // There is room for the longest list.
+            // At least one: the buffer has room for the maximum number of ids.
             let count = ends.take_while(|end| *end <= dlogits.len()).count();
             let (group, later) = tokens.split_at(count);
-            self.of_tokens(group, dlogits, grads.hidden.as_deref_mut(), slots);
+            self.compute_dlogits(group, dlogits, grads.hidden.as_deref_mut(), slots);
             if let Some(bias) = &mut grads.bias {
                 // A sum, not a product, so it uses unrounded dlogits.
                 for (token, dlogits) in self.with_dlogits(group, dlogits) {
@@ -117,47 +124,47 @@ impl<'a> Gathered<'a> {
                 }
             }
             if let Some(grad) = &mut grads.lm_head {
-                self.of_head(group, dlogits, grad, slots);
+                self.add_head_gradient(group, dlogits, grad, slots);
             }
             tokens = later;
         }
     }
 
-    /// Computes the dlogits of `tokens`, and adds their products with the head to `hidden`.
-    fn of_tokens(&self, tokens: &[Token], dlogits: &mut [f32], hidden: Option<&mut [f32]>, slots: &mut [Slot]) {
+    /// Writes the dlogits of `tokens` to `dlogits`, and adds dx of each token to its row of `dhidden` `[N, H]`, if it is requested.
+    fn compute_dlogits(&self, tokens: &[Token], dlogits: &mut [f32], dhidden: Option<&mut [f32]>, slots: &mut [Slot]) {
         let (isa, h) = (self.head.gemm.isa(), self.head.h);
         let mut rest = dlogits;
-        let lists = tokens.iter().map(|token| {
-            let (list, later) = take(&mut rest).split_at_mut(self.ids(token).len());
+        let with_dlogits = tokens.iter().map(|token| {
+            let (dlogits, later) = take(&mut rest).split_at_mut(self.ids(token).len());
             rest = later;
-            (token, list)
+            (token, dlogits)
         });
-        let mut rows = hidden.map(|hidden| hidden.chunks_mut(h).enumerate());
-        let items = lists.map(move |(token, list)| {
+        let mut rows = dhidden.map(|dhidden| dhidden.chunks_mut(h).enumerate());
+        let items = with_dlogits.map(move |(token, dlogits)| {
             let row = rows.as_mut().and_then(|rows| rows.find(|(row, _)| *row == token.row));
-            (token, list, row.map(|(_, row)| row))
+            (token, dlogits, row.map(|(_, row)| row))
         });
-        for_each_with_slot(slots, items, |slot, (token, list, row)| {
-            let (z, target) = self.logits(token, slot);
+        for_each_with_slot(slots, items, |slot, (token, dlogits, dx)| {
+            let (z, target) = self.kept_logits(token, slot);
             timed(Work::Gradients, || {
                 let (target, scale) = (Some(target), token.scales.logit);
                 match &self.transform {
-                    None => gradient_to(isa, z, target, &token.row_grad, scale, list, false),
-                    Some(transform) => transform.gradient_to(isa, z, target, &token.row_grad, scale, list, false),
+                    None => gradient_to(isa, z, target, &token.row_grad, scale, dlogits, false),
+                    Some(transform) => transform.gradient_to(isa, z, target, &token.row_grad, scale, dlogits, false),
                 }
             });
-            if let Some(row) = row {
+            if let Some(dx) = dx {
                 timed(Work::Products, || {
-                    let sums = &mut slot.x[..];
-                    self.multiply(token, list, sums);
-                    row.iter_mut().zip(sums).for_each(|(to, sum)| *to += *sum);
+                    let sums = &mut slot.gathered_hidden[..];
+                    self.weighted_rows(token, dlogits, sums);
+                    dx.iter_mut().zip(sums).for_each(|(dx, sum)| *dx += *sum);
                 });
             }
         });
     }
 
-    /// Adds the products of dlogits and hidden states of `tokens` to the head's gradient.
-    fn of_head(&self, tokens: &[Token], dlogits: &[f32], grad: &mut [f32], slots: &mut [Slot]) {
+    /// Adds the products of dlogits and hidden states of `tokens` to the head's gradient `grad`.
+    fn add_head_gradient(&self, tokens: &[Token], dlogits: &[f32], grad: &mut [f32], slots: &mut [Slot]) {
         let LmHead { gemm, layout, h, v, .. } = *self.head;
         let units = unit_block(h, slots.len());
         let (shape, cut) = match layout {
@@ -169,8 +176,8 @@ impl<'a> Gathered<'a> {
             let units = i * units..h.min((i + 1) * units);
             timed(Work::Products, || {
                 for (token, dlogits) in self.with_dlogits(tokens, dlogits) {
-                    let x = &mut slot.x[..units.len()];
-                    self.hidden_states(token, units.clone(), x);
+                    let x = &mut slot.gathered_hidden[..units.len()];
+                    self.copy_hidden(token, units.clone(), x);
                     let entries = self.ids(token).iter().zip(dlogits).map(|(id, d)| (*id as usize, self.factor(*d)));
                     match layout {
                         HeadLayout::VocabHidden => {
@@ -193,7 +200,7 @@ impl<'a> Gathered<'a> {
         self.batch.kept(token.row).unwrap_or_default()
     }
 
-    /// Yields `tokens` with their lists of dlogits.
+    /// Returns each of `tokens` with its dlogits, which are concatenated in `dlogits`.
     fn with_dlogits<'b>(
         &self,
         tokens: &'b [Token],
@@ -201,37 +208,37 @@ impl<'a> Gathered<'a> {
     ) -> impl Iterator<Item = (&'b Token, &'b [f32])> {
         let mut rest = dlogits;
         tokens.iter().map(move |token| {
-            let (list, later) = rest.split_at(self.ids(token).len());
+            let (dlogits, later) = rest.split_at(self.ids(token).len());
             rest = later;
-            (token, list)
+            (token, dlogits)
         })
     }
 
-    /// Returns a dlogit as the factor of a product.
+    /// Returns a dlogit as an operand of a product, rounded to bf16 if the plan says so.
     fn factor(&self, dlogit: f32) -> f32 {
         if self.rounds_dlogits { rounded(dlogit) } else { dlogit }
     }
 
     /// Copies the `units` of a token's hidden states to `out`, as operands of products.
-    fn hidden_states(&self, token: &Token, units: Range<usize>, out: &mut [f32]) {
+    fn copy_hidden(&self, token: &Token, units: Range<usize>, out: &mut [f32]) {
         let (hidden, start, rounds) = (self.hidden, token.row * self.head.h, self.head.gemm.rounds());
         let units = start + units.start..start + units.end;
         match hidden {
-            Slice::F32(hidden) => load(&hidden[units], rounds, out),
-            Slice::Bf16(hidden) => load(&hidden[units], rounds, out),
+            Slice::F32(hidden) => copy_operands(&hidden[units], rounds, out),
+            Slice::Bf16(hidden) => copy_operands(&hidden[units], rounds, out),
         }
     }
 
-    /// Returns the logits of a token's kept ids after [`Transform`], and the place of its target among them.
-    fn logits<'b>(&self, token: &Token, slot: &'b mut Slot) -> (&'b [f32], usize) {
+    /// Returns the logits of a token's kept ids after [`Transform`], and the index of its target among them.
+    fn kept_logits<'b>(&self, token: &Token, slot: &'b mut Slot) -> (&'b [f32], usize) {
         let LmHead { gemm, weight, bias, h, .. } = *self.head;
-        let (ids, x) = (self.ids(token), &mut slot.x[..]);
-        let z = &mut slot.list[..ids.len()];
+        let (ids, x) = (self.ids(token), &mut slot.gathered_hidden[..]);
+        let z = &mut slot.kept_logits[..ids.len()];
         timed(Work::Products, || {
-            self.hidden_states(token, 0..h, x);
+            self.copy_hidden(token, 0..h, x);
             match weight {
-                Slice::F32(weight) => self.dots(weight, ids, x, z),
-                Slice::Bf16(weight) => self.dots(weight, ids, x, z),
+                Slice::F32(weight) => self.products_of(weight, ids, x, z),
+                Slice::Bf16(weight) => self.products_of(weight, ids, x, z),
             }
         });
         match bias {
@@ -248,7 +255,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// Computes `out[k]` = x . W[id_k].
-    fn dots<E: Element>(&self, weight: &[E], ids: &[u32], x: &[f32], out: &mut [f32]) {
+    fn products_of<E: Element>(&self, weight: &[E], ids: &[u32], x: &[f32], out: &mut [f32]) {
         let LmHead { gemm, layout, h, v, .. } = *self.head;
         let entries = out.iter_mut().zip(ids.iter().map(|id| *id as usize));
         match layout {
@@ -267,15 +274,16 @@ impl<'a> Gathered<'a> {
     }
 
     /// Computes `out` = the sum over k of dlogits[k] W[id_k].
-    fn multiply(&self, token: &Token, dlogits: &[f32], out: &mut [f32]) {
+    fn weighted_rows(&self, token: &Token, dlogits: &[f32], out: &mut [f32]) {
         let weight = self.head.weight;
         match weight {
-            Slice::F32(weight) => self.sum_rows(weight, self.ids(token), dlogits, out),
-            Slice::Bf16(weight) => self.sum_rows(weight, self.ids(token), dlogits, out),
+            Slice::F32(weight) => self.weighted_rows_of(weight, self.ids(token), dlogits, out),
+            Slice::Bf16(weight) => self.weighted_rows_of(weight, self.ids(token), dlogits, out),
         }
     }
 
-    fn sum_rows<E: Element>(&self, weight: &[E], ids: &[u32], dlogits: &[f32], out: &mut [f32]) {
+    /// Like [`Gathered::weighted_rows`], for a weight of this element type.
+    fn weighted_rows_of<E: Element>(&self, weight: &[E], ids: &[u32], dlogits: &[f32], out: &mut [f32]) {
         let LmHead { gemm, layout, h, v, .. } = *self.head;
         let entries = ids.iter().zip(dlogits).map(|(id, d)| (*id as usize, self.factor(*d)));
         match layout {
@@ -292,13 +300,14 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Returns an element as an operand of a product.
+/// Returns an element as an operand of a product, rounded to bf16 if `rounds`.
 #[inline(always)]
 fn operand(value: impl Element, rounds: bool) -> f32 {
     if rounds { rounded(value.widened()) } else { value.widened() }
 }
 
-fn load<E: Element>(from: &[E], rounds: bool, to: &mut [f32]) {
+/// Copies elements as operands of products.
+fn copy_operands<E: Element>(from: &[E], rounds: bool, to: &mut [f32]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to = operand(*from, rounds));
 }
 

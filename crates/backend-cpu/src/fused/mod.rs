@@ -1,8 +1,8 @@
 //! The loss of hidden states x LM head without a full logits tensor.
 //!
 //! It never stores the `[N, V]` logits and their gradient, skips masked rows, and skips the backward products of rows
-//! without a gradient (clipped, or with zero advantage). Tokens that were sampled from few ids need only these ids' part of the
-//! head ([`self::gathered`]); the rest of this page is about all other tokens.
+//! without a gradient (clipped, or with zero advantage). Tokens with a sampling mask of few ids use only the rows of the head for these ids
+//! ([`self::gathered`]); the rest of this page is about all other tokens.
 //!
 //! Blocking: a chunk of C active tokens is multiplied with panels of the vocabulary ([`self::tiling`]):
 //!
@@ -79,8 +79,8 @@ struct Workspace {
     partials: Vec<Partial>,
     /// The statistics of every row over the tiles so far, `[C]`.
     sums: Vec<RowSums>,
-    /// The dlogits of some gathered tokens.
-    lists: Vec<f32>,
+    /// The dlogits of a group of gathered tokens.
+    gathered_dlogits: Vec<f32>,
     /// The tokens of the chunk, `[C]`: first tokens with tile products, then gathered tokens.
     tokens: Vec<Token>,
     /// The positions in the batch of tokens with tile products.
@@ -100,7 +100,7 @@ impl FusedHead {
             dh: zeros(dh),
             partials: vec![Partial::default(); c * p],
             sums: vec![RowSums::EMPTY; c],
-            lists: vec![0.0; problem.list_room(c)],
+            gathered_dlogits: vec![0.0; problem.gathered_dlogits(c)],
             tokens: vec![Token::default(); c],
             tiled_rows: Vec::with_capacity(c),
             slots: (0..blocking.slots).map(|_| Slot::new(&problem, &blocking)).collect(),
@@ -126,7 +126,7 @@ impl FusedHead {
         (hidden, LmHead { gemm, weight: lm_head, bias, layout, h, v, packs_tiles })
     }
 
-    /// Returns the products of gathered tokens of a call.
+    /// Returns the inputs of a call for its gathered tokens.
     fn gathered<'a>(&self, hidden: Slice<'a>, head: &'a LmHead<'a>, batch: &'a TokenBatch) -> Gathered<'a> {
         Gathered { hidden, head, batch, transform: self.transform, rounds_dlogits: self.problem.rounds }
     }
@@ -155,9 +155,9 @@ impl FusedHead {
         let Workspace { x, panel, partials, sums, tokens, tiled_rows, slots, .. } = &mut self.work;
         let (tokens, sums) = (&mut tokens[..rows.len()], &mut sums[..rows.len()]);
         tiled_rows.clear();
-        tiled_rows.extend(rows.iter().filter(|row| !problem.gathers(batch, **row)));
+        tiled_rows.extend(rows.iter().filter(|row| !problem.is_gathered(batch, **row)));
         let c = tiled_rows.len();
-        let is_gathered = |i: &usize| problem.gathers(batch, rows[*i]);
+        let is_gathered = |i: &usize| problem.is_gathered(batch, rows[*i]);
         let order = (0..rows.len()).filter(|i| !is_gathered(i)).chain((0..rows.len()).filter(is_gathered));
         for (place, (token, index)) in tokens.iter_mut().zip(order).enumerate() {
             *token = Token { place, ..Token::new(&self.request.loss, batch, rows[index], at + index) };
@@ -225,17 +225,17 @@ impl FusedHead {
         let (block, row) = (problem.block(self.blocking.chunk, order), problem.row(order));
         let gathered = self.gathered(hidden, head, batch);
         let (live, state, work) = (&self.live[live], &self.state, &mut self.work);
-        let Workspace { x, x_for_head, panel, dh, lists, tokens, tiled_rows, slots, .. } = work;
-        let is_gathered = |index: &&usize| problem.gathers(batch, rows[**index - at]);
+        let Workspace { x, x_for_head, panel, dh, gathered_dlogits, tokens, tiled_rows, slots, .. } = work;
+        let is_gathered = |index: &&usize| problem.is_gathered(batch, rows[**index - at]);
         let in_order = live.iter().filter(|index| !is_gathered(index)).chain(live.iter().filter(is_gathered));
         for (token, index) in tokens.iter_mut().zip(in_order) {
             *token = Token::new(&self.request.loss, batch, rows[index - at], *index);
             token.row_grad = state.row_grad(*index, &token.scales);
         }
         let tokens = &mut tokens[..live.len()];
-        let l = tokens.iter().filter(|token| !problem.gathers(batch, token.row)).count();
+        let l = tokens.iter().filter(|token| !problem.is_gathered(batch, token.row)).count();
         let (tokens, others) = tokens.split_at_mut(l);
-        gathered.gradients(others, lists, grads, slots);
+        gathered.gradients(others, gathered_dlogits, grads, slots);
         if l == 0 {
             return;
         }
@@ -245,7 +245,7 @@ impl FusedHead {
             if forwarded {
                 // The panel has the logits of all tiled tokens of the chunk.
                 let before = &rows[seen..token.index - at];
-                token.place += before.iter().filter(|row| !problem.gathers(batch, **row)).count();
+                token.place += before.iter().filter(|row| !problem.is_gathered(batch, **row)).count();
                 seen = token.index - at + 1;
             }
             place = token.place + 1;

@@ -43,14 +43,14 @@ pub(crate) struct Slot {
     /// The cached block for [`Gemm::near_rows`]: logits of some tokens for a tile, then a block of hidden units of the
     /// tile's head gradient. Empty if the kernel does not need it.
     pub(crate) near: Aligned<f32>,
-    /// The hidden states of a gathered token, `[H]`, or their gradient.
-    pub(crate) x: Vec<f32>,
+    /// The hidden states of a gathered token ([`super::gathered`]), `[H]`, or their gradient.
+    pub(crate) gathered_hidden: Vec<f32>,
     /// The logits of a gathered token's kept ids.
-    pub(crate) list: Vec<f32>,
+    pub(crate) kept_logits: Vec<f32>,
 }
 
 impl Slot {
-    /// Returns the lengths of `head`, `dlogits`, `rows`, `near`, `x` and `list`.
+    /// Returns the lengths of the buffers, in the order of the fields.
     fn sizes(problem: &Problem, blocking: &Blocking) -> [usize; 6] {
         let Problem { gemm, h, v, layout, .. } = *problem;
         let (t, c) = (v.min(TILE), blocking.chunk);
@@ -73,20 +73,20 @@ impl Slot {
             };
             (rows.min(c) * problem.stride()).max(gradient_rows * stride(gemm, cols))
         });
-        let list = problem.longest_list();
-        [head, dlogits, gemm.lhs_panel() * t, near, if list > 0 { h } else { 0 }, list]
+        let ids = problem.max_gathered_ids();
+        [head, dlogits, gemm.lhs_panel() * t, near, if ids > 0 { h } else { 0 }, ids]
     }
 
     /// Allocates a slot.
     pub(crate) fn new(problem: &Problem, blocking: &Blocking) -> Self {
-        let [head, dlogits, rows, near, x, list] = Self::sizes(problem, blocking);
+        let [head, dlogits, rows, near, gathered_hidden, kept_logits] = Self::sizes(problem, blocking);
         Self {
             head: zeros(head),
             dlogits: zeros(dlogits),
             rows: vec![0.0; rows],
             near: zeros(near),
-            x: vec![0.0; x],
-            list: vec![0.0; list],
+            gathered_hidden: vec![0.0; gathered_hidden],
+            kept_logits: vec![0.0; kept_logits],
         }
     }
 

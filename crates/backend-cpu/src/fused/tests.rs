@@ -156,12 +156,13 @@ fn tile_products_add_to_existing_gradients() {
 
 /// Returns the bytes of a head's buffers.
 fn allocated(head: &FusedHead) -> usize {
-    let Workspace { x, x_for_head, panel, dh, partials, sums, lists, tokens, tiled_rows, slots } = &head.work;
+    let Workspace { x, x_for_head, panel, dh, partials, sums, gathered_dlogits, tokens, tiled_rows, slots } =
+        &head.work;
     let of_slot = |slot: &Slot| {
-        let of_gathered = slot.x.len() + slot.list.len();
+        let of_gathered = slot.gathered_hidden.len() + slot.kept_logits.len();
         4 * (slot.head.len() + slot.dlogits.len() + slot.rows.len() + slot.near.len() + of_gathered) + size_of::<Slot>()
     };
-    4 * (x.len() + x_for_head.len() + panel.len() + dh.len() + lists.len())
+    4 * (x.len() + x_for_head.len() + panel.len() + dh.len() + gathered_dlogits.len())
         + size_of_val(&partials[..])
         + size_of_val(&sums[..])
         + size_of_val(&tokens[..])

@@ -135,7 +135,7 @@ impl Problem {
         let Blocking { chunk, panel_tiles, slots, .. } = *blocking;
         let buffers = self.buffers(blocking).into_iter().fold(0_usize, |sum, elements| sum.saturating_add(elements));
         buffers
-            .saturating_add(self.list_room(chunk))
+            .saturating_add(self.gathered_dlogits(chunk))
             .saturating_mul(4)
             .saturating_add(chunk.saturating_mul(panel_tiles * size_of::<Partial>() + TOKEN_BYTES))
             .saturating_add(self.kept(blocking).saturating_mul(Self::KEPT))

@@ -32,13 +32,17 @@ fn open(model: &Model, server: &Fake, program: Program) -> engines::Result<Serve
     ServerEngine::open(kind(program), &model.config(&[server]), run)
 }
 
-/// Samples three top-k tokens with their masks.
-fn sample_masked(engine: &mut ServerEngine, model: &mut Model) -> policy::Result<Vec<Completion>> {
+/// Returns random sampling with top-k 3.
+fn top_k() -> Sampling {
     let Sampling::Random { seed, purpose, .. } = sampling(0) else { unreachable!() };
     let processors = LogitsProcessors { top_k: Some(3), ..LogitsProcessors::default() };
-    let random = Sampling::Random { temperature: 0.7, processors, seed, purpose, step: 0, first: 0 };
+    Sampling::Random { temperature: 0.7, processors, seed, purpose, step: 0, first: 0 }
+}
+
+/// Samples top-k tokens with their masks.
+fn sample_masked(engine: &mut ServerEngine, model: &mut Model) -> policy::Result<Vec<Completion>> {
     let prompts = prompts();
-    let request = RolloutRequest { return_sampling_mask: true, ..request(&prompts, random) };
+    let request = RolloutRequest { return_sampling_mask: true, ..request(&prompts, top_k()) };
     engine.generate(&mut model.policy, &request)
 }
 
@@ -143,4 +147,43 @@ fn vllm_without_the_flags_for_masks_is_refused_with_them() {
     let mut engine = open(&model, &disabled, Program::Vllm).unwrap();
     let error = sample_masked(&mut engine, &mut model).unwrap_err().to_string();
     assert!(error.contains("--enable-scale-out") && error.contains("Scale-out endpoints are disabled"), "{error}");
+}
+
+/// A vLLM that returns masks lists the ids of every token, also if a request does not need them. The bound of a reply is 1 MiB, and for each token
+/// 1 KiB and 12 bytes per id that may be listed.
+#[rstest]
+// One completion of 8 tokens behind 3; tokens of the same probability as the last of top-k 1 make up to 16 ids.
+#[case::greedy(Sampling::Greedy, 11, 16)]
+// Two completions; 48 ids are more than the vocabulary.
+#[case::top_k(top_k(), 19, 24)]
+fn replies_have_room_for_masks_that_were_not_requested(
+    #[case] sampling: Sampling,
+    #[case] tokens: usize,
+    #[case] listed: usize,
+    #[values(Program::Vllm, Program::Sglang)] program: Program,
+    #[values(false, true)] sampling_masks: bool,
+) {
+    let mut model = Model::new();
+    let prompts = [vec![1, 5, 9]];
+    let most = (1 << 20) + tokens * (1024 + if sampling_masks { 12 * listed } else { 0 });
+    let mut sample = |length: usize| {
+        let server = Fake::behaving(program, &model.path(), move |_, _, path, right| match right {
+            Reply::Say(200, text) if [path_of(program), "/v1/completions"].contains(&path) => {
+                let spaces = " ".repeat(length - text.len());
+                Reply::Say(200, text + &spaces)
+            }
+            right => right,
+        });
+        let server = server.with_info(|info| {
+            info["vllm_config"]["model_config"]["return_sampling_mask"] = sampling_masks.into();
+        });
+        let run = Run { sampling_masks, ..model.run() };
+        let mut engine = ServerEngine::open(kind(program), &model.config(&[&server]), run).unwrap();
+        engine.generate(&mut model.policy, &request(&prompts, sampling))
+    };
+    for completion in sample(most - 1).unwrap() {
+        assert!(!completion.ids.is_empty() && completion.sampling_mask.tokens() == 0);
+    }
+    let error = sample(most + 1).unwrap_err().to_string();
+    assert!(error.contains(&format!("expected a reply of at most {most} bytes")), "{error}");
 }

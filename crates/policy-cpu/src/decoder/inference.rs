@@ -441,27 +441,22 @@ impl Inference {
     fn prefill_piece(&self, prompts: &PackedBatch, per_prompt: usize, cache: &mut Cache) -> Result<Vec<f32>> {
         check(&self.config, prompts.ids(), prompts.longest())?;
         let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
-        let (x, chosen) = self.run(prompts.ids(), &sequences.positions, |mixer, rows| match mixer {
-            LayerMixer::Attention { index, attention } => {
-                cache.kv.fill_prompts(*index, &rows, &sequences.spans)?;
-                attention.attended(self.kernels.attention(
-                    &rows,
-                    attention.heads,
-                    attention.scores,
-                    &sequences.spans,
-                )?)
-            }
-            LayerMixer::GatedDeltaNet { index, net } => {
-                let (y, states) =
-                    self.kernels.gated_delta_net_states(&rows, net.heads, net.weights(), &sequences.spans)?;
-                cache.states[*index].extend(states.into_iter().flat_map(|state| vec![state; per_prompt]));
-                Ok(y)
-            }
-        })?;
+        let Cache { kv, states, routed } = cache;
+        let attend = |index: usize, attention: &LayerAttention, qkv: Vec<f32>| {
+            kv.fill_prompts(index, &qkv, &sequences.spans)?;
+            attention.attended(self.kernels.attention(&qkv, attention.heads, attention.scores, &sequences.spans)?)
+        };
+        let recur = |index: usize, net: &LayerDeltaNet, rows: Vec<f32>| {
+            let (y, of_prompts) =
+                self.kernels.gated_delta_net_states(&rows, net.heads, net.weights(), &sequences.spans)?;
+            states[index].extend(of_prompts.into_iter().flat_map(|state| vec![state; per_prompt]));
+            Ok(y)
+        };
+        let (x, chosen) = self.run(prompts.ids(), &sequences.positions, attend, recur)?;
         let width = self.recorded_width();
         for span in &sequences.spans {
             let ids = chosen[span.rows.start * width..span.rows.end * width].to_vec();
-            cache.routed.extend(std::iter::repeat_n(RoutedExperts { width, ids }, per_prompt));
+            routed.extend(std::iter::repeat_n(RoutedExperts { width, ids }, per_prompt));
         }
         let last = sequences.spans.iter().flat_map(|span| &x[(span.rows.end - 1) * h..span.rows.end * h]);
         Ok(last.copied().collect())
@@ -482,17 +477,16 @@ impl Inference {
         let positions: Vec<usize> = samples.iter().map(|sample| kv.position(*sample)).collect();
         check(&self.config, ids, positions.iter().max().map_or(0, |position| position + 1))?;
         let lengths = vec![1; samples.len()];
-        let (x, chosen) = self.run(ids, &positions, |mixer, rows| match mixer {
-            LayerMixer::Attention { index, attention } => {
-                attention.attended(self.kernels.attention_cached(&rows, kv, *index, samples, 0)?)
-            }
-            LayerMixer::GatedDeltaNet { index, net } => {
-                let of_samples = states[*index].iter_mut().enumerate();
-                let is_open = |(sample, state)| samples.binary_search(&sample).is_ok().then_some(state);
-                let mut open: Vec<&mut DeltaState> = of_samples.filter_map(is_open).collect();
-                Ok(self.kernels.gated_delta_net_continued(&rows, net.heads, net.weights(), &lengths, &mut open)?)
-            }
-        })?;
+        let attend = |index: usize, attention: &LayerAttention, qkv: Vec<f32>| {
+            attention.attended(self.kernels.attention_cached(&qkv, kv, index, samples, 0)?)
+        };
+        let recur = |index: usize, net: &LayerDeltaNet, rows: Vec<f32>| {
+            let of_samples = states[index].iter_mut().enumerate();
+            let is_open = |(sample, state)| samples.binary_search(&sample).is_ok().then_some(state);
+            let mut open: Vec<&mut DeltaState> = of_samples.filter_map(is_open).collect();
+            Ok(self.kernels.gated_delta_net_continued(&rows, net.heads, net.weights(), &lengths, &mut open)?)
+        };
+        let (x, chosen) = self.run(ids, &positions, attend, recur)?;
         kv.advance(samples);
         for (sample, chosen) in samples.iter().zip(chosen.chunks(self.recorded_width().max(1))) {
             routed[*sample].ids.extend_from_slice(chosen);
@@ -531,34 +525,26 @@ impl Inference {
         let open: Vec<Vec<usize>> =
             (0..longest).map(|j| (0..ids.len()).filter(|sample| j < ids[*sample].len()).collect()).collect();
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
-        let (x, chosen) = self.run(&rows, &positions, |mixer, qkv| {
-            let (layer, attention) = match mixer {
-                LayerMixer::Attention { index, attention } => (*index, attention),
-                LayerMixer::GatedDeltaNet { index, net } => {
-                    let mut all: Vec<&mut DeltaState> = states[*index].iter_mut().collect();
-                    return Ok(self.kernels.gated_delta_net_continued(
-                        &qkv,
-                        net.heads,
-                        net.weights(),
-                        &lengths,
-                        &mut all,
-                    )?);
-                }
-            };
+        let attend = |index: usize, attention: &LayerAttention, qkv: Vec<f32>| {
             let heads = attention.heads;
             let (width, out_width) = (heads.row(), heads.query * heads.width);
             let mut out = vec![0.0; rows.len() * out_width];
             for (j, open) in open.iter().enumerate() {
                 let of_tokens: Vec<f32> =
                     open.iter().flat_map(|s| &qkv[(firsts[*s] + j) * width..][..width]).copied().collect();
-                let mixed = self.kernels.attention_cached(&of_tokens, kv, layer, open, j)?;
+                let mixed = self.kernels.attention_cached(&of_tokens, kv, index, open, j)?;
                 let attended = attention.attended(mixed)?;
                 for (sample, row) in open.iter().zip(attended.chunks_exact(out_width)) {
                     out[(firsts[*sample] + j) * out_width..][..out_width].copy_from_slice(row);
                 }
             }
             Ok(out)
-        })?;
+        };
+        let recur = |index: usize, net: &LayerDeltaNet, rows: Vec<f32>| {
+            let mut all: Vec<&mut DeltaState> = states[index].iter_mut().collect();
+            Ok(self.kernels.gated_delta_net_continued(&rows, net.heads, net.weights(), &lengths, &mut all)?)
+        };
+        let (x, chosen) = self.run(&rows, &positions, attend, recur)?;
         open.iter().for_each(|open| kv.advance(open));
         let width = self.recorded_width();
         for ((routed, first), ids) in routed.iter_mut().zip(&firsts).zip(ids) {
@@ -570,13 +556,15 @@ impl Inference {
         self.logits(&last)
     }
 
-    /// Returns the residual stream `[N, H]` after the last layer, and the experts `[N, L, k]` of the rows if they are recorded. `mix` computes the attention `[N, A D]` of a layer from queries, keys and
-    /// values after the rotary embedding, or the output `[N, Hv Dv]` of a Gated DeltaNet from its projected input.
+    /// Returns the residual stream `[N, H]` after the last layer, and the experts `[N, L, k]` of the rows if they are recorded. `attend` computes
+    /// the attention `[N, A D]` of a layer from queries, keys and values after the rotary embedding, `recur` the output `[N, Hv Dv]` of a Gated
+    /// DeltaNet from its projected input. Both get the index of the layer among the layers with the same mixer.
     fn run(
         &self,
         ids: &[u32],
         positions: &[usize],
-        mut mix: impl FnMut(&LayerMixer, Vec<f32>) -> Result<Vec<f32>>,
+        mut attend: impl FnMut(usize, &LayerAttention, Vec<f32>) -> Result<Vec<f32>>,
+        mut recur: impl FnMut(usize, &LayerDeltaNet, Vec<f32>) -> Result<Vec<f32>>,
     ) -> Result<(Vec<f32>, Vec<u16>)> {
         let (kernels, h) = (self.kernels, self.config.hidden_size);
         let mut x: Vec<f32> = match &self.embed_tokens {
@@ -593,7 +581,7 @@ impl Inference {
         for (number, layer) in self.layers.iter().enumerate() {
             let normed = self.optionally_normalised(&x, &layer.input_norm)?;
             let (mixed, project) = match &layer.mixer {
-                LayerMixer::Attention { attention, .. } => {
+                LayerMixer::Attention { index, attention } => {
                     let heads = attention.heads;
                     let mut qkv = self.linear(&normed, &attention.qkv, None)?;
                     let gates = attention.has_gates.then(|| take_gates(&mut qkv, heads));
@@ -607,14 +595,14 @@ impl Inference {
                     if let Some(rope) = ropes.get(attention.rope) {
                         kernels.rotate(&mut qkv, heads, rope, positions)?;
                     }
-                    let mut values = mix(&layer.mixer, qkv)?;
+                    let mut values = attend(*index, attention, qkv)?;
                     if let Some(gates) = gates {
                         values.iter_mut().zip(gates).for_each(|(value, gate)| *value /= 1.0 + (-gate).exp());
                     }
                     (values, &attention.o)
                 }
-                LayerMixer::GatedDeltaNet { net, .. } => {
-                    (mix(&layer.mixer, self.linear(&normed, &net.in_proj, None)?)?, &net.out_proj)
+                LayerMixer::GatedDeltaNet { index, net } => {
+                    (recur(*index, net, self.linear(&normed, &net.in_proj, None)?)?, &net.out_proj)
                 }
             };
             drop(normed);

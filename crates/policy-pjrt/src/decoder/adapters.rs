@@ -4,7 +4,7 @@
 //!
 //! Legend: L layers, E experts, r rank, V vocabulary, H hidden size, O and I rows and columns of a matrix.
 
-use super::parameters::{Axis, Parameter, ParameterValues, Role, parameters};
+use super::parameters::{Axis, Names, Parameter, ParameterValues, Role, parameters};
 use super::{Compute, Decoder, Format, dot};
 use models::{AdaptedMatrix, Experts, LoraConfig, ModelConfig};
 use stablehlo::{Dtype, Value};
@@ -97,7 +97,7 @@ impl Adapters {
     /// let adapters = Adapters::new(&config, &models::LoraConfig { r: 4, ..Default::default() })?;
     /// let a = &adapters.parameters(&config)[0];
     /// assert_eq!((&a.shape[..], &a.axes[..]), (&[2, 4, 64][..], &[Axis::Layer, Axis::Rank, Axis::Embed][..]));
-    /// assert_eq!(a.tensors().last(), Some((1, "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight")));
+    /// assert_eq!(a.tensors().last(), Some((1, "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight".to_owned())));
     /// # Ok::<(), models::Error>(())
     /// ```
     ///
@@ -155,7 +155,7 @@ impl Adapters {
                     number => format!("{module}.{part}.weight.{number}"),
                 },
                 format: Format::Values,
-                tensors: adapted.iter().map(|(at, matrix)| (*at, name(matrix))).collect(),
+                names: Names::Listed(adapted.iter().map(|(at, matrix)| (*at, name(matrix))).collect()),
                 stacked: weight.stacked,
             };
         vec![
@@ -213,7 +213,7 @@ pub(super) fn value_head(config: &ModelConfig) -> [Parameter; 2] {
         axes: axes.to_vec(),
         format: Format::Values,
         path: path.to_owned(),
-        tensors: vec![(0, path.to_owned())],
+        names: Names::Listed(vec![(0, path.to_owned())]),
         stacked: 0,
     };
     [

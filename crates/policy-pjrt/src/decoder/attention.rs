@@ -48,7 +48,7 @@ impl Attention {
     pub const BLOCK: NonZeroUsize = NonZeroUsize::new(512).expect("above 0");
 
     /// Returns the block size for rows of `length` tokens, or `None` if the scores are materialised.
-    pub(crate) fn block(self, length: usize) -> Option<usize> {
+    pub fn block(self, length: usize) -> Option<usize> {
         match self {
             Self::Auto => Some(Self::BLOCK.get()).filter(|block| length > *block),
             Self::Materialised => None,

@@ -13,7 +13,7 @@
 //! Legend: L layers, P layers of a period, S <= P layers of a period in a stack: layers without the weights, or with weights of another shape,
 //! are not in it.
 
-use super::{Decoder, Matrix, ParameterValues, Role};
+use super::{Axis, Decoder, Matrix, ParameterValues, Role};
 use models::LayerSpec;
 use stablehlo::{Builder, Dtype, Result, Save, TensorType, Traced, Value, try_trace};
 use std::ops::Range;
@@ -43,6 +43,8 @@ struct Stack {
     value: Value,
     /// In ascending order.
     layers: Vec<usize>,
+    /// Logical axes of a slice.
+    axes: Vec<Axis>,
 }
 
 impl Stack {
@@ -80,34 +82,35 @@ impl Decoder {
         let table = self.parameters();
         let stack = |((role, number), value): ((Role, usize), &Value)| {
             let parameter = table.iter().find(|parameter| parameter.id() == (role, number))?;
-            Some((role, Stack { value: value.clone(), layers: parameter.layers.clone() }))
+            let (layers, axes) = (parameter.layers.clone(), parameter.axes[1..].to_vec());
+            Some((role, Stack { value: value.clone(), layers, axes }))
         };
         let of_layers = weights.iter().filter(|((role, _), _)| role.is_of_layers());
         let (roles, stacks): (Vec<Role>, Vec<Stack>) = of_layers.filter_map(stack).unzip();
-        let numbers = Stack { value: self.numbers(&builder), layers: (0..count).collect() };
+        let numbers = Stack { value: self.numbers(&builder), layers: (0..count).collect(), axes: Vec::new() };
         let all: Vec<Stack> = std::iter::once(numbers).chain(stacks).collect();
         let mut of_layer = |(layer, spec): (usize, LayerSpec)| {
             let there = all.iter().filter(|stack| stack.has(layer)).map(Stack::slice_type);
             let types = carry.iter().map(type_of).chain(there).chain(constants.iter().map(type_of));
             let types: Vec<TensorType> = types.collect();
-            let of_roles = roles.iter().zip(&all[1..]).filter(|(_, stack)| stack.has(layer));
-            let roles: Vec<Role> = of_roles.map(|(role, _)| *role).collect();
+            let of_roles = roles.iter().copied().zip(&all[1..]);
+            let parameters: Vec<(Role, &Stack)> = of_roles.filter(|(_, stack)| stack.has(layer)).collect();
             try_trace(&types, |builder, values| {
                 let (carry, rest) = values.split_at(carry.len());
                 let [number, rest @ ..] = rest else { unreachable!("a layer has a number") };
-                let (slices, constants) = rest.split_at(roles.len());
+                let (slices, constants) = rest.split_at(parameters.len());
                 let scales = |role: Role| {
                     let role = Role::Scales(Matrix::of(role)?);
-                    roles.iter().position(|other| *other == role).map(|at| &slices[at])
+                    parameters.iter().position(|(other, _)| *other == role).map(|at| &slices[at])
                 };
-                let of_products = |(role, slice): (&Role, &Value)| {
-                    let slice = match self.quantization.zip(scales(*role)) {
+                let of_products = |(&(role, stack), slice): (&(Role, &Stack), &Value)| {
+                    let slice = match self.quantization.zip(scales(role)) {
                         Some((quantization, scales)) => self.dequantized(quantization, slice, scales),
                         None => slice.clone(),
                     };
-                    (*role, self.split_slice(weights, *role, &slice))
+                    (role, self.split_slice(weights, role, &stack.axes, &slice))
                 };
-                let there = roles.iter().zip(slices).filter(|(role, _)| !matches!(role, Role::Scales(_)));
+                let there = parameters.iter().zip(slices).filter(|((role, _), _)| !matches!(role, Role::Scales(_)));
                 let (of_slices, slices): (Vec<Role>, Vec<Value>) = there.map(of_products).unzip();
                 let matrix = |slice: &Value| slice.shape().len() > 1;
                 let converts = slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype());
@@ -255,9 +258,9 @@ fn slice(stack: &Value, index: usize) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use crate::decoder::{Compute, Decoder, Rows};
+    use crate::decoder::{AxisRules, Compute, Decoder, Rows};
     use models::{LayerRope, LayerSpec, ModelConfig};
-    use stablehlo::{Array, Builder, Dtype, Module, Reducer, Save, TensorType, Value};
+    use stablehlo::{Array, Builder, Dtype, Mesh, Module, Reducer, Save, TensorType, Value};
 
     /// Returns the program of the hidden states, and of the gradients of all parameters.
     fn module(layers: &[LayerSpec], count: usize, save: Save) -> Module {
@@ -301,6 +304,30 @@ mod tests {
             module.main.body().arguments.iter().map(|id| module.main.type_of(*id).clone()).collect();
         let arguments: Vec<Array> = types.iter().enumerate().map(of).collect();
         module.interpret(&arguments).unwrap().iter().map(Array::to_floats).collect()
+    }
+
+    /// The bias of keys of the first layer has 48 columns, which six devices divide, that of the second 16, which they do not.
+    #[test]
+    fn slices_are_sharded_like_their_own_stacks() {
+        let mesh = Mesh::new("mesh", [("fsdp", 3), ("tensor", 2)]).unwrap();
+        let wide = LayerSpec { head_dim: Some(24), rope: LayerRope::None, ..LayerSpec::default() };
+        let config = ModelConfig {
+            num_hidden_layers: 2,
+            layers: vec![wide, LayerSpec::default()],
+            hidden_size: 48,
+            intermediate_size: 48,
+            num_attention_heads: 6,
+            num_key_value_heads: 2,
+            vocab_size: 60,
+            attention_bias: true,
+            ..ModelConfig::default()
+        };
+        let decoder = Decoder::new(&config, Compute::F32).with_axis_rules(AxisRules::new(&mesh)).unwrap();
+        let f = Builder::new();
+        let weights = decoder.declare(&f, Dtype::F32);
+        let ids = f.argument("ids", TensorType::new(Dtype::I32, [6, 16]));
+        let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), Save::Carry).unwrap();
+        f.finish("hidden", &[("hidden", &hidden)]).unwrap();
     }
 
     /// The same layers, as a period of one and as longer periods with and without a remainder.

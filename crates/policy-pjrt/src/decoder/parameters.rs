@@ -234,10 +234,20 @@ pub struct Parameter {
     pub format: Format,
     /// The short name.
     pub(super) path: String,
-    /// The tensors of the stack, each with its index in row-major order.
-    pub(super) tensors: Vec<(usize, String)>,
+    /// The names of its tensors.
+    pub(super) names: Names,
     /// The number of leading dimensions that stack tensors: layers and, if each expert has a tensor, experts.
     pub(super) stacked: usize,
+}
+
+/// The names of the tensors of a parameter. A model of experts has tens of thousands, which are built when they are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Names {
+    /// A tensor of every layer of the stack, with this path in the layer; if each of a number of experts has a tensor, its number follows
+    /// `experts.` in the path.
+    OfLayers { path: &'static str, experts: Option<usize> },
+    /// Tensors, each with its index in the stack.
+    Listed(Vec<(usize, String)>),
 }
 
 impl Parameter {
@@ -258,13 +268,28 @@ impl Parameter {
 
     /// Returns the names of its tensors in `transformers`, each with its index in the stack, in row-major order. Tensors of adapters have PEFT's names; layers without an
     /// adapter have no name, and zeros in the stack.
-    pub fn tensors(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.tensors.iter().map(|(layer, name)| (*layer, name.as_str()))
+    pub fn tensors(&self) -> impl Iterator<Item = (usize, String)> {
+        (0..self.tensor_count()).map(|at| match &self.names {
+            Names::Listed(names) => names[at].clone(),
+            Names::OfLayers { path, experts: None } => (at, format!("model.layers.{}.{path}", self.layers[at])),
+            Names::OfLayers { path, experts: Some(count) } => {
+                let path = path.replace("experts.", &format!("experts.{}.", at % count));
+                (at, format!("model.layers.{}.{path}", self.layers[at / count]))
+            }
+        })
+    }
+
+    /// Returns the number of its tensors.
+    fn tensor_count(&self) -> usize {
+        match &self.names {
+            Names::OfLayers { experts, .. } => self.layers.len() * experts.unwrap_or(1),
+            Names::Listed(names) => names.len(),
+        }
     }
 
     /// Returns the number of weights.
     pub fn count(&self) -> usize {
-        self.tensors.len() * self.tensor_shape().iter().product::<usize>()
+        self.tensor_count() * self.tensor_shape().iter().product::<usize>()
     }
 
     /// Returns `true` if its tensors are matrices; norms and biases are vectors.
@@ -441,7 +466,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::Norm, "model.norm.weight", &[Embed]),
         (Role::LmHead, "lm_head.weight", &[Vocab, Embed]),
     ];
-    let of_layers = |role: Role, path: &str, axes: &[Axis]| {
+    let of_layers = |role: Role, path: &'static str, axes: &[Axis]| {
         // In gpt-oss, one tensor has all experts of a layer.
         let is_apart = role.is_of_experts() && !is_clamped;
         // The shapes in the order of the first layer that has them.
@@ -454,19 +479,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
             }
         }
         let parameter = |(number, (mut shape, layers)): (usize, (Vec<usize>, Vec<usize>))| {
-            let name = |(at, layer): (usize, &usize)| (at, format!("model.layers.{layer}.{path}"));
-            let of_expert = |(at, layer): (usize, &usize), expert: usize| {
-                let path = path.replace("experts.", &format!("experts.{expert}."));
-                (at * count + expert, format!("model.layers.{layer}.{path}"))
-            };
-            let tensors = match is_apart {
-                true => layers
-                    .iter()
-                    .enumerate()
-                    .flat_map(|of| (0..count).map(move |expert| of_expert(of, expert)))
-                    .collect(),
-                false => layers.iter().enumerate().map(name).collect(),
-            };
+            let names = Names::OfLayers { path, experts: is_apart.then_some(count) };
             shape.insert(0, layers.len());
             let path = if number == 0 { path.to_owned() } else { format!("{path}.{number}") };
             let stacked = if is_apart { 2 } else { 1 };
@@ -476,7 +489,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
                 (_, axis) => *axis,
             });
             let (axes, format) = (axes.collect(), Format::Values);
-            Parameter { role, number, layers, shape, axes, format, path, tensors, stacked }
+            Parameter { role, number, layers, shape, axes, format, path, names, stacked }
         };
         stacks.into_iter().enumerate().map(parameter).collect::<Vec<_>>()
     };
@@ -487,9 +500,9 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
             false if !is_there(role, path, plain) => Vec::new(),
             false => {
                 let shape = axes.iter().map(|axis| size(role, axis, plain)).collect();
-                let (path, tensors) = (path.to_owned(), vec![(0, path.to_owned())]);
+                let (path, names) = (path.to_owned(), Names::Listed(vec![(0, path.to_owned())]));
                 let (axes, layers, format) = (axes.to_vec(), Vec::new(), Format::Values);
-                vec![Parameter { role, number: 0, layers, shape, axes, format, path, tensors, stacked: 0 }]
+                vec![Parameter { role, number: 0, layers, shape, axes, format, path, names, stacked: 0 }]
             }
         })
         .collect()

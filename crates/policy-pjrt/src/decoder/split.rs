@@ -230,18 +230,14 @@ impl Decoder {
         &self.split
     }
 
-    /// Constrains a layer's slice of the parameter of this role to the sharding of the parameter.
+    /// Constrains a layer's slice of a parameter of this role, whose dimensions in files have these logical axes, to the sharding of the
+    /// parameter.
     #[track_caller]
-    pub(super) fn split_slice(&self, weights: &ParameterValues, role: Role, slice: &Value) -> Value {
-        if self.axis_rules().is_none() {
-            return slice.clone();
-        }
-        let table = self.parameters();
-        let Some(parameter) = table.iter().find(|parameter| parameter.role == role) else { return slice.clone() };
-        let mut dimensions = parameter.axes[1..].to_vec();
+    pub(super) fn split_slice(&self, weights: &ParameterValues, role: Role, axes: &[Axis], slice: &Value) -> Value {
+        let mut axes = axes.to_vec();
         if Matrix::of(role).is_some() && weights.summed(role) == 0 {
-            dimensions.reverse();
+            axes.reverse();
         }
-        self.split.constrain(slice, &dimensions)
+        self.split.constrain(slice, &axes)
     }
 }

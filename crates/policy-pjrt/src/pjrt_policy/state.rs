@@ -53,8 +53,9 @@ impl PjrtPolicy {
             Some(tensors) => {
                 // A reference policy that was never mixed has exact bf16 weights.
                 let is_narrow = of_ref.iter().filter(|p| storage.of(p) == Storage::Split).all(|parameter| {
-                    let narrow = |name| tensors.values(name).is_ok_and(|values| values.iter().all(has_bf16_digits));
-                    parameter.tensors().all(|(_, name)| narrow(name))
+                    let narrow =
+                        |name: &str| tensors.values(name).is_ok_and(|values| values.iter().all(has_bf16_digits));
+                    parameter.tensors().all(|(_, name)| narrow(&name))
                 });
                 let frozen = if is_narrow { frozen.clone().without_remainders() } else { frozen.clone() };
                 let of_ref = DeviceWeights::from_source(&self.runtime, of_ref, frozen.storage(), "", tensors)?;
@@ -108,8 +109,8 @@ impl PjrtPolicy {
 
 /// Returns the tensors of `transformers` in a table.
 fn tensors_of(table: &[Parameter]) -> Vec<models::Parameter> {
-    let named = |(p, name): (&Parameter, &str)| models::Parameter { name: name.to_owned(), shape: p.file_shape() };
-    table.iter().flat_map(|p| p.tensors().map(move |(_, name)| (p, name))).map(named).collect()
+    let named = |p: &Parameter, name| models::Parameter { name, shape: p.file_shape() };
+    table.iter().flat_map(|p| p.tensors().map(move |(_, name)| named(p, name))).collect()
 }
 
 /// Returns `true` if the f32 number is exact in bf16.

@@ -87,6 +87,12 @@ impl Shape {
         parts
     }
 
+    /// Creates the state from the values of [`Shape::parts`].
+    fn state(self, parts: impl Iterator<Item = Value>, config: &ModelConfig) -> StateValues {
+        let has_delta = config.linear_attention.is_some();
+        StateValues::new(parts, self.seen, has_delta, CachedLayers::of(config).len())
+    }
+
     /// Declares a state as the next arguments of a program. The program's first results are the next state, in the same buffers.
     pub(crate) fn arguments(self, f: &Builder, decoder: &Decoder) -> StateValues {
         let parts = self.parts(decoder.config(), decoder.compute()).into_iter().enumerate();
@@ -97,7 +103,7 @@ impl Shape {
             decoder.split().result(f, index, axes);
             argument
         });
-        StateValues::new(parts.collect(), CachedLayers::of(decoder.config()).len())
+        self.state(parts, decoder.config())
     }
 
     /// Builds the program without arguments that returns a state of empty slots.
@@ -113,22 +119,20 @@ impl Shape {
                 _ => zeros(&f, ty.dtype, &ty.shape),
             }
         });
-        let state = StateValues::new(parts.collect(), CachedLayers::of(decoder.config()).len());
+        let state = self.state(parts, decoder.config());
         split.finish(f, "rollout_empty", state.results())
     }
 }
 
 impl StateValues {
-    /// Creates the state from its tensors in order, with keys and values of this number of caches.
-    fn new(mut parts: Vec<Value>, caches: usize) -> Self {
-        let mut keys = parts.split_off(parts.len() - 2 * caches);
-        let values = keys.split_off(caches);
-        let mut parts = parts.into_iter();
-        let mut next = || parts.next().unwrap_or_else(|| unreachable!("a state has at least seven parts and caches"));
+    /// Creates the state from its tensors, in the order of [`Shape::parts`]. `has_seen` and `has_delta` are `true` if there are sets of tokens and
+    /// states of Gated DeltaNets; `caches` is the number of caches of keys and values.
+    fn new(mut parts: impl Iterator<Item = Value>, has_seen: bool, has_delta: bool, caches: usize) -> Self {
+        let mut next = || parts.next().unwrap_or_else(|| unreachable!("as many tensors as `Shape::parts` lists"));
         let [ids, logps, last, length, count, ended, random] = std::array::from_fn(|_| next());
-        let mut rest: Vec<Value> = parts.collect();
-        let delta = rest.split_off(rest.len() % 2);
-        let (seen, delta) = (rest.pop(), DeltaStates::of(&delta));
+        let seen = has_seen.then(&mut next);
+        let delta = has_delta.then(|| DeltaStates { inputs: next(), memory: next() });
+        let [keys, values] = [(); 2].map(|()| (0..caches).map(|_| next()).collect());
         Self { keys, values, ids, logps, last, length, count, ended, random, seen, delta }
     }
 
@@ -147,7 +151,8 @@ impl StateValues {
     /// Returns a state with the same keys and values and other tensors, in the order of [`StateValues::rows`].
     pub(crate) fn with_rows(&self, rows: &[Value]) -> Self {
         let (keys, values) = (self.keys.clone(), self.values.clone());
-        Self { keys, values, ..Self::new(rows.to_vec(), 0) }
+        let rows = rows.iter().cloned();
+        Self { keys, values, ..Self::new(rows, self.seen.is_some(), self.delta.is_some(), 0) }
     }
 
     /// Returns the results of a program that returns this state.

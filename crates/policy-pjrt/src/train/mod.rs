@@ -15,7 +15,7 @@ mod saved;
 mod step;
 
 pub use programs::{TrainPrograms, TrainShape};
-pub use saved::saved_bytes;
+pub use saved::{saved_bytes, saved_on_device};
 
 pub(crate) use adamw::{AdamW, Applied, Moments, Scalars};
 pub(crate) use loss::{Device, Loss, LossHead, OtherOutputs, Target, UploadedRows};

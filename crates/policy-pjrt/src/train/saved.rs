@@ -1,6 +1,7 @@
 //! The activations that layers save for the backward pass, counted in the programs that save them.
 
-use crate::decoder::{Decoder, ParameterValues, Role, Rows};
+use super::TrainShape;
+use crate::decoder::{Axis, AxisRules, Decoder, ParameterValues, Role, Rows};
 use crate::error::Result;
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::program::program_error;
@@ -35,6 +36,27 @@ pub fn saved_bytes(config: &ModelConfig, options: &PjrtPolicyOptions, length: us
         .with_expert_products(options.expert_products);
     let of = |save: &Save| stacked_bytes(&decoder, save, length).map_err(program_error("layers"));
     Ok(of(&options.save)?.saturating_sub(of(&Save::Carry)?))
+}
+
+/// Returns the bytes of saved activations on each device for a micro-batch of this shape, whose rows save `of_row` bytes each ([`saved_bytes`]), on a
+/// mesh with these rules.
+///
+/// ```
+/// use policy_pjrt::decoder::AxisRules;
+/// use policy_pjrt::{TrainShape, saved_on_device};
+///
+/// let shape = TrainShape::uniform(6, 16, 16);
+/// assert_eq!(saved_on_device(1000, shape, None), 6000);
+/// // Eight rows, of which two are empty: two for each of four groups of two devices, and half of a row's activations for a device.
+/// let mesh = stablehlo::Mesh::new("mesh", [("fsdp", 4), ("tensor", 2)])?;
+/// assert_eq!(saved_on_device(1000, shape, Some(&AxisRules::new(&mesh))), 1000);
+/// # Ok::<(), stablehlo::Error>(())
+/// ```
+pub fn saved_on_device(of_row: u64, shape: TrainShape, rules: Option<&AxisRules>) -> u64 {
+    let parts = |axis| rules.map_or(1, |rules| rules.parts(axis));
+    let rows = shape.sharded(rules).rows / parts(Axis::Batch);
+    // Nearly all of them have heads or columns of the MLP, which have the same shards unless a rule says otherwise.
+    (rows as u64).saturating_mul(of_row) / parts(Axis::Mlp) as u64
 }
 
 /// Returns the bytes of everything that the forward loops over layers stack for the backward loops.

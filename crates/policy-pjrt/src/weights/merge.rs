@@ -37,11 +37,11 @@ impl DeviceWeights {
                 let layer = index / of_layer;
                 let adapted = adapter.filter(|(a, _)| self.table[*a].tensors().any(|(of, _)| of == layer));
                 let data = match adapted {
-                    None => reader.read(at, index, name)?,
-                    Some(adapter) => merge(parameter.id(), at, adapter, index, name)?,
+                    None => reader.read(at, index, &name)?,
+                    Some(adapter) => merge(parameter.id(), at, adapter, index, &name)?,
                 };
                 let shape = parameter.tensor_shape().to_vec();
-                sink.tensor(NamedTensor { name: name.to_owned(), shape, data })?;
+                sink.tensor(NamedTensor { name, shape, data })?;
             }
         }
         let tied = position((Role::EmbedTokens, 0)).filter(|_| position((Role::LmHead, 0)).is_none());

@@ -83,6 +83,8 @@ impl DeviceWeights {
         config.validate()?;
         quantization.map_or(Ok(()), |quantization| check_quantization(config, quantization))?;
         weights.check(config)?;
+        // Scales of the matrices of a stack, which are uploaded after all codes of the stack.
+        let mut scales: HashMap<String, Vec<f32>> = HashMap::new();
         Self::build(runtime, quantized_parameters(config, quantization), storage, |name, parameter| {
             let tensor = weights.tensor(name)?;
             let (shape, axes) = (parameter.tensor_shape(), parameter.tensor_axes());
@@ -93,13 +95,13 @@ impl DeviceWeights {
                 }
                 Format::Codes(quantization) => {
                     tensor.check_finite()?;
-                    let words = words(&tensor.quantized(quantization)?);
-                    Ok((runtime.upload_sharded(&words, shape, axes)?, Dtype::U32))
-                }
-                // Scales are uploaded after the codes of all layers; they are computed again instead of kept meanwhile.
-                Format::Scales(quantization) => {
                     let matrix = tensor.quantized(quantization)?;
-                    Ok((runtime.upload_sharded(matrix.scales(), shape, axes)?, Dtype::F32))
+                    scales.insert(name.to_owned(), matrix.scales().to_vec());
+                    Ok((runtime.upload_sharded(&words(&matrix), shape, axes)?, Dtype::U32))
+                }
+                Format::Scales(_) => {
+                    let scales = scales.remove(name).unwrap_or_else(|| unreachable!("codes are before their scales"));
+                    Ok((runtime.upload_sharded(&scales, shape, axes)?, Dtype::F32))
                 }
             }
         })
@@ -158,7 +160,7 @@ impl DeviceWeights {
         runtime: &Runtime,
         table: Vec<Parameter>,
         storage: Storage,
-        upload: impl Fn(&str, &Parameter) -> Result<(DeviceTensor, Dtype)>,
+        mut upload: impl FnMut(&str, &Parameter) -> Result<(DeviceTensor, Dtype)>,
     ) -> Result<Self> {
         runtime.split().check_parameters(&table)?;
         let mut needed = MemoryTable::new();
@@ -175,7 +177,7 @@ impl DeviceWeights {
                 false => vec![],
             };
             for (index, name) in parameter.tensors() {
-                let (tensor, from) = upload(name, parameter)?;
+                let (tensor, from) = upload(&name, parameter)?;
                 parts = if parameter.is_stacked() {
                     let place = program(parameter, Step::Place { from, to })?;
                     let at = position(runtime, parameter, index)?;
@@ -210,7 +212,7 @@ impl DeviceWeights {
         let mut reader = self.reader();
         for (index, parameter) in self.table.iter().enumerate() {
             for (tensor, name) in parameter.tensors() {
-                let (data, shape) = (reader.read(index, tensor, name)?, parameter.file_shape());
+                let (data, shape) = (reader.read(index, tensor, &name)?, parameter.file_shape());
                 sink.tensor(NamedTensor { name: format!("{prefix}{name}"), shape, data })?;
             }
         }

@@ -64,7 +64,7 @@ fn finite_f32_weights_are_restored_exactly_and_read_as_the_nearest_bf16() {
     let weights = policy.weights().unwrap();
     let (mut remainders, mut seen) = (weights.remainders(), 0);
     for (parameter, tensor) in weights.table().iter().zip(weights.tensors()) {
-        let words = parameter.tensors().flat_map(|(_, name)| bits(&expected[name].data));
+        let words = parameter.tensors().flat_map(|(_, name)| bits(&expected[&*name].data));
         if !parameter.has_matrices() {
             assert_eq!(
                 bits(&tensor.read::<f32>("weights").unwrap()),

@@ -76,7 +76,7 @@ fn rows_of(sequences: &[Sequence]) -> Vec<Array> {
 
 fn weights(table: &[Parameter], weights: Option<&Weights>) -> Vec<Array> {
     let values = |p: &Parameter| match weights.filter(|_| p.role.is_of_model()) {
-        Some(weights) => p.tensors().flat_map(|(_, name)| weights.tensor(name).unwrap().to_vec()).collect(),
+        Some(weights) => p.tensors().flat_map(|(_, name)| weights.tensor(&name).unwrap().to_vec()).collect(),
         None => rng::uniform_weights(p.shape.iter().product(), 0.1, 5, p.name()),
     };
     table.iter().map(|p| floats(&p.shape, values(p))).collect()

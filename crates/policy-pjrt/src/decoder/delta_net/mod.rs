@@ -47,7 +47,7 @@ impl DeltaStates {
     pub(crate) fn types(config: &ModelConfig, rows: usize, compute: Compute) -> Option<[TensorType; 2]> {
         let sizes = config.linear_attention?;
         let heads = sizes.linear_num_key_heads;
-        let layers = config.num_hidden_layers - config.heads_of_layers().count();
+        let layers = config.linear_attention_layers();
         let (width, before) = (sizes.linear_key_head_dim, sizes.linear_conv_kernel_dim - 1);
         Some([
             TensorType::new(compute.dtype(), [layers, rows, heads, before, sizes.conv_channels() / heads]),
