@@ -47,7 +47,7 @@ pub fn write(document: &Document, folder: &Path, mut note: impl FnMut(&str)) -> 
 /// Writes the results of a model's benchmark to `folder`, a row per round.
 ///
 /// # Errors
-/// See [`write`].
+/// See [`write()`].
 pub fn write_model(
     document: &Document<ModelCase>,
     config: &ModelBenchConfig,
