@@ -188,12 +188,18 @@ impl RunPrograms {
         let of_sampling = meshes.as_ref().map(|meshes| &meshes.rollout);
         let sampler = decoder(&config, &shape, &options, of_sampling)?;
         let decoder = decoder(&config, &shape, &options, training)?;
-        let replays = config.rollout.replay_sampling_mask;
-        let of_rollout =
-            RolloutPrograms::of(&sampler, compute.dtype(), options.rollout, rollout_sizes, (&sampling, replays), 1);
+        let (replays, routed_experts) = (config.rollout.replay_sampling_mask, config.policy.replay_routing);
+        let of_rollout = RolloutPrograms::of(
+            &sampler,
+            compute.dtype(),
+            options.rollout,
+            rollout_sizes,
+            (&sampling, replays, routed_experts),
+            1,
+        );
         let rollout = of_rollout.map_err(policy::Error::from)?;
         let micro_batch = TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion);
-        let micro_batch = TrainShape { sampling_mask: replays, ..micro_batch.sharded(training) };
+        let micro_batch = TrainShape { sampling_mask: replays, routed_experts, ..micro_batch.sharded(training) };
         let table = parameters(&shape);
         let matrices = table.iter().filter(|p| p.has_matrices());
         let part = |p: &Parameter, rules: Option<&AxisRules>| rules.map_or(p.count(), |rules| rules.elements(p));

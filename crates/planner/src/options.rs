@@ -78,6 +78,7 @@ pub(crate) fn sizes_of(config: &TrainConfig, weights: Dtype, prompt: usize, trai
     TrainingSizes {
         micro_batch: TrainShape {
             sampling_mask: config.rollout.replay_sampling_mask,
+            routed_experts: config.policy.replay_routing,
             ..TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion)
         },
         rollout: RolloutSizes {

@@ -19,7 +19,7 @@ use stablehlo::Save;
 /// use policy_pjrt::{PjrtPolicyOptions, RolloutSizes, TrainShape, TrainingSizes};
 ///
 /// let sizes = TrainingSizes {
-///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, shared: false, sampling_mask: false },
+///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, shared: false, sampling_mask: false, routed_experts: false },
 ///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128, conversations: false },
 ///     weights: models::Dtype::F32,
 ///     trained: models::Trained::All,
@@ -132,6 +132,10 @@ impl TrainingSizes {
         if self.micro_batch.sampling_mask {
             table.push_in("micro-batches", "sampling masks", of_mask(tokens));
         }
+        if let Some(experts) = config.experts.as_ref().filter(|_| self.micro_batch.routed_experts) {
+            let ids = product(&[layers, rows, length, experts.num_experts_per_tok]);
+            table.push_in("micro-batches", "recorded experts", ids.saturating_mul(single));
+        }
         let of_vocab = vocab.div_ceil(split.parts(Axis::Vocab));
         table.push_in("micro-batches", "logits", product(&[tokens, of_vocab]).saturating_mul(single).min(budget));
         if options.can_roll_back {
@@ -167,6 +171,10 @@ impl TrainingSizes {
         }
         if self.micro_batch.sampling_mask {
             table.push_in("sampling", "sampling masks of a call", of_mask(slots * options.rollout.tokens_per_call));
+        }
+        if let Some(experts) = config.experts.as_ref().filter(|_| self.micro_batch.routed_experts) {
+            let ids = product(&[slots, options.rollout.tokens_per_call, layers, experts.num_experts_per_tok]);
+            table.push_in("sampling", "recorded experts of a call", ids.saturating_mul(single));
         }
         let of_vocab = vocab.div_ceil(of_rollout.parts(Axis::Vocab));
         table.push_in("sampling", "logits", product(&[slots, of_vocab]).saturating_mul(single));
@@ -204,7 +212,14 @@ mod tests {
             conversations: false,
         };
         let sizes = TrainingSizes {
-            micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, shared: false, sampling_mask: false },
+            micro_batch: TrainShape {
+                rows: 1,
+                length: 16,
+                tokens: 16,
+                shared: false,
+                sampling_mask: false,
+                routed_experts: false,
+            },
             rollout,
             weights: models::Dtype::F32,
             trained: Trained::All,
@@ -240,7 +255,14 @@ mod tests {
     fn smaller_settings_reduce_the_memory() {
         let config = ModelConfig { max_position_embeddings: 4096, ..ModelConfig::default() };
         let sizes = TrainingSizes {
-            micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024, shared: false, sampling_mask: false },
+            micro_batch: TrainShape {
+                rows: 64,
+                length: 2048,
+                tokens: 64 * 1024,
+                shared: false,
+                sampling_mask: false,
+                routed_experts: false,
+            },
             rollout: RolloutSizes {
                 prompts: 1,
                 longest_prompt: 8,
@@ -280,7 +302,14 @@ mod tests {
 
         // Weights dominate here; an update holds them twice.
         let small = TrainingSizes {
-            micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, shared: false, sampling_mask: false },
+            micro_batch: TrainShape {
+                rows: 1,
+                length: 16,
+                tokens: 16,
+                shared: false,
+                sampling_mask: false,
+                routed_experts: false,
+            },
             ..sizes
         };
         let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };

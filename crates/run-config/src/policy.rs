@@ -69,7 +69,7 @@ pub struct PolicyConfig {
     /// The factor of the load balancing loss of the routers of a mixture of experts, which is added to the loss of every update, with TRL's
     /// name and transformers' definition. 0 is no such loss; the value in config.json is not used.
     pub router_aux_loss_coef: f64,
-    /// `true` if scoring and training send every token to the experts that sampled it (R3, rollout routing replay). Needs `policy.device: host` and
+    /// `true` if scoring and training send every token to the experts that sampled it (R3, rollout routing replay). Needs
     /// `rollout.engine: policy`.
     pub replay_routing: bool,
 }
@@ -179,8 +179,6 @@ impl TrainConfig {
             let (engine, key) = (self.rollout.engine, "policy.replay_routing");
             let of_server = format!("false with rollout.engine {}: its completions have no experts", engine.name());
             check(!engine.is_server(), key, &of_server, true)?;
-            let on_host = "false, or policy.device: host: devices do not record experts";
-            check(*device == PolicyDevice::Host, key, on_host, true)?;
         }
         if let Some(lora) = self.lora.as_ref().filter(|lora| !lora.target_parameters.is_empty()) {
             let (engine, key) = (self.rollout.engine, "lora.target_parameters");

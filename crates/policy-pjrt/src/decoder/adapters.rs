@@ -180,7 +180,7 @@ impl Adapters {
             axes: dimensions.map(|(_, axis)| axis).to_vec(),
             path: format!("{module}.{part}.weight"),
             format: Format::Values,
-            tensors: adapted.iter().map(|(at, matrix)| (*at, name(matrix))).collect(),
+            names: Names::Listed(adapted.iter().map(|(at, matrix)| (*at, name(matrix))).collect()),
             stacked: 1,
         };
         let a = [stack, experts, rank, (*input, of_input)];

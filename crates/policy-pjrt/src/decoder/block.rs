@@ -11,7 +11,8 @@ const TWICE_ROOT: f64 = 1.595_769_121_605_730_8;
 impl Decoder {
     /// Computes one layer `x` `[B, T, H]` -> `[B, T, H]`: a mixer of tokens and an MLP, whose outputs are added to the residual stream `x`; their
     /// inputs, outputs or both are normalised, and the sum may have a factor. `mix` computes the output of the mixer `[B, T, H]`, f32, from its
-    /// normalised input: [`Decoder::attention`], for example. Also returns the choice of the router, if the MLP is a mixture of experts.
+    /// normalised input: [`Decoder::attention`], for example. Also returns the choice of the router, if the MLP is a mixture of experts; `routed`
+    /// `[B, T, k]`, i32, replaces it, except for tokens with -1.
     ///
     /// # Errors
     /// The error of `mix`, or an operation of the experts that cannot be built.
@@ -19,6 +20,7 @@ impl Decoder {
         &self,
         layer: &ParameterValues,
         x: &Value,
+        routed: Option<&Value>,
         mix: impl FnOnce(&Value) -> Result<Value>,
     ) -> Result<(Value, Option<Routing>)> {
         let [before, after, before_mlp, after_mlp] = self.norm_roles();
@@ -28,7 +30,7 @@ impl Decoder {
         let normed = self.normed(layer, &x, before_mlp);
         let (update, routing) = match &self.config.experts {
             Some(experts) => {
-                let (update, routing) = self.experts(layer, &normed, experts)?;
+                let (update, routing) = self.experts(layer, &normed, experts, routed)?;
                 (update, Some(routing))
             }
             None => (self.mlp(layer, &normed), None),

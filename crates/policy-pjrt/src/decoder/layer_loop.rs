@@ -36,6 +36,27 @@ pub struct LayerValues<'a> {
     pub number: &'a Value,
     /// Inputs that are the same for all layers.
     pub constants: &'a [Value],
+    place: Place,
+}
+
+/// The place of a layer in the period of layers.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Its index in the period.
+    index: usize,
+    /// The number of layers of the period with the same mixer, heads and sliding window.
+    alike: usize,
+    /// P.
+    period: usize,
+}
+
+impl LayerValues<'_> {
+    /// Returns the number of the layer among all layers, an i32 scalar.
+    pub fn layer(&self) -> Value {
+        let Place { index, alike, period } = self.place;
+        let of = |count: usize| self.number.like(count as i64);
+        (self.number / of(alike)) * of(period) + of(index)
+    }
 }
 
 /// A tensor with a slice for each of some layers.
@@ -126,7 +147,7 @@ impl Decoder {
                     false => slices,
                 };
                 let of_layer = weights.of_layer(of_slices.into_iter().zip(slices));
-                body(spec, &of_layer, &LayerValues { carry, number, constants })
+                body(spec, &of_layer, &LayerValues { carry, number, constants, place: self.place(layer) })
             })
         };
         let period = self.config.period().into_iter().enumerate();
@@ -143,13 +164,24 @@ impl Decoder {
 
     /// Returns the number of each layer among the layers with the same mixer, heads and sliding window, `[L]`, i32.
     fn numbers(&self, builder: &Builder) -> Value {
-        let (config, count) = (&self.config, self.config.num_hidden_layers);
+        let count = self.config.num_hidden_layers;
+        let numbers = (0..count).map(|layer| self.alike(layer, 0..layer) as i64);
+        builder.dense(numbers, TensorType::new(Dtype::I32, [count]))
+    }
+
+    /// Returns the place of the layer with this index in the period.
+    fn place(&self, index: usize) -> Place {
+        let period = self.config.period().len();
+        Place { index, alike: self.alike(index, 0..period), period }
+    }
+
+    /// Returns how many of these layers have the mixer, heads and sliding window of `layer`.
+    fn alike(&self, layer: usize, of: Range<usize>) -> usize {
         let kind = |layer: usize| {
-            let layer = config.layer(layer);
-            (layer.mixer, config.heads(layer), layer.sliding_window)
+            let layer = self.config.layer(layer);
+            (layer.mixer, self.config.heads(layer), layer.sliding_window)
         };
-        let before = |layer: usize| (0..layer).filter(|other| kind(*other) == kind(layer)).count();
-        builder.dense((0..count).map(|layer| before(layer) as i64), TensorType::new(Dtype::I32, [count]))
+        of.filter(|other| kind(*other) == kind(layer)).count()
     }
 }
 

@@ -80,13 +80,15 @@ pub struct Rows {
     pub shared: bool,
     /// 1 for tokens and 0 for padding, `[B, T]`, f32; the tokens that count in [`RouterSums`]. `None` computes no sums.
     pub counted: Option<Value>,
+    /// Experts `[L, B, T, k]`, i32, that replace the choices of routers; -1 for tokens whose experts are chosen.
+    pub routed: Option<Value>,
 }
 
 impl Rows {
     /// Creates rows of one sequence each, which begin at position 0; `ids` `[B, T]`.
     pub fn of_sequences(ids: &Value) -> Self {
         let positions = ids.builder().iota(1, ids.ty().clone());
-        Self { ids: ids.clone(), positions, shared: false, counted: None }
+        Self { ids: ids.clone(), positions, shared: false, counted: None, routed: None }
     }
 
     /// Returns the positions `[B, T]`, or `[1, T]` if every row is one sequence: all rows then have the same.
@@ -270,14 +272,20 @@ impl Decoder {
         let x = self.embed(weights, &rows.ids);
         let positions: Vec<&Value> = self.config.linear_attention.iter().map(|_| &rows.positions).collect();
         let counted: Vec<&Value> = rows.counted.iter().collect();
-        let constants = [&rotaries.values()[..], &masks.values(), &positions, &counted].concat();
+        let routed: Vec<&Value> = rows.routed.iter().collect();
+        let constants = [&rotaries.values()[..], &masks.values(), &positions, &counted, &routed].concat();
         let sums = counted.first().map_or(vec![], |counted| self.empty_router_sums(&counted.builder()));
-        let carry: Vec<&Value> = std::iter::once(&x).chain(&sums).collect();
+        // The number of layers whose router chooses other experts than the recorded ones, `[B, T]`.
+        let differing = counted.iter().zip(&routed).map(|(counted, _)| counted.like(0.0));
+        let differing: Vec<Value> = differing.collect();
+        let carry: Vec<&Value> = std::iter::once(&x).chain(&sums).chain(&differing).collect();
         let carried = self.over_layers(weights, &carry, &constants, Layers::Loop(save), |spec, layer, values| {
             let mut constants = values.constants;
             let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));
-            let (positions, counted) = constants.split_at(positions.len());
-            let (x, routing) = self.block(layer, &values.carry[0], |x| match spec.mixer {
+            let (positions, constants) = constants.split_at(positions.len());
+            let (counted, routed) = constants.split_at(counted.len());
+            let routed = routed.first().map(|routed| layer_at(routed, &values.layer()));
+            let (x, routing) = self.block(layer, &values.carry[0], routed.as_ref(), |x| match spec.mixer {
                 Mixer::Attention => Ok(self.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
                     self.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
                 })),
@@ -285,11 +293,18 @@ impl Decoder {
             })?;
             let of_layer = routing.iter().zip(counted);
             let of_layer = of_layer.flat_map(|(routing, counted)| routing.sums(counted, self.router_aux_loss));
-            let sums = values.carry[1..].iter().zip(of_layer).map(|(sums, of_layer)| experts::append(sums, &of_layer));
-            Ok(std::iter::once(x).chain(sums).collect())
+            let (sums, differing) = values.carry[1..].split_at(sums.len());
+            let sums = sums.iter().zip(of_layer).map(|(sums, of_layer)| experts::append(sums, &of_layer));
+            let differs = routing.iter().filter_map(|routing| routing.differs.as_ref());
+            let differing = differing.iter().zip(differs).map(|(count, differs)| count + differs);
+            Ok(std::iter::once(x).chain(sums).chain(differing).collect())
         })?;
-        let sums = match (&carried[1..], counted.first()) {
-            ([tokens, shares @ ..], Some(counted)) => Some(RouterSums::new(tokens, shares.first(), counted)),
+        let (of_routers, differing) = carried[1..].split_at(sums.len());
+        let sums = match (of_routers, counted.first()) {
+            ([tokens, shares @ ..], Some(counted)) => {
+                let replay = routed.first().copied().zip(differing.first());
+                Some(RouterSums::new(tokens, shares.first(), counted, replay))
+            }
             _ => None,
         };
         Ok((carried[0].clone(), sums))

@@ -288,12 +288,6 @@ fn no_ref_policy(operation: &'static str) -> Error {
     policy::Error::argument(operation, "a reference policy: freeze_ref_policy makes one", "none").into()
 }
 
-/// Returns the error of recorded experts, which only the CPU policy supports.
-fn no_replay() -> policy::Error {
-    let expected = "a policy on the host, which records and replays experts (policy.replay_routing)";
-    policy::Error::argument("routed_experts", expected, "a PJRT policy")
-}
-
 impl Policy for PjrtPolicy {
     fn num_parameters(&self) -> usize {
         self.modules.decoder().trained().iter().map(Parameter::count).sum()
@@ -315,9 +309,6 @@ impl Policy for PjrtPolicy {
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
-        if request.return_routed_experts {
-            return Err(no_replay());
-        }
         let weights = self.sampled()?;
         Ok(self.rollout.generate(&weights, request)?)
     }
@@ -333,7 +324,9 @@ impl Policy for PjrtPolicy {
         let on = Device { runtime: &self.runtime, modules };
         let mut all = Scores::default();
         for batch in batches {
-            let rows = upload(on, batch, &batch.tokens)?;
+            // The reference policy chooses its own experts.
+            let routed = if of == Weights::Policy { batch.routed_experts } else { &[] };
+            let rows = upload(on, batch.sequences, routed, &batch.tokens)?;
             let part = self.grpo.score(&on, weights, &rows, &batch.tokens)?;
             all.logp.extend(part.logp);
             all.entropy.extend(part.entropy);
@@ -354,7 +347,7 @@ impl Policy for PjrtPolicy {
         let on = Device { runtime: &self.runtime, modules: &self.modules };
         let mut all = Vec::new();
         for batch in batches {
-            let rows = upload(on, batch, &batch.tokens)?;
+            let rows = upload(on, batch.sequences, batch.routed_experts, &batch.tokens)?;
             all.extend(self.grpo.values(&on, &self.weights, &rows, batch.tokens.tokens())?);
         }
         Ok(all)

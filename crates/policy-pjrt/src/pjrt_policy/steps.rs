@@ -8,7 +8,7 @@ use crate::train::{
 };
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossOutput, TokenBatch};
-use policy::{RouterStatistics, SequenceBatch, StepLoss, UpdateReport, imitation};
+use policy::{RoutedExperts, RouterStatistics, Sequence, SequenceBatch, StepLoss, UpdateReport, imitation};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -135,7 +135,7 @@ fn loss_of(
         StepLoss::Grpo => (grpo, Cow::Borrowed(&batch.tokens)),
         StepLoss::CrossEntropy { tokens } => (cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?)),
     };
-    let rows = upload(on, batch, &tokens)?;
+    let rows = upload(on, batch.sequences, batch.routed_experts, &tokens)?;
     let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
     let mut head = LossHead { loss, on, rows: &rows, aux_loss_factor, outputs: OtherOutputs::default() };
     let mut output = LossOutput::from(step(&config, &tokens, &mut head, target)?);
@@ -150,14 +150,17 @@ fn loss_of(
     Ok((output, head.outputs.routers))
 }
 
-/// Copies the sequences of a micro-batch to the device, after a check that `tokens` are their completion tokens and within the vocabulary.
-pub(super) fn upload(on: Device<'_>, batch: &SequenceBatch<'_>, tokens: &TokenBatch) -> Result<UploadedRows> {
-    if !batch.routed_experts.is_empty() {
-        return Err(super::no_replay().into());
-    }
-    let sequences = batch.sequences;
+/// Copies the sequences of a micro-batch to the device, with their recorded experts, if any, after a check that `tokens` are their completion
+/// tokens and within the vocabulary.
+pub(super) fn upload(
+    on: Device<'_>,
+    sequences: &[Sequence],
+    routed_experts: &[RoutedExperts],
+    tokens: &TokenBatch,
+) -> Result<UploadedRows> {
     let (config, split) = (on.modules.decoder().config(), on.modules.decoder().split());
-    let mut rows = Rows::new(config, sequences, split.rules())?;
+    let rows = Rows::new(config, sequences, split.rules())?;
+    let mut rows = rows.with_routed_experts(config, sequences, routed_experts)?;
     rows.shape.sampling_mask = tokens.sampling_mask().is_some();
     let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
     if tokens.tokens() != expected {

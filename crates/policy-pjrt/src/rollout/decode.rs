@@ -22,6 +22,7 @@
 //! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
 
 use super::cache::{CachedLayers, flush};
+use super::routed::{self, RoutedLayers};
 use super::sampling::{Sampler, SamplerValues, mask_words};
 use super::state::{Shape, StateValues};
 use crate::decoder::{
@@ -46,6 +47,8 @@ pub(crate) struct Decode {
     pub(crate) prepared: bool,
     /// E; unused entries are -1.
     pub(crate) stop_ids: usize,
+    /// `true` if the program returns the experts of the tokens, for a model with experts.
+    pub(crate) routed_experts: bool,
 }
 
 /// The arguments of the program other than weights and state.
@@ -74,6 +77,39 @@ pub(super) struct DecodeStep<'a> {
     base: Value,
 }
 
+/// The results of a decode step for the last token of every sequence.
+pub(super) struct Forward {
+    /// The logits after the token, `[B, V]`.
+    pub(super) logits: Value,
+    /// The window with the token's keys and values.
+    pub(super) window: Window,
+    /// The states after the token.
+    pub(super) delta: Option<DeltaStates>,
+    /// The token's experts, `[B, L k]`, i32, if they are recorded.
+    routed: Option<Value>,
+}
+
+/// Records of the tokens of a call, with a column for each decode step.
+struct Recorded {
+    /// The sampling masks of the sampled tokens, `[B, W, words]`.
+    masks: Option<Value>,
+    /// The experts of the tokens before the sampled ones, `[B, W, L k]`.
+    routed: Option<Value>,
+}
+
+impl Recorded {
+    fn parts(&self) -> impl Iterator<Item = &Value> {
+        self.masks.iter().chain(&self.routed)
+    }
+
+    /// Returns the records in these values, which are in the order of [`Recorded::parts`].
+    fn with(&self, parts: &[Value]) -> Self {
+        let mut parts = parts.iter().cloned();
+        let mut next = |has: bool| if has { parts.next() } else { None };
+        Self { masks: next(self.masks.is_some()), routed: next(self.routed.is_some()) }
+    }
+}
+
 /// Keys and values of the tokens of this call, `[L, B, K, W, D]` of each cache.
 #[derive(Clone)]
 pub(super) struct Window {
@@ -97,7 +133,8 @@ impl Window {
 impl Decode {
     /// Builds the program from weights, state, sampling arguments, stop ids (`[E]`, i32) and the largest numbers of tokens of the
     /// completions (`[B]`, i32) to the next state and, if the sampler returns them, the sampling masks of the tokens of this call. It stops
-    /// early if all sequences are finished.
+    /// early if all sequences are finished. With `routed_experts`, the last result are the experts of the tokens that the call has processed, `[B,
+    /// W, L k]`, i32: in column t those of the token before the sampled one.
     pub(crate) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let f = Builder::new();
         let weights = decoder.declare(&f, weights);
@@ -118,11 +155,15 @@ impl Decode {
             .sampler
             .sampling_mask
             .then(|| zeros(&f, Dtype::U32, &[self.shape.slots, self.turns, mask_words(decoder.config().vocab_size)]));
+        let width = routed::width(decoder.config()).filter(|_| self.routed_experts);
+        let routed = width.map(|width| zeros(&f, Dtype::I32, &[self.shape.slots, self.turns, width]));
+        let recorded = Recorded { masks, routed };
         let rows = state.rows();
-        // The carry: the number of the step, the window, the rows of the state, the masks.
+        // The carry: the number of the step, the window, the rows of the state, what is recorded of tokens.
         let first = 1 + 2 * state.keys.len();
         let end = first + rows.len();
-        let carried: Vec<&Value> = [&zero].into_iter().chain(window.parts()).chain(rows).chain(&masks).collect();
+        let carried = [&zero].into_iter().chain(window.parts()).chain(rows).chain(recorded.parts());
+        let carried: Vec<&Value> = carried.collect();
         let mut error = None;
         let results = f.while_loop(
             &carried,
@@ -132,15 +173,16 @@ impl Decode {
             },
             |carried| {
                 let window = Window::of(&carried[1..first]);
-                let (state, masks) = (state.with_rows(&carried[first..end]), carried.get(end).cloned());
-                let next = step.turn(&state, &window, masks.as_ref(), &carried[0], &arguments);
-                let (state, window, masks) = next.unwrap_or_else(|source| {
+                let (state, before) = (state.with_rows(&carried[first..end]), recorded.with(&carried[end..]));
+                let next = step.turn(&state, &window, &before, &carried[0], &arguments);
+                let (state, window, after) = next.unwrap_or_else(|source| {
                     error = Some(source);
-                    (state, window, masks)
+                    (state, window, before)
                 });
                 let turn = &carried[0] + carried[0].like(1);
                 let rows = state.rows().into_iter().cloned();
-                [turn].into_iter().chain(window.parts().cloned()).chain(rows).chain(masks).collect()
+                let recorded = after.parts().cloned();
+                [turn].into_iter().chain(window.parts().cloned()).chain(rows).chain(recorded).collect()
             },
         );
         let name = "rollout_decode";
@@ -150,8 +192,10 @@ impl Decode {
         let mut next = state.with_rows(&results[first..end]);
         let window = Window::of(&results[1..first]);
         [next.keys, next.values] = step.flush(&window).map_err(program_error(name))?;
-        let masks = results.get(end).map(|masks| ("sampling_mask", masks));
-        decoder.split().finish(f, name, next.results().chain(masks))
+        let Recorded { masks, routed } = recorded.with(&results[end..]);
+        let masks = masks.iter().map(|masks| ("sampling_mask", masks));
+        let routed = routed.iter().map(|routed| ("routed_experts", routed));
+        decoder.split().finish(f, name, next.results().chain(masks).chain(routed))
     }
 
     /// Returns the decode step on the cache of `state`, and an empty window.
@@ -188,17 +232,17 @@ impl Decode {
 }
 
 impl DecodeStep<'_> {
-    /// Samples the next token of every unfinished sequence, and writes the kept tokens into `masks`.
+    /// Samples the next token of every unfinished sequence, and writes the kept tokens and the experts into `recorded`.
     fn turn(
         &self,
         state: &StateValues,
         window: &Window,
-        masks: Option<&Value>,
+        recorded: &Recorded,
         turn: &Value,
         arguments: &Arguments,
-    ) -> stablehlo::Result<(StateValues, Window, Option<Value>)> {
+    ) -> stablehlo::Result<(StateValues, Window, Recorded)> {
         let Decode { shape, sampler, stop_ids, .. } = self.decode;
-        let (logits, window, delta) = self.forward(state, window, turn)?;
+        let Forward { logits, window, delta, routed } = self.forward(state, window, turn)?;
         let (split, seen) = (self.decoder.split(), state.seen.as_ref());
         let chosen = sampler.choose(split, &logits, &arguments.sampling, &state.random, &state.count, seen);
 
@@ -226,20 +270,17 @@ impl DecodeStep<'_> {
             delta,
             ..state.clone()
         };
-        let masks = masks.zip(chosen.kept).map(|(masks, kept)| {
-            let [slots, words] = [0, 1].map(|d| kept.shape()[d]);
-            masks.dynamic_update_slice(&kept.reshape(&[slots, 1, words]), &[&turn.like(0), turn, &turn.like(0)])
-        });
-        Ok((next, window, masks))
+        let put = |(all, of_step): (&Value, Value)| {
+            let [slots, width] = [0, 1].map(|d| of_step.shape()[d]);
+            all.dynamic_update_slice(&of_step.reshape(&[slots, 1, width]), &[&turn.like(0), turn, &turn.like(0)])
+        };
+        let masks = recorded.masks.as_ref().zip(chosen.kept).map(put);
+        let routed = recorded.routed.as_ref().zip(routed).map(put);
+        Ok((next, window, Recorded { masks, routed }))
     }
 
-    /// Returns the logits `[B, V]` after the last token of every sequence, the window with its keys and values, and the states after it.
-    pub(super) fn forward(
-        &self,
-        state: &StateValues,
-        window: &Window,
-        turn: &Value,
-    ) -> stablehlo::Result<(Value, Window, Option<DeltaStates>)> {
+    /// Computes the last token of every sequence.
+    pub(super) fn forward(&self, state: &StateValues, window: &Window, turn: &Value) -> stablehlo::Result<Forward> {
         let Self { decode, decoder, weights, read: keys, values, held, .. } = self;
         let slots = decode.shape.slots;
         let position = &state.length - state.length.like(1);
@@ -274,8 +315,12 @@ impl DecodeStep<'_> {
         let cached: Vec<&Value> = keys.iter().chain(*values).collect();
         let of_windows: Vec<&Value> = seen.iter().flatten().collect();
         let constants = [&rotaries.values()[..], &cached, &[turn], of_delta, &of_windows].concat();
+        let of_states = cached.len() + state.delta.iter().flat_map(DeltaStates::parts).count();
+        let routed = RoutedLayers::of(decoder.config(), decode.routed_experts, [slots, 1]);
+        let empty = routed.empty(&f);
         let carry = [&x].into_iter().chain(window.parts());
-        let carry: Vec<&Value> = carry.chain(state.delta.iter().flat_map(DeltaStates::parts)).collect();
+        let carry = carry.chain(state.delta.iter().flat_map(DeltaStates::parts));
+        let carry: Vec<&Value> = carry.chain(&empty).collect();
         let layers = if decode.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
         let carried = decoder.over_layers(weights, &carry, &constants, layers, |spec, layer, of| {
             let mut constants = of.constants;
@@ -284,9 +329,10 @@ impl DecodeStep<'_> {
             let [turn, constants @ ..] = constants else { unreachable!("as passed in") };
             let (of_delta, seen) = constants.split_at(of_delta.len());
             let [x, carried @ ..] = of.carry else { unreachable!("as passed in") };
+            let (carried, of_experts) = carried.split_at(of_states);
             let (window, delta) = carried.split_at(cached.len());
             let (mut window, mut delta) = (Window::of(window), DeltaStates::of(delta));
-            let (x, _) = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, of_delta) {
+            let (x, routing) = decoder.block(layer, x, None, |x| match (spec.mixer, &mut delta, of_delta) {
                 (Mixer::GatedDeltaNet, Some(states), [positions, counts]) => {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
                 }
@@ -312,13 +358,19 @@ impl DecodeStep<'_> {
                 })),
             })?;
             let delta = delta.iter().flat_map(DeltaStates::parts);
-            Ok([&x].into_iter().chain(window.parts()).chain(delta).cloned().collect())
+            let of_experts = routed.put(of_experts, of, routing.as_ref());
+            Ok([&x].into_iter().chain(window.parts()).chain(delta).cloned().chain(of_experts).collect())
         })?;
         let [x, carried @ ..] = &carried[..] else { unreachable!("as many as are carried") };
+        let (carried, of_experts) = carried.split_at(of_states);
         let (window, delta) = carried.split_at(cached.len());
         let hidden = decoder.final_norm(weights, x);
         let logits = decoder.logits(weights, &hidden.reshape(&[slots, decoder.config().hidden_size]));
-        Ok((logits, Window::of(window), DeltaStates::of(delta)))
+        let routed = of_experts.first().map(|all| {
+            let [layers, _, _, top] = *all.shape() else { unreachable!("four dimensions") };
+            all.transpose(&[1, 2, 0, 3]).reshape(&[slots, layers * top])
+        });
+        Ok(Forward { logits, window: Window::of(window), delta: DeltaStates::of(delta), routed })
     }
 
     /// Writes the window into the columns of this call, and returns keys and values `[L, B, K, S, D]` of each cache.

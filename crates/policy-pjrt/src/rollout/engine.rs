@@ -4,9 +4,10 @@ use super::decode::Decode;
 use super::extend::{self, Extend, TOKENS};
 use super::follow::check_ids;
 use super::prefill::{self, Prompts};
+use super::routed;
 use super::sampling::{NUMBERS, Sampler};
 use super::sizes::{RolloutSizes, columns_read, places};
-use super::slots::{Admission, Slots};
+use super::slots::{Admission, Records, Slots};
 use super::state::{Shape, State};
 use super::threefry::sample_key;
 use crate::decoder::{Axis, Compute, Decoder};
@@ -60,6 +61,8 @@ struct Turns {
     state: State,
     /// The tokens of each slot that have keys and values.
     cached: Vec<Vec<u32>>,
+    /// The experts `[tokens, L, k]` of these tokens, if the request records them.
+    routed: Option<Vec<Vec<u16>>>,
 }
 
 /// A sample whose prompt begins with tokens that are in the KV cache of a slot.
@@ -97,11 +100,14 @@ pub(super) struct Prefilled {
     indices: Vec<usize>,
     prompts: Prompts,
     tensors: Vec<DeviceTensor>,
+    /// The experts of all tokens, `[L, P, T, k]`, if the request records them.
+    routed: Option<Vec<i32>>,
 }
 
 /// Arguments of the decode program other than weights and state.
 struct DecodeArguments {
     sampler: Sampler,
+    routed_experts: bool,
     stop_ids: usize,
     tensors: Vec<DeviceTensor>,
 }
@@ -161,21 +167,24 @@ impl DeviceRollout {
         let decoding = self.decode_arguments(request, sampler, numbers, top_k)?;
         let needed = sizes.shape(self.options, sampler, self.runtime.split());
         // A state that does not fit is freed before the next one is made.
+        let records = request.return_routed_experts;
         let earlier = self.turns.take().filter(|turns| request.turn.is_some() && turns.fit(needed));
-        let Turns { mut state, cached } = match earlier {
+        let Turns { mut state, cached, routed } = match earlier.filter(|turns| turns.routed.is_some() == records) {
             Some(turns) => turns,
             None => {
                 let tensors = self.program(Key::Empty(needed))?.run(vec![])?;
-                Turns { state: State { shape: needed, tensors }, cached: vec![vec![]; needed.slots] }
+                let cached = vec![vec![]; needed.slots];
+                let routed = records.then(|| vec![vec![]; needed.slots]);
+                Turns { state: State { shape: needed, tensors }, cached, routed }
             }
         };
         let shape = state.shape;
         let at_once = sizes.prompts_at_once(shape);
         let continued = continuations(request, &cached);
-        let mut slots = Slots::new(request, cached, self.decoder.config());
+        let mut slots = Slots::new(request, cached, routed.unwrap_or_default(), self.decoder.config());
         if !continued.is_empty() {
             continued.iter().for_each(|continuation| slots.resume(continuation.slot, continuation.sample));
-            state = self.resume(weights, state, request, &continued)?;
+            state = self.resume(weights, state, request, &continued, &mut slots)?;
         }
         let mut prefilled: Option<Prefilled> = None;
         loop {
@@ -187,18 +196,24 @@ impl DeviceRollout {
                 }
                 let Some(prefilled) = &prefilled else { break };
                 let admissions = slots.admit(&prefilled.indices);
+                if let Some(record) = &prefilled.routed {
+                    for Admission { sample, prompt, row, .. } in &admissions {
+                        let count = request.prompts[*prompt].len() - 1;
+                        slots.record_experts(*sample, &self.experts_of(record, prefilled.prompts.tokens, *row, count));
+                    }
+                }
                 state = self.admit(state, prefilled, request, &admissions)?;
             }
             let Some(longest) = slots.longest() else { break };
-            let (next, masks) = self.decode(weights, state, &decoding, &slots.limits(), longest)?;
+            let (next, records) = self.decode(weights, state, &decoding, &slots.limits(), longest)?;
             state = next;
             // Fails after as many calls as the longest completion needs, so this loop ends.
-            slots.harvest(&self.runtime, &state, masks.as_ref(), self.options.tokens_per_call)?;
+            slots.harvest(&self.runtime, &state, &records, self.options.tokens_per_call)?;
         }
-        let (completions, cached) = slots.finish();
+        let (completions, cached, routed) = slots.finish();
         // The state of the repetition penalty lacks the tokens between two turns.
         if request.turn.is_some() && !shape.seen {
-            self.turns = Some(Turns { state, cached });
+            self.turns = Some(Turns { state, cached, routed: records.then_some(routed) });
         }
         Ok(completions)
     }
@@ -210,6 +225,7 @@ impl DeviceRollout {
         state: State,
         request: &RolloutRequest<'_>,
         continued: &[Continuation],
+        of_samples: &mut Slots<'_>,
     ) -> Result<State> {
         let (shape, runtime) = (state.shape, self.runtime.clone());
         let beginnings = continued.iter().map(|&Continuation { slot, sample, cached }| {
@@ -228,14 +244,17 @@ impl DeviceRollout {
             let longest = continued.iter().map(|one| one.cached + 1).max().unwrap_or(1);
             let (mut ids, mut counts, mut behind) =
                 (vec![0; shape.slots * tokens], vec![0; shape.slots], vec![0; shape.slots]);
-            for one in &mut continued {
-                let (count, prompt) = (left(one).min(tokens), &request.prompts[one.sample]);
+            let taken: Vec<usize> = continued.iter().map(|one| left(one).min(tokens)).collect();
+            for (one, count) in continued.iter_mut().zip(&taken) {
+                let (count, prompt) = (*count, &request.prompts[one.sample]);
                 let row = &mut ids[one.slot * tokens..][..count];
                 row.iter_mut().zip(&prompt[one.cached..]).for_each(|(to, id)| *to = *id as i32);
                 one.cached += count;
                 (counts[one.slot], behind[one.slot]) = (count as i32, prompt[one.cached] as i32);
             }
-            let extend = Extend { shape, columns_read: columns_read(longest, shape.columns.all), tokens };
+            let routed_experts = request.return_routed_experts;
+            let columns_read = columns_read(longest, shape.columns.all);
+            let extend = Extend { shape, columns_read, tokens, routed_experts };
             let program = self.program(Key::Extend(extend, weights.dtype()))?;
             let mut arguments = weights.arguments();
             arguments.extend(state.tensors.into_iter().map(Argument::from));
@@ -244,7 +263,14 @@ impl DeviceRollout {
                 runtime.upload(&counts, &[shape.slots])?.into(),
                 runtime.upload(&behind, &[shape.slots])?.into(),
             ]);
-            state = State { shape, tensors: program.run(arguments)? };
+            let mut tensors = program.run(arguments)?;
+            if let Some(record) = tensors.pop_if(|_| routed_experts) {
+                let record: Vec<i32> = runtime.read(&record, "the experts of prompts")?;
+                for (one, count) in continued.iter().zip(&taken) {
+                    of_samples.record_experts(one.sample, &self.experts_of(&record, tokens, one.slot, *count));
+                }
+            }
+            state = State { shape, tensors };
             tracing::debug!(tokens, sequences = continued.len(), "conversations are extended");
         }
         Ok(state)
@@ -294,7 +320,19 @@ impl DeviceRollout {
         if length > limit {
             return Err(policy::Error::TooLong { what: "prompt with its completion", length, limit }.into());
         }
+        if request.return_routed_experts && config.experts.is_none() {
+            let expected = "a model with a mixture of experts, for routed experts";
+            return Err(policy::Error::argument("generate", expected, "a model without").into());
+        }
         Ok(check_ids(config, prompts.iter().flatten())?)
+    }
+
+    /// Returns the experts `[count, L, k]` of the first tokens of a row of `record` `[L, B, T, k]`, for rows of `tokens` tokens.
+    fn experts_of(&self, record: &[i32], tokens: usize, row: usize, count: usize) -> Vec<u16> {
+        let config = self.decoder.config();
+        let top = config.experts.as_ref().map_or(1, |experts| experts.num_experts_per_tok);
+        let of_rows = (config.num_hidden_layers * tokens * top).max(1);
+        routed::of_row(record, [config.num_hidden_layers, record.len() / of_rows, tokens, top], row, count)
     }
 
     /// Computes keys and values of the prompts with these indices, at most `at_once`.
@@ -308,7 +346,8 @@ impl DeviceRollout {
     ) -> Result<Prefilled> {
         let chosen = || indices.iter().map(|index| &request.prompts[*index]);
         let longest = chosen().map(Vec::len).max().unwrap_or(1);
-        let prompts = Prompts::of(at_once, longest, shape, self.runtime.split());
+        let routed_experts = request.return_routed_experts;
+        let prompts = Prompts { routed_experts, ..Prompts::of(at_once, longest, shape, self.runtime.split()) };
         let rows = prompts.rows;
         let mut ids = vec![0; rows * prompts.tokens];
         let mut lengths = vec![1; rows];
@@ -323,7 +362,10 @@ impl DeviceRollout {
         let mut arguments = weights.arguments();
         arguments.extend([ids.into(), lengths.into()]);
         tracing::debug!(prefill_rows = rows, tokens = prompts.tokens, prompts = indices.len(), "prompts are prefilled");
-        Ok(Prefilled { indices, prompts, tensors: program.run(arguments)? })
+        let mut tensors = program.run(arguments)?;
+        let record = tensors.pop_if(|_| routed_experts);
+        let routed = record.map(|record| self.runtime.read(&record, "the experts of prompts")).transpose()?;
+        Ok(Prefilled { indices, prompts, tensors, routed })
     }
 
     /// Places new samples in slots and returns the next state.
@@ -350,7 +392,7 @@ impl DeviceRollout {
             let prompt = &request.prompts[prompt];
             Beginning { slot, sample, last: prompt.last().copied().unwrap_or(0), length: prompt.len() }
         });
-        let program = self.program(Key::Admit(shape, prefilled.prompts))?;
+        let program = self.program(Key::Admit(shape, Prompts { routed_experts: false, ..prefilled.prompts }))?;
         let of_slots = [shape.slots];
         let mut arguments: Vec<Argument<'_>> = state.tensors.into_iter().map(Argument::from).collect();
         arguments.extend(prefilled.tensors.iter().map(Argument::from));
@@ -379,10 +421,11 @@ impl DeviceRollout {
             self.runtime.upload(&[top_k], &[])?,
             self.runtime.upload(&stop_ids, &[stop_ids.len()])?,
         ];
-        Ok(DecodeArguments { sampler, stop_ids: stop_ids.len(), tensors })
+        let routed_experts = request.return_routed_experts;
+        Ok(DecodeArguments { sampler, routed_experts, stop_ids: stop_ids.len(), tensors })
     }
 
-    /// Runs one call of the decode program, and returns the sampling masks of its tokens, if requested. No sequence is longer than `longest`
+    /// Runs one call of the decode program, and returns the records of its tokens, if requested. No sequence is longer than `longest`
     /// before it; `limits` has the largest number of completion tokens of each slot.
     fn decode(
         &mut self,
@@ -391,26 +434,34 @@ impl DeviceRollout {
         arguments: &DecodeArguments,
         limits: &[i32],
         longest: usize,
-    ) -> Result<(State, Option<DeviceTensor>)> {
-        let shape = state.shape;
-        let decode = self.decode_program(shape, arguments.sampler, longest, arguments.stop_ids);
+    ) -> Result<(State, Records)> {
+        let (shape, routed_experts) = (state.shape, arguments.routed_experts);
+        let decode = self.decode_program(shape, arguments.sampler, longest, arguments.stop_ids, routed_experts);
         let program = self.program(Key::Decode(decode, weights.dtype()))?;
         let mut all = weights.arguments();
         all.extend(state.tensors.into_iter().map(Argument::from));
         all.extend(arguments.tensors.iter().map(Argument::from));
         all.push(self.runtime.upload(limits, &[limits.len()])?.into());
         let mut tensors = program.run(all)?;
-        let masks = if arguments.sampler.sampling_mask { tensors.pop() } else { None };
-        Ok((State { shape, tensors }, masks))
+        let routed = tensors.pop_if(|_| routed_experts);
+        let masks = tensors.pop_if(|_| arguments.sampler.sampling_mask);
+        Ok((State { shape, tensors }, Records { masks, routed }))
     }
 
     /// Returns the decode program for sequences of up to `longest` tokens.
-    pub(super) fn decode_program(&self, shape: Shape, sampler: Sampler, longest: usize, stop_ids: usize) -> Decode {
+    pub(super) fn decode_program(
+        &self,
+        shape: Shape,
+        sampler: Sampler,
+        longest: usize,
+        stop_ids: usize,
+        routed_experts: bool,
+    ) -> Decode {
         let columns_read = columns_read(longest, shape.columns.all);
         // Prepared weights would be dequantised weights of all layers.
         let prepared = prepares_operands(self.runtime.kind()) && self.decoder.quantization().is_none();
         let turns = self.options.tokens_per_call;
-        Decode { shape, columns_read, turns, sampler, prepared, stop_ids }
+        Decode { shape, columns_read, turns, sampler, prepared, stop_ids, routed_experts }
     }
 
     /// Returns the program of `key`; compiles it on first use.

@@ -7,6 +7,7 @@
 use super::cache::{CachedLayers, flush};
 use super::decode::{Part, Window, attend_parts, columns_of};
 use super::prefill::Begun;
+use super::routed::RoutedLayers;
 use super::state::{CACHE, Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, DeltaStates, Layers, NextTokens, Role, put_layer, zeros};
 use crate::error::Result;
@@ -25,6 +26,8 @@ pub(crate) struct Extend {
     pub(crate) columns_read: usize,
     /// T.
     pub(crate) tokens: usize,
+    /// `true` if the program returns the experts of the tokens, for a model with experts.
+    pub(crate) routed_experts: bool,
 }
 
 /// Builds the program that begins samples in slots, with the KV cache that is there. Arguments: the state, then those of [`Begun`]. Result: the
@@ -38,9 +41,10 @@ pub(super) fn resume(decoder: &Decoder, shape: Shape) -> Result<Module> {
 
 impl Extend {
     /// Builds the program. Arguments: weights; state; the tokens to process (`[B, T]`, i32, padded; the first one of a sequence is the last token of
-    /// the state); their number (`[B]`, i32; 0 leaves a sequence unchanged); the token after them (`[B]`, i32). Result: the state.
+    /// the state); their number (`[B]`, i32; 0 leaves a sequence unchanged); the token after them (`[B]`, i32). Result: the state and,
+    /// with `routed_experts`, the experts of the tokens, `[L, B, T, k]`, i32.
     pub(super) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
-        let Self { shape, columns_read, tokens } = self;
+        let Self { shape, columns_read, tokens, routed_experts } = self;
         let (f, name) = (Builder::new(), "rollout_extend");
         let weights = decoder.declare(&f, weights);
         let state = shape.arguments(&f, decoder);
@@ -66,8 +70,12 @@ impl Extend {
             decoder.split().constrain(&zeros(&f, ty.dtype, &ty.shape), &CACHE)
         };
         let window: Vec<Value> = caches.iter().map(empty).collect();
+        let of_states = cached.len() + state.delta.iter().flat_map(DeltaStates::parts).count();
+        let routed = RoutedLayers::of(decoder.config(), routed_experts, [shape.slots, tokens]);
+        let record = routed.empty(&f);
         let carry = [&x].into_iter().chain(&window).chain(&window);
-        let carry: Vec<&Value> = carry.chain(state.delta.iter().flat_map(DeltaStates::parts)).collect();
+        let carry = carry.chain(state.delta.iter().flat_map(DeltaStates::parts));
+        let carry: Vec<&Value> = carry.chain(&record).collect();
         let layers = Layers::Loop(Save::Carry);
         let carried = decoder.over_layers(&weights, &carry, &constants, layers, |spec, layer, of| {
             let mut constants = of.constants;
@@ -75,9 +83,10 @@ impl Extend {
             let (cached, constants) = constants.split_at(cached.len());
             let (of_delta, masks) = constants.split_at(of_delta.len());
             let [x, carried @ ..] = of.carry else { unreachable!("as passed in") };
+            let (carried, of_experts) = carried.split_at(of_states);
             let (window, delta) = carried.split_at(cached.len());
             let (mut window, mut delta) = (Window::of(window), DeltaStates::of(delta));
-            let (x, _) = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, of_delta) {
+            let (x, routing) = decoder.block(layer, x, None, |x| match (spec.mixer, &mut delta, of_delta) {
                 (Mixer::GatedDeltaNet, Some(states), [positions, counts]) => {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
                 }
@@ -104,22 +113,25 @@ impl Extend {
                 })),
             })?;
             let delta = delta.iter().flat_map(DeltaStates::parts);
-            Ok([&x].into_iter().chain(window.parts()).chain(delta).cloned().collect())
+            let of_experts = routed.put(of_experts, of, routing.as_ref());
+            Ok([&x].into_iter().chain(window.parts()).chain(delta).cloned().chain(of_experts).collect())
         });
         let carried = carried.map_err(program_error(name))?;
-        let (window, delta) = carried[1..].split_at(cached.len());
+        let (carried, of_experts) = carried[1..].split_at(of_states);
+        let (window, delta) = carried.split_at(cached.len());
         let (window, delta) = (Window::of(window), DeltaStates::of(delta));
         let flushed = flush(decoder, shape.columns, [&state.keys, &state.values], &base, &window);
         let [keys, values] = flushed.map_err(program_error(name))?;
         let last = counts.gt(&counts.like(0)).select(&behind, &state.last);
         let next = StateValues { keys, values, last, length: &state.length + &counts, delta, ..state };
-        decoder.split().finish(f, name, next.results())
+        let of_experts = of_experts.iter().map(|record| ("routed_experts", record));
+        decoder.split().finish(f, name, next.results().chain(of_experts))
     }
 
     /// Returns the columns of the cache, `[B, T, C]`, and the tokens of the extension, `[B, T, T]`, that a token attends to in layers with a
     /// sliding window.
     fn masks(self, f: &Builder, base: &Value, positions: &Value, window: Option<usize>) -> [Value; 2] {
-        let Self { shape, columns_read, tokens } = self;
+        let Self { shape, columns_read, tokens, .. } = self;
         let held = shape.columns.positions(window, base, columns_read);
         let held = held.broadcast_in_dim(&[shape.slots, tokens, held.shape()[1]], &[0, 2]);
         let own = f.iota(2, TensorType::new(Dtype::I32, [shape.slots, tokens, tokens]));

@@ -2,7 +2,7 @@
 //!
 //! Legend: B slots, W decode steps of a call, V vocabulary.
 
-use super::decode::{Decode, Window};
+use super::decode::{Decode, Forward, Window};
 use super::engine::{DeviceRollout, Key, RolloutOptions};
 use super::sampling::Sampler;
 use super::sizes::{RolloutSizes, places};
@@ -109,7 +109,7 @@ impl DeviceRollout {
         let empty = self.program(Key::Empty(shape))?.run(vec![])?;
         let mut state = self.admit(State { shape, tensors: empty }, &prefilled, &request, &admissions)?;
         for done in (0..turns).step_by(tokens_per_call) {
-            let decode = self.decode_program(shape, sampler, sizes.longest_prompt + done, places(0));
+            let decode = self.decode_program(shape, sampler, sizes.longest_prompt + done, places(0), false);
             let mut next = vec![0; shape.slots * tokens_per_call];
             for (row, followed) in next.chunks_mut(tokens_per_call).zip(all) {
                 let ids = followed.ids.get(followed.prompt + done..).unwrap_or_default();
@@ -154,7 +154,7 @@ impl Decode {
             let (window, delta) = (Window::of(&carried[3..delta_from]), DeltaStates::of(&carried[delta_from..]));
             let now = StateValues { last: last.clone(), length: length.clone(), delta, ..state.clone() };
             match step.forward(&now, &window, turn) {
-                Ok((of_turn, window, delta)) => {
+                Ok(Forward { logits: of_turn, window, delta, .. }) => {
                     let of_turn = of_turn.reshape(&[slots, 1, config.vocab_size]);
                     let last = next.dynamic_slice(&[&zero, turn], &[slots, 1]).reshape(&[slots]);
                     let logits = logits.dynamic_update_slice(&of_turn, &[&zero, turn, &zero]);

@@ -10,6 +10,7 @@ mod engine;
 mod extend;
 mod follow;
 mod prefill;
+mod routed;
 mod sampling;
 mod sizes;
 mod slots;

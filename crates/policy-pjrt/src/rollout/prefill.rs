@@ -6,6 +6,7 @@
 
 use super::cache::{CachedLayers, Columns, columns_of_prompts};
 use super::decode::Window;
+use super::routed::RoutedLayers;
 use super::state::{CACHE, ROWS, Shape, StateValues, TABLE};
 use crate::decoder::{
     Axis, Broadcast, Compute, DELTA, Decoder, DeltaStates, Layers, NextTokens, Role, Rows, put_layer, zeros,
@@ -26,6 +27,8 @@ pub(crate) struct Prompts {
     pub(crate) columns: Columns,
     /// `true` if the program returns the set of tokens of each prompt.
     pub(crate) seen: bool,
+    /// `true` if the program returns the experts of each token.
+    pub(crate) routed_experts: bool,
 }
 
 impl Prompts {
@@ -37,7 +40,7 @@ impl Prompts {
 
 /// Builds the prefill program: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, C, D]` of each cache, the first
 /// C = min(S, T) columns of a row; with `seen`, also to the set of tokens `[P, V]` of each prompt; with Gated DeltaNets, also to the tensors of
-/// [`DeltaStates`].
+/// [`DeltaStates`]; with `routed_experts`, also to the experts of all tokens, `[L, P, T, k]`, i32.
 ///
 /// The last token of a prompt has no keys and values, and does not change states: the decode loop processes this token first, so that one
 /// program computes all logits. Keys and values after a prompt are zero.
@@ -60,7 +63,10 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let empty_cache = |of: &CachedLayers| empty(&prompts.ty(of, decoder.compute()), &CACHE);
     let caches: Vec<Value> = of_caches.iter().map(empty_cache).collect();
     let states: Vec<Value> = delta.iter().flatten().map(|ty| empty(ty, &DELTA)).collect();
-    let carry: Vec<&Value> = [&x].into_iter().chain(&caches).chain(&caches).chain(&states).collect();
+    let routed = RoutedLayers::of(config, prompts.routed_experts, [prompts.rows, prompts.tokens]);
+    let record = routed.empty(&f);
+    let carry = [&x].into_iter().chain(&caches).chain(&caches).chain(&states).chain(&record);
+    let carry: Vec<&Value> = carry.collect();
     let carried =
         decoder.over_layers(&weights, &carry, &constants, Layers::Loop(Save::Carry), |spec, layer, values| {
             let mut constants = values.constants;
@@ -70,8 +76,9 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
             let masks = masks.take(&mut &*of_masks);
             let [x, carried @ ..] = values.carry else { unreachable!("as many as are carried") };
             let (caches, delta) = carried.split_at(2 * of_caches.len());
+            let (delta, of_experts) = delta.split_at(states.len());
             let (mut caches, mut delta) = (Window::of(caches), DeltaStates::of(delta));
-            let (x, _) = decoder.block(layer, x, |x| match (spec.mixer, &mut delta, positions) {
+            let (x, routing) = decoder.block(layer, x, None, |x| match (spec.mixer, &mut delta, positions) {
                 (Mixer::GatedDeltaNet, Some(states), [positions]) => {
                     decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, values.number)
                 }
@@ -87,18 +94,22 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
                 })),
             })?;
             let delta = delta.iter().flat_map(DeltaStates::parts);
-            Ok([&x].into_iter().chain(caches.parts()).chain(delta).cloned().collect())
+            let of_experts = routed.put(of_experts, values, routing.as_ref());
+            Ok([&x].into_iter().chain(caches.parts()).chain(delta).cloned().chain(of_experts).collect())
         });
     let name = "rollout_prefill";
     let carried = carried.map_err(program_error(name))?;
     let (caches, delta) = carried[1..].split_at(2 * of_caches.len());
+    let (delta, of_experts) = delta.split_at(states.len());
     let caches = Window::of(caches);
     let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));
     let keys = caches.keys.iter().map(|keys| ("keys", keys, &CACHE[..]));
     let results = keys.chain(caches.values.iter().map(|values| ("values", values, &CACHE[..])));
     let results = results.chain(seen.iter().map(|seen| ("seen", seen, &[None, None][..])));
     let of_delta = ["delta_inputs", "delta_memory"].into_iter().zip(delta);
-    let results: Vec<_> = results.chain(of_delta.map(|(name, part)| (name, part, &DELTA[..]))).collect();
+    let results = results.chain(of_delta.map(|(name, part)| (name, part, &DELTA[..])));
+    let of_experts = of_experts.iter().map(|record| ("routed_experts", record, &[None; 4][..]));
+    let results: Vec<_> = results.chain(of_experts).collect();
     results.iter().enumerate().for_each(|(index, (.., axes))| decoder.split().result(&f, index, axes));
     decoder.split().finish(f.clone(), name, results.into_iter().map(|(name, value, _)| (name, value)))
 }

@@ -102,7 +102,7 @@ impl Prompts {
     pub(crate) fn of(count: usize, longest: usize, shape: Shape, split: &Split) -> Self {
         let rows = rows(count).next_multiple_of(split.parts(Axis::Batch));
         let Shape { columns, seen, .. } = shape;
-        Self { rows, tokens: bucket(longest).min(columns.all), columns, seen }
+        Self { rows, tokens: bucket(longest).min(columns.all), columns, seen, routed_experts: false }
     }
 }
 
@@ -145,7 +145,7 @@ pub struct RolloutPrograms {
 impl RolloutPrograms {
     /// Builds the programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes with `decoder`, including its
     /// adapters. `weights` is the dtype of the model, `sampling` is that of the requests, and whether they have
-    /// [`RolloutRequest::return_sampling_mask`], `stop_ids` the number of stop ids. If the decoder is sharded over a mesh, slots and
+    /// [`RolloutRequest::return_sampling_mask`] and [`RolloutRequest::return_routed_experts`], `stop_ids` the number of stop ids. If the decoder is sharded over a mesh, slots and
     /// prompts are sharded by rows, and keys and values also by heads.
     ///
     /// # Errors
@@ -155,7 +155,7 @@ impl RolloutPrograms {
         weights: Dtype,
         options: RolloutOptions,
         sizes: RolloutSizes,
-        (sampling, return_sampling_mask): (&Sampling, bool),
+        (sampling, return_sampling_mask, routed_experts): (&Sampling, bool, bool),
         stop_ids: usize,
     ) -> Result<Self> {
         let config = decoder.config();
@@ -169,11 +169,11 @@ impl RolloutPrograms {
         columns.dedup();
         let decode = columns.into_iter().map(|columns_read| {
             let (turns, stop_ids) = (options.tokens_per_call, places(stop_ids));
-            let decode = Decode { shape, columns_read, turns, sampler, prepared: false, stop_ids };
+            let decode = Decode { shape, columns_read, turns, sampler, prepared: false, stop_ids, routed_experts };
             Ok((columns_read, decode.module(&decoder, weights)?))
         });
         Ok(Self {
-            prefill: prefill::module(&decoder, weights, prompts)?,
+            prefill: prefill::module(&decoder, weights, Prompts { routed_experts, ..prompts })?,
             admit: prefill::admit(&decoder, shape, prompts)?,
             decode: decode.collect::<Result<_>>()?,
         })
@@ -250,7 +250,7 @@ mod tests {
         };
         let (decoder, options) = (Decoder::new(&config, Compute::Bf16), RolloutOptions::default());
         let modules =
-            RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, (&Sampling::Greedy, false), 2).unwrap();
+            RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, (&Sampling::Greedy, false, false), 2).unwrap();
         assert_eq!(modules.decode.iter().map(|(columns, _)| *columns).collect::<Vec<_>>(), [256, 512]);
         assert!(modules.prefill.to_string().contains("8x128xi32"));
     }

@@ -1,5 +1,6 @@
 //! Assignment of samples to slots.
 
+use super::routed;
 use super::sampling::{kept_tokens, mask_words};
 use super::state::State;
 use crate::DeviceTensor;
@@ -7,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::runtime::Runtime;
 use grpo_core::batch::SamplingMask;
 use models::ModelConfig;
-use policy::{Completion, RolloutRequest};
+use policy::{Completion, RolloutRequest, RoutedExperts};
 use std::collections::VecDeque;
 
 /// A sample in a slot.
@@ -36,8 +37,23 @@ pub(crate) struct Slots<'a> {
     cached: Vec<Vec<u32>>,
     /// The sampling mask of each unfinished sample, if requested.
     masks: Vec<SamplingMask>,
+    /// L k of the model; 0 if experts are not recorded.
+    width: usize,
+    /// The experts `[tokens, L, k]` of each unfinished sample, if requested.
+    routed: Vec<Vec<u16>>,
+    /// The experts `[tokens, L, k]` of the tokens in `cached`, if requested.
+    cached_routed: Vec<Vec<u16>>,
     /// `true` if the model has Gated DeltaNets: their states contain all processed tokens, and cannot drop the last ones.
     has_states: bool,
+}
+
+/// Records of the tokens of a call of the decode program, if requested.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    /// Sampling masks.
+    pub(crate) masks: Option<DeviceTensor>,
+    /// Experts.
+    pub(crate) routed: Option<DeviceTensor>,
 }
 
 /// A sample that begins in a slot.
@@ -51,8 +67,13 @@ pub(crate) struct Admission {
 }
 
 impl<'a> Slots<'a> {
-    /// Creates a slot for each of `cached`, the tokens in its KV cache.
-    pub(crate) fn new(request: &'a RolloutRequest<'a>, cached: Vec<Vec<u32>>, config: &ModelConfig) -> Self {
+    /// Creates a slot for each of `cached`, the tokens in its KV cache; `routed` are the experts of these tokens, if the request records experts.
+    pub(crate) fn new(
+        request: &'a RolloutRequest<'a>,
+        cached: Vec<Vec<u32>>,
+        routed: Vec<Vec<u16>>,
+        config: &ModelConfig,
+    ) -> Self {
         let samples = request.prompts.len() * request.num_generations;
         Self {
             request,
@@ -63,19 +84,33 @@ impl<'a> Slots<'a> {
             completions: vec![None; samples],
             cached,
             masks: vec![SamplingMask::default(); samples],
+            width: routed::width(config).filter(|_| request.return_routed_experts).unwrap_or(0),
+            routed: vec![Vec::new(); samples],
+            cached_routed: routed,
         }
     }
 
     /// Places a sample in the slot that has the keys and values of its prompt.
     pub(crate) fn resume(&mut self, slot: usize, sample: usize) {
         self.waiting.retain(|waiting| *waiting != sample);
+        if let Some(routed) = self.cached_routed.get_mut(slot) {
+            self.routed[sample] = std::mem::take(routed);
+        }
         self.place(slot, sample);
+    }
+
+    /// Appends the experts `[tokens, L, k]` of the next tokens of a sample.
+    pub(crate) fn record_experts(&mut self, sample: usize, experts: &[u16]) {
+        self.routed[sample].extend_from_slice(experts);
     }
 
     fn place(&mut self, slot: usize, number: usize) {
         let length = self.request.prompts[number / self.request.num_generations].len();
         self.slots[slot] = Some(Sample { number, length, calls: 0, checked: 0 });
         self.cached[slot].clear();
+        if let Some(routed) = self.cached_routed.get_mut(slot) {
+            routed.clear();
+        }
     }
 
     /// Returns the prompt of the next waiting sample if a slot is free.
@@ -120,7 +155,7 @@ impl<'a> Slots<'a> {
     }
 
     /// Takes finished completions out of the state after a call of the decode program, which adds up to `tokens_per_call` tokens to each
-    /// unfinished sequence. `masks` are the sampling masks of these tokens.
+    /// unfinished sequence.
     ///
     /// # Errors
     /// [`Error::NotFinite`] if a token was sampled from logits that are not finite, [`Error::Rollout`] if a sequence is too long or does
@@ -129,11 +164,14 @@ impl<'a> Slots<'a> {
         &mut self,
         runtime: &Runtime,
         state: &State,
-        masks: Option<&DeviceTensor>,
+        records: &Records,
         tokens_per_call: usize,
     ) -> Result<()> {
         let counts = state.counts(runtime)?;
-        if let Some(masks) = masks {
+        if let Some(routed) = &records.routed {
+            self.record_routed(&counts, &runtime.read(routed, "the experts of tokens")?, tokens_per_call);
+        }
+        if let Some(masks) = &records.masks {
             self.record_masks(&counts, &runtime.read(masks, "sampling masks")?, tokens_per_call);
         }
         let mut done = self.empty_ended(&counts, &state.ended(runtime)?, tokens_per_call)?;
@@ -159,11 +197,22 @@ impl<'a> Slots<'a> {
                 let prompt = &self.request.prompts[number / self.request.num_generations];
                 let kept = kept_in_cache(length, sampled, self.has_states);
                 self.cached[slot] = kept.map_or_else(Vec::new, |kept| [prompt, &ids[..kept]].concat());
+                if let Some(routed) = self.cached_routed.get_mut(slot) {
+                    let recorded = self.routed[number].iter().take(self.cached[slot].len() * self.width);
+                    *routed = recorded.copied().collect();
+                }
             }
             let mut completion = Completion::sampled(ids, logps.to_vec(), truncated);
             if self.request.return_sampling_mask {
                 completion.sampling_mask = std::mem::take(&mut self.masks[number]);
                 completion.sampling_mask.resize(length);
+            }
+            if self.width > 0 {
+                let prompt = self.request.prompts[number / self.request.num_generations].len();
+                let mut ids = std::mem::take(&mut self.routed[number]);
+                // The last token is no input of the model.
+                ids.truncate((prompt + length).saturating_sub(1) * self.width);
+                completion.routed_experts = RoutedExperts { width: self.width, ids };
             }
             self.request.report(number, &completion);
             self.completions[number] = Some(completion);
@@ -171,17 +220,34 @@ impl<'a> Slots<'a> {
         Ok(())
     }
 
+    /// Returns slot, sample index and number of new tokens of the samples in slots after a call.
+    fn added(&self, counts: &[i32], tokens_per_call: usize) -> Vec<(usize, usize, usize)> {
+        let of_slot = |(slot, (held, count)): (usize, (&Option<Sample>, &i32))| {
+            let sample = held.as_ref()?;
+            let before = sample.length - self.request.prompts[sample.number / self.request.num_generations].len();
+            let added = usize::try_from(*count).unwrap_or(0).saturating_sub(before).min(tokens_per_call);
+            Some((slot, sample.number, added))
+        };
+        self.slots.iter().zip(counts).enumerate().filter_map(of_slot).collect()
+    }
+
+    /// Appends the experts of the tokens that a call has processed, one before each new token, from `[B, tokens_per_call, L, k]`.
+    fn record_routed(&mut self, counts: &[i32], experts: &[i32], tokens_per_call: usize) {
+        for (slot, number, added) in self.added(counts, tokens_per_call) {
+            let of_slot = experts[slot * tokens_per_call * self.width..].iter().take(added * self.width);
+            // A model has at most 2^12 experts.
+            self.routed[number].extend(of_slot.map(|id| *id as u16));
+        }
+    }
+
     /// Appends the sampling masks of the tokens that a call has added, from its words `[B, tokens_per_call, W]`.
     fn record_masks(&mut self, counts: &[i32], words: &[u32], tokens_per_call: usize) {
-        let (width, per_prompt, mut kept) = (mask_words(self.vocab), self.request.num_generations, Vec::new());
-        for (slot, (held, count)) in self.slots.iter().zip(counts).enumerate() {
-            let Some(sample) = held else { continue };
-            let before = sample.length - self.request.prompts[sample.number / per_prompt].len();
-            let added = usize::try_from(*count).unwrap_or(0).saturating_sub(before).min(tokens_per_call);
+        let (width, mut kept) = (mask_words(self.vocab), Vec::new());
+        for (slot, number, added) in self.added(counts, tokens_per_call) {
             let of_slot = words[slot * tokens_per_call * width..].chunks(width).take(added);
             for words in of_slot {
                 kept_tokens(words, self.vocab, &mut kept);
-                self.masks[sample.number].push(&kept);
+                self.masks[number].push(&kept);
             }
         }
     }
@@ -242,9 +308,10 @@ impl<'a> Slots<'a> {
         Ok(done)
     }
 
-    /// Returns the completions in the order of the samples, without unfinished ones; and the tokens in the KV cache of each slot.
-    pub(crate) fn finish(self) -> (Vec<Completion>, Vec<Vec<u32>>) {
-        (self.completions.into_iter().flatten().collect(), self.cached)
+    /// Returns the completions in the order of the samples, without unfinished ones; the tokens in the KV cache of each slot; and the experts
+    /// of these tokens, if they are recorded.
+    pub(crate) fn finish(self) -> (Vec<Completion>, Vec<Vec<u32>>, Vec<Vec<u16>>) {
+        (self.completions.into_iter().flatten().collect(), self.cached, self.cached_routed)
     }
 }
 
@@ -284,7 +351,7 @@ mod tests {
     fn samples_fill_free_slots_in_order() {
         let prompts = vec![vec![1, 2], vec![3], vec![4, 5, 6]];
         let request = request(&prompts, 2, 4);
-        let mut slots = Slots::new(&request, vec![vec![]; 4], &small());
+        let mut slots = Slots::new(&request, vec![vec![]; 4], vec![], &small());
         assert_eq!((slots.waiting(), slots.longest()), (Some(0), None));
         let of = |list: Vec<Admission>| list.iter().map(|a| (a.slot, a.sample, a.prompt)).collect::<Vec<_>>();
         assert_eq!(of(slots.admit(&[0])), [(0, 0, 0), (1, 1, 0)]);
@@ -301,10 +368,10 @@ mod tests {
     fn samples_begin_first_in_slots_without_a_conversation() {
         let prompts = vec![vec![1, 2], vec![3], vec![4, 5, 6]];
         let request = request(&prompts, 1, 4);
-        let mut slots = Slots::new(&request, vec![vec![8, 9], vec![], vec![1], vec![]], &small());
+        let mut slots = Slots::new(&request, vec![vec![8, 9], vec![], vec![1], vec![]], vec![], &small());
         slots.resume(2, 0);
         assert_eq!(slots.admit(&[1]).iter().map(|admission| admission.slot).collect::<Vec<_>>(), [1]);
-        let (_, cached) = slots.finish();
+        let (_, cached, _) = slots.finish();
         assert_eq!(cached, [vec![8, 9], vec![], vec![], vec![]]);
     }
 
@@ -312,7 +379,7 @@ mod tests {
     fn a_sample_that_never_ends_is_an_error_after_the_calls_of_the_longest_completion() {
         let prompts = vec![vec![1, 2], vec![3]];
         let request = request(&prompts, 1, 10);
-        let mut slots = Slots::new(&request, vec![vec![]; 2], &small());
+        let mut slots = Slots::new(&request, vec![vec![]; 2], vec![], &small());
         slots.admit(&[0, 1]);
         // The second slot finishes and stays empty; the first never finishes. Three calls of four tokens are twelve.
         assert_eq!(slots.empty_ended(&[4, 3], &[false, true], 4).unwrap(), [(1, 1, 3)]);
@@ -357,7 +424,7 @@ mod tests {
     fn samples_that_meet_the_stop_condition_leave_their_slots() {
         let prompts = vec![vec![1], vec![2], vec![3]];
         let request = RolloutRequest { stop: Some(&Twice), ..request(&prompts, 1, 8) };
-        let mut slots = Slots::new(&request, vec![vec![]; 2], &small());
+        let mut slots = Slots::new(&request, vec![vec![]; 2], vec![], &small());
         slots.admit(&[0, 1, 2]);
         let ids = [7, 4, 4, 4, 0, 0, 0, 0, 1, 2, 1, 2, 0, 0, 0, 0];
         assert_eq!(slots.empty_stopped(&[4, 4], &ids, 8).unwrap(), [(0, 0, 3)]);
@@ -379,7 +446,7 @@ mod tests {
     fn calls_are_counted_from_the_beginning_of_each_sample() {
         let prompts = vec![vec![1], vec![2]];
         let request = request(&prompts, 1, 8);
-        let mut slots = Slots::new(&request, vec![vec![]; 1], &small());
+        let mut slots = Slots::new(&request, vec![vec![]; 1], vec![], &small());
         for sample in 0..2 {
             assert_eq!(slots.admit(&[0, 1]), [Admission { slot: 0, sample, prompt: sample, row: sample }]);
             assert_eq!(slots.empty_ended(&[4], &[false], 4).unwrap(), []);
@@ -393,7 +460,7 @@ mod tests {
         let prompts = vec![vec![1]];
         let request = request(&prompts, 1, 8);
         for count in [-1, 9, i32::MIN, i32::MAX] {
-            let mut slots = Slots::new(&request, vec![vec![]; 1], &small());
+            let mut slots = Slots::new(&request, vec![vec![]; 1], vec![], &small());
             slots.admit(&[0]);
             let error = slots.empty_ended(&[count], &[true], 4).unwrap_err();
             assert!(error.to_string().contains(&format!("found {count} tokens")), "{error}");

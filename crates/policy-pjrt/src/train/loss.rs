@@ -1,6 +1,6 @@
 //! Evaluation of the loss of a micro-batch on a device.
 
-use super::programs::table_axes;
+use super::programs::{ROUTED, table_axes};
 use super::step::StepOfState;
 use super::{Rows, TrainPrograms, TrainShape};
 use crate::decoder::Axis;
@@ -151,10 +151,20 @@ impl Loss {
             let tokens: Vec<f32> = tensor.read("the tokens of experts")?;
             outputs.routers = RouterStatistics::new(experts.num_experts, tokens.into_iter().map(f64::from).collect());
         }
-        if let Some(tensor) = others.next() {
+        if on.modules.decoder().has_router_aux_loss()
+            && let Some(tensor) = others.next()
+        {
             let aux_loss: Vec<f32> = tensor.read("the load balancing loss")?;
             outputs.aux_loss = f64::from(aux_loss[0]);
             outputs.routers = outputs.routers.with_aux_loss(outputs.aux_loss);
+        }
+        if rows.shape.routed_experts
+            && let Some(tensor) = others.next()
+        {
+            let replay: Vec<f32> = tensor.read("the mismatch of recorded experts")?;
+            let [tokens, pairs, of_tokens] = [0, 1, 2].map(|i| f64::from(replay[i]));
+            let layers = on.modules.decoder().config().num_hidden_layers as f64;
+            outputs.routers = outputs.routers.with_replay([layers * tokens, pairs], [tokens, of_tokens]);
         }
         Ok((LossSums::from_fn(|i| f64::from(sums[i])), scores, outputs))
     }
@@ -218,8 +228,8 @@ pub(crate) struct UploadedRows {
     shape: TrainShape,
     /// The number of rows without a sequence.
     empty: usize,
-    /// Ids, the positions that predict tokens and the tokens they predict, positions if sequences share rows, and the tokens that count if the
-    /// model has experts.
+    /// Ids, the positions that predict tokens and the tokens they predict, positions if sequences share rows, the tokens that count if the model
+    /// has experts, and the recorded experts, if there are any.
     tensors: Vec<DeviceTensor>,
 }
 
@@ -236,6 +246,12 @@ impl Device<'_> {
         if self.modules.decoder().config().experts.is_some() {
             let axes = [Some(Axis::Batch), None];
             tensors.push(self.runtime.upload_sharded(&rows.counted, &[b, length], &axes)?);
+        }
+        if rows.shape.routed_experts {
+            let routed = &rows.routed_experts;
+            let layers = self.modules.decoder().config().num_hidden_layers;
+            let shape = [layers, b, length, routed.len() / (layers * b * length).max(1)];
+            tensors.push(self.runtime.upload_sharded(routed, &shape, &ROUTED)?);
         }
         Ok(UploadedRows { shape: rows.shape, empty: rows.empty, tensors })
     }

@@ -5,7 +5,7 @@ use super::packing::{Packing, bucket, rounded_up};
 use crate::decoder::{Axis, AxisRules};
 use crate::rollout::check_ids;
 use models::ModelConfig;
-use policy::{Error, Result, Sequence};
+use policy::{Error, Result, RoutedExperts, Sequence};
 
 /// The sequences of a micro-batch, packed into rows and padded with token 0.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +21,10 @@ pub(crate) struct Rows {
     pub(crate) predicting: Vec<i32>,
     /// For each position, the index (among N) of the completion token that it predicts, `[B, T]`; N if none.
     pub(crate) predicts: Vec<i32>,
+    /// The experts of each token in each layer, `[L, B, T, k]`, -1 for tokens without; empty if none are recorded.
+    pub(crate) routed_experts: Vec<i32>,
+    /// The index (among B T) of the first token of each sequence.
+    begins: Vec<usize>,
     /// The number of rows without a sequence.
     pub(crate) empty: usize,
 }
@@ -69,12 +73,59 @@ impl Rows {
         let of = |(sequence, begin): (&Sequence, usize)| {
             (begin + sequence.prompt.len() - 1..begin + length(sequence)).map(|token| token as i32)
         };
-        let mut predicting: Vec<i32> = sequences.iter().zip(begins).flat_map(of).collect();
+        let mut predicting: Vec<i32> = sequences.iter().zip(begins.iter().copied()).flat_map(of).collect();
         let mut predicts = vec![shape.tokens as i32; shape.rows * shape.length];
         predicting.iter().zip(0..).for_each(|(token, n)| predicts[*token as usize] = n);
         predicting.resize(shape.tokens, 0);
         let empty = shape.rows - packing.rows.iter().filter(|sequences| !sequences.is_empty()).count();
-        Self { shape, ids, positions, counted, predicting, predicts, empty }
+        Self { shape, ids, positions, counted, predicting, predicts, routed_experts: Vec::new(), begins, empty }
+    }
+
+    /// Adds the recorded experts of each of the `sequences`, or none.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a model without experts, if they are not those of all sequences and layers, and for experts that the model does
+    /// not have or that a token has twice.
+    pub(crate) fn with_routed_experts(
+        mut self,
+        config: &ModelConfig,
+        sequences: &[Sequence],
+        routed: &[RoutedExperts],
+    ) -> Result<Self> {
+        if routed.is_empty() {
+            return Ok(self);
+        }
+        let wrong = |expected: String, found: String| Err(Error::argument("routed_experts", expected, found));
+        let Some(experts) = &config.experts else {
+            return wrong("none, or a model with a mixture of experts".into(), "a model without".into());
+        };
+        if routed.len() != sequences.len() {
+            return wrong(format!("those of {} sequences, or none", sequences.len()), routed.len().to_string());
+        }
+        let (layers, top) = (config.num_hidden_layers, experts.num_experts_per_tok);
+        let tokens = self.ids.len();
+        self.routed_experts = vec![-1; layers * tokens * top];
+        for ((of_sequence, sequence), begin) in routed.iter().zip(sequences).zip(&self.begins) {
+            if of_sequence.width != layers * top {
+                let expected = format!("for every sequence {} recorded experts per token, of all layers", layers * top);
+                return wrong(expected, of_sequence.width.to_string());
+            }
+            for position in 0..length(sequence) {
+                let of_layers = of_sequence.at(position).into_iter().flat_map(|ids| ids.chunks_exact(top)).enumerate();
+                for (layer, ids) in of_layers {
+                    let repeats = |i: usize| ids[..i].contains(&ids[i]);
+                    if ids.iter().any(|id| usize::from(*id) >= experts.num_experts) || (0..top).any(repeats) {
+                        let expected = format!("different experts below {} for each token", experts.num_experts);
+                        return wrong(expected, format!("{ids:?}"));
+                    }
+                    let at = (layer * tokens + begin + position) * top;
+                    let to = self.routed_experts[at..at + top].iter_mut();
+                    to.zip(ids).for_each(|(to, id)| *to = i32::from(*id));
+                }
+            }
+        }
+        self.shape.routed_experts = true;
+        Ok(self)
     }
 }
 
@@ -88,7 +139,8 @@ impl Packing {
     pub(super) fn shape(&self, sequences: &[Sequence]) -> TrainShape {
         let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
         let (rows, length, tokens) = (self.rows.len().max(1), self.length, bucket(tokens));
-        TrainShape { rows, length, tokens, shared: self.is_shared(), sampling_mask: false }
+        let shared = self.is_shared();
+        TrainShape { rows, length, tokens, shared, sampling_mask: false, routed_experts: false }
     }
 }
 
@@ -107,7 +159,8 @@ impl TrainShape {
         let packed = rounded_up(count.div_ceil((length / tokens.max(1)).max(1)));
         let rows = packed.min(count).max(1);
         let shared = packed < count && length / tokens.max(1) > 1;
-        Self { rows, length, tokens: bucket(count.saturating_mul(completion)), shared, sampling_mask: false }
+        let tokens = bucket(count.saturating_mul(completion));
+        Self { rows, length, tokens, shared, sampling_mask: false, routed_experts: false }
     }
 
     /// Returns these sizes, padded so that rows, their tokens and completion tokens shard evenly by these rules.
@@ -152,7 +205,10 @@ mod tests {
     fn packed_sequences_keep_their_order() {
         let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
         let rows = Rows::new(&ModelConfig::default(), &sequences, None).unwrap();
-        assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true, sampling_mask: false });
+        assert_eq!(
+            rows.shape,
+            TrainShape { rows: 1, length: 16, tokens: 16, shared: true, sampling_mask: false, routed_experts: false }
+        );
         assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.counted, [vec![1.0; 9], vec![0.0; 7]].concat());
@@ -161,10 +217,41 @@ mod tests {
     }
 
     #[test]
+    fn recorded_experts_are_those_of_the_packed_tokens() {
+        let experts = models::Experts { num_experts: 4, num_experts_per_tok: 1, ..models::Experts::default() };
+        let config = ModelConfig { num_hidden_layers: 2, experts: Some(experts), ..ModelConfig::default() };
+        let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
+        let of = |ids: &[u16]| RoutedExperts { width: 2, ids: ids.to_vec() };
+        // The second sequence has no experts, the others none of their last tokens.
+        let routed = [of(&[0, 1, 1, 2, 2, 3, 3, 0]), of(&[]), of(&[2, 2, 1, 0])];
+        let rows = || Rows::new(&config, &sequences, None).unwrap();
+        let with = |routed: &[RoutedExperts]| rows().with_routed_experts(&config, &sequences, routed);
+        let found = with(&routed).unwrap();
+        assert!(found.shape.routed_experts && !with(&[]).unwrap().shape.routed_experts);
+        let padded = |ids: &[i32]| [ids, &vec![-1; 16 - ids.len()]].concat();
+        let expected = [padded(&[0, 1, 2, 3, -1, -1, 2, 1]), padded(&[1, 2, 3, 0, -1, -1, 2, 0])].concat();
+        assert_eq!(found.routed_experts, expected);
+        let narrow = RoutedExperts { width: 1, ids: vec![0] };
+        for (routed, words) in [
+            (vec![of(&[0, 1])], "those of 3 sequences"),
+            (vec![of(&[]), narrow, of(&[])], "2 recorded experts per token"),
+            (vec![of(&[0, 4]), of(&[]), of(&[])], "different experts below 4"),
+        ] {
+            let error = with(&routed).unwrap_err().to_string();
+            assert!(error.contains("routed_experts") && error.contains(words), "{error}");
+        }
+        let dense = rows().with_routed_experts(&ModelConfig::default(), &sequences, &routed).unwrap_err().to_string();
+        assert!(dense.contains("a model with a mixture of experts"), "{dense}");
+    }
+
+    #[test]
     fn rows_of_one_sequence_each_are_not_packed() {
         let sequences = [sequence(&[1; 5], &[7; 8]), sequence(&[9; 9], &[2; 8])];
         let rows = Rows::new(&ModelConfig::default(), &sequences, None).unwrap();
-        assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16, shared: false, sampling_mask: false });
+        assert_eq!(
+            rows.shape,
+            TrainShape { rows: 2, length: 16, tokens: 16, shared: false, sampling_mask: false, routed_experts: false }
+        );
         assert_eq!(rows.empty, 0);
         // The first row is padded with 4 tokens, the second one is full.
         assert_eq!((&rows.ids[10..18], &rows.ids[31..]), (&[7, 7, 0, 0, 0, 0, 9, 9][..], &[2][..]));
@@ -178,7 +265,10 @@ mod tests {
         // 4 + 1 rows; the last two sequences fit into the fifth row.
         let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
         let rows = Rows::new(&config, &lengths.map(of_lengths), None).unwrap();
-        assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true, sampling_mask: false });
+        assert_eq!(
+            rows.shape,
+            TrainShape { rows: 6, length: 16, tokens: 48, shared: true, sampling_mask: false, routed_experts: false }
+        );
         assert_eq!(rows.empty, 1);
         assert!([&rows.ids, &rows.positions].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
         // The fifth row is full.
@@ -189,7 +279,10 @@ mod tests {
     fn sequences_of_maximal_length_need_the_largest_program() {
         let longest = [9, 24];
         let most = TrainShape::of(&vec![of_lengths(longest); 5]);
-        assert_eq!(most, TrainShape { rows: 5, length: 32, tokens: 128, shared: false, sampling_mask: false });
+        assert_eq!(
+            most,
+            TrainShape { rows: 5, length: 32, tokens: 128, shared: false, sampling_mask: false, routed_experts: false }
+        );
         for other in [[9, 1], [1, 24], [5, 12], [9, 23]] {
             for count in 0..5 {
                 let sequences = [vec![of_lengths(longest); count], vec![of_lengths(other); 5 - count]].concat();
@@ -199,7 +292,7 @@ mod tests {
         }
         assert_eq!(
             TrainShape::of(&[]),
-            TrainShape { rows: 1, length: 16, tokens: 16, shared: false, sampling_mask: false }
+            TrainShape { rows: 1, length: 16, tokens: 16, shared: false, sampling_mask: false, routed_experts: false }
         );
     }
 

@@ -71,7 +71,14 @@ fn columns_of_logits(executable: &Executable) -> BTreeSet<usize> {
 fn gradient(mesh: &Mesh) -> (Module, usize) {
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(mesh)).expect("even parts");
     let tiling = Tiling { token_chunk: Some(CHUNK), ..Tiling::default() };
-    let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false, sampling_mask: false };
+    let shape = TrainShape {
+        rows: ROWS,
+        length: 2 * BLOCK,
+        tokens: TOKENS,
+        shared: false,
+        sampling_mask: false,
+        routed_experts: false,
+    };
     let module = TrainPrograms::new(decoder, Save::Carry).with_tiling(tiling).gradient(
         &grpo_core::LossConfig::default(),
         None,
@@ -130,7 +137,14 @@ fn sharded_head_dimensions_need_collectives_of_scores() {
     let rules = rules.into_iter().try_fold(AxisRules::new(&mesh), |rules, (axis, axes)| rules.with(axis, axes));
     let decoder = Decoder::new(&config(), Compute::Bf16).with_attention(Attention::Materialised);
     let decoder = decoder.with_axis_rules(rules.expect("axes of the mesh")).expect("even parts");
-    let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false, sampling_mask: false };
+    let shape = TrainShape {
+        rows: ROWS,
+        length: 2 * BLOCK,
+        tokens: TOKENS,
+        shared: false,
+        sampling_mask: false,
+        routed_experts: false,
+    };
     let module = TrainPrograms::new(decoder, Save::Carry).score(&grpo_core::LossConfig::default(), shape);
     let collectives = compile(&module.expect("a program")).collectives().expect("a program").expect("HLO");
     let mut arrays = collectives.iter().flat_map(|collective| &collective.types);
@@ -143,7 +157,14 @@ fn logits_of_a_whole_vocabulary_are_found() {
     let mesh = Mesh::new("mesh", [("data", 2), ("fsdp", 2)]).expect("a mesh");
     let rules = AxisRules::new(&mesh).with(Axis::Vocab, &[]).expect("a table");
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(rules).expect("even parts");
-    let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false, sampling_mask: false };
+    let shape = TrainShape {
+        rows: ROWS,
+        length: 2 * BLOCK,
+        tokens: TOKENS,
+        shared: false,
+        sampling_mask: false,
+        routed_experts: false,
+    };
     let module = TrainPrograms::new(decoder, Save::Carry).score(&grpo_core::LossConfig::default(), shape);
     let columns = columns_of_logits(&compile(&module.expect("a program")));
     assert!(columns.contains(&VOCAB), "{columns:?}");
@@ -202,8 +223,8 @@ fn a_rollout_moves_neither_the_window_nor_the_kv_cache_between_devices() {
         conversations: false,
     };
     let options = RolloutOptions::default();
-    let programs =
-        RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, (&Sampling::Greedy, false), 1).expect("programs");
+    let programs = RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, (&Sampling::Greedy, false, false), 1)
+        .expect("programs");
     // Of one device: layers, slots, key/value heads, head dimension.
     let column = LAYERS * 16 * 128;
     let window = column * options.tokens_per_call;

@@ -7,7 +7,8 @@ use policy_pjrt::decoder::{Adapters, Compute, Decoder, parameters};
 use policy_pjrt::{TrainPrograms, TrainShape};
 use stablehlo::Save;
 
-const SHAPE: TrainShape = TrainShape { rows: 2, length: 256, tokens: 256, shared: false, sampling_mask: false };
+const SHAPE: TrainShape =
+    TrainShape { rows: 2, length: 256, tokens: 256, shared: false, sampling_mask: false, routed_experts: false };
 
 fn config() -> ModelConfig {
     ModelConfig { num_hidden_layers: 4, ..crate::config() }

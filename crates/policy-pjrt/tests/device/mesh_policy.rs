@@ -10,8 +10,8 @@ use models::{ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, Lora
 use pjrt::install::{Kind, install};
 use policy::contract::{Fixture, Setup, batches};
 use policy::{
-    AdamWConfig, LogitsProcessors, OptimizerName, Policy, PolicyState, RolloutRequest, Sequence, StateGroup, StepLoss,
-    Turn, Weights, export_all,
+    AdamWConfig, LogitsProcessors, OptimizerName, Policy, PolicyState, RolloutRequest, Sequence, SequenceBatch,
+    StateGroup, StepLoss, Turn, Weights, export_all,
 };
 use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Compute, Decoder, ExpertProducts};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainPrograms, TrainShape, TrainingSizes};
@@ -266,6 +266,44 @@ fn mixtures_of_experts_on_meshes_match_one_device() {
     }
 }
 
+#[test]
+fn replayed_experts_on_meshes_match_one_device() {
+    let [_, config] = with_experts();
+    let on = |runtime: &Runtime, expert_products| {
+        let options = PjrtPolicyOptions { expert_products, ..PjrtPolicyOptions::default() };
+        let mut policy = PjrtPolicy::new(runtime, &config, 1, loss(), options).unwrap();
+        let prompts = [vec![1, 5, 6], vec![9], vec![3, 4]];
+        let sampling = random(1.0, LogitsProcessors::default(), 0);
+        let of_request = request(&prompts, 2, 9, &[2], sampling);
+        let completions = policy.generate(&RolloutRequest { return_routed_experts: true, ..of_request }).unwrap();
+        let pairs = completions.iter().enumerate().map(|(i, completion)| {
+            let prompt = prompts[i / 2].clone();
+            // Other experts than the router chooses.
+            let mut routed = completion.routed_experts.clone();
+            routed.ids.iter_mut().for_each(|id| *id = (*id + 1) % 8);
+            (Sequence { prompt, completion: completion.ids.clone() }, routed)
+        });
+        let (sequences, routed): (Vec<_>, Vec<_>) = pairs.unzip();
+        let batch = || SequenceBatch { routed_experts: &routed, ..whole(&sequences) };
+        let tokens = batch().tokens.tokens();
+        let output = policy.accumulate(&[batch()], StepLoss::CrossEntropy { tokens }).unwrap();
+        let mismatch = output.metrics.value("moe/routing_mismatch").unwrap();
+        assert!(mismatch > 0.5, "{mismatch}");
+        (completions, output.loss as f32, mismatch as f32, gradients(&mut policy))
+    };
+    let (dense, grouped) = (ExpertProducts::Dense, ExpertProducts::Grouped { rows: NonZeroUsize::new(4) });
+    let (completions, loss, mismatch, expected) = on(runtime(), dense);
+    for (axes, products) in [(&[("fsdp", 4), ("tensor", 2)][..], dense), (&[("data", 4), ("tensor", 2)], grouped)] {
+        let (found, of_mesh, of_routers, gradients) = on(&on_mesh(axes), products);
+        let ids = |all: &[policy::Completion]| {
+            all.iter().map(|c| (c.ids.clone(), c.routed_experts.clone())).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&found), ids(&completions), "{axes:?}");
+        assert_close("loss and mismatch", &[of_mesh, of_routers], &[loss, mismatch], 1e-5);
+        assert_same_gradients(&format!("{axes:?}"), &gradients, &expected, 2e-5);
+    }
+}
+
 /// Adapters of experts are sharded like the experts.
 #[test]
 fn adapters_of_experts_on_meshes_match_one_device() {
@@ -443,7 +481,8 @@ fn the_memory_of_a_device_is_that_of_its_shards() {
     let dense = ModelConfig { vocab_size: 1024, hidden_size: 128, intermediate_size: 256, ..config() };
     let experts = Experts { num_experts: 8, moe_intermediate_size: 64, ..Experts::default() };
     let with_experts = ModelConfig { experts: Some(experts), ..dense.clone() };
-    let micro_batch = TrainShape { rows: 8, length: 16, tokens: 64, shared: false, sampling_mask: false };
+    let micro_batch =
+        TrainShape { rows: 8, length: 16, tokens: 64, shared: false, sampling_mask: false, routed_experts: false };
     let rollout = RolloutSizes {
         prompts: 1,
         longest_prompt: 8,

@@ -106,7 +106,14 @@ impl Case {
         let batch = batch.with_weights(of_tokens).unwrap();
         let evaluator = Evaluator::new(&loss, &batch).unwrap();
 
-        let shape = TrainShape { rows: ROWS, length: LENGTH, tokens: TOKENS, shared, sampling_mask: false };
+        let shape = TrainShape {
+            rows: ROWS,
+            length: LENGTH,
+            tokens: TOKENS,
+            shared,
+            sampling_mask: false,
+            routed_experts: false,
+        };
         let spec = modules.head(&loss, TOKENS).unwrap();
         let tables = TokenTables::new(&spec, &batch, Some(&evaluator));
         let trained = decoder.trained();
@@ -328,7 +335,7 @@ fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<
         conversations: false,
     };
     let options = RolloutOptions { slots: SLOTS, tokens_per_call: 4 };
-    let modules = RolloutPrograms::of(decoder, Dtype::F32, options, sizes, (sampling, false), 1).unwrap();
+    let modules = RolloutPrograms::of(decoder, Dtype::F32, options, sizes, (sampling, false, false), 1).unwrap();
     let lengths: Vec<i32> = (0..SLOTS as i32).map(|row| 2 + row % 5).collect();
     let id = |row: usize, column: usize| ((row * 31 + column * 17 + 5) % decoder.config().vocab_size) as i32;
     let types = |module: &Module| -> Vec<TensorType> {
@@ -393,7 +400,8 @@ fn uneven_shards_are_an_error_that_names_the_dimension() {
     assert_eq!(of(&[("data", 1), ("fsdp", 1), ("tensor", 1)]).unwrap().axis_rules(), None);
     let decoder = of(&[("fsdp", 4)]).unwrap();
     let modules = TrainPrograms::new(decoder.clone(), Save::Carry);
-    let shape = TrainShape { rows: 4, length: 16, tokens: 16, shared: false, sampling_mask: false };
+    let shape =
+        TrainShape { rows: 4, length: 16, tokens: 16, shared: false, sampling_mask: false, routed_experts: false };
     let loss = LossConfig::default();
     assert!(modules.gradient(&loss, None, shape).is_ok());
     let error = modules.gradient(&loss, None, TrainShape { rows: 6, ..shape }).unwrap_err().to_string();
@@ -408,7 +416,13 @@ fn uneven_shards_are_an_error_that_names_the_dimension() {
         conversations: false,
     };
     // Prompts are padded: one row per device.
-    let of_rollout =
-        RolloutPrograms::of(&decoder, Dtype::F32, RolloutOptions::default(), sizes, (&Sampling::Greedy, false), 1);
+    let of_rollout = RolloutPrograms::of(
+        &decoder,
+        Dtype::F32,
+        RolloutOptions::default(),
+        sizes,
+        (&Sampling::Greedy, false, false),
+        1,
+    );
     assert!(of_rollout.unwrap().prefill.to_string().contains("tensor<4x16xi32>"), "four rows of prompts");
 }

@@ -59,6 +59,7 @@ impl Case {
                     ids: f.splat(0, ids),
                     shared: true,
                     counted: None,
+                    routed: None,
                 },
             };
             let heads = Heads { queries: a[0].clone(), keys: a[1].clone(), values: a[2].clone(), gates: None };

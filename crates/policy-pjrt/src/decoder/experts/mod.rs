@@ -18,6 +18,9 @@ use models::{ClampedSwiglu, Experts};
 use stablehlo::{Builder, DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
 use std::ops::Range;
 
+/// A logit whose exponential is 0.
+const LOWEST: f64 = -1e30;
+
 /// The choice of a layer's router.
 #[derive(Clone, Debug)]
 pub struct Routing {
@@ -25,6 +28,8 @@ pub struct Routing {
     pub logits: Value,
     /// 1 for the experts of a token, else 0, `[B, T, E]`, f32.
     pub chosen: Value,
+    /// If choices are replaced by recorded ones: 1 for tokens whose router chooses other experts, else 0, `[B, T]`, f32.
+    pub differs: Option<Value>,
 }
 
 /// Sums over the counted tokens of a forward pass.
@@ -34,6 +39,9 @@ pub struct RouterSums {
     pub tokens: Value,
     /// The load balancing loss, if the decoder has one ([`Decoder::with_router_aux_loss`]); f32 scalar.
     pub aux_loss: Option<Value>,
+    /// If choices are replaced by recorded ones, f32 `[3]`: the number of tokens with recorded experts, of the pairs of such a token and a layer
+    /// whose router chooses others, and of the tokens with such a layer.
+    pub replay: Option<Value>,
 }
 
 impl Routing {
@@ -48,13 +56,29 @@ impl Routing {
         });
         std::iter::once(sum(&self.chosen)).chain(shares).collect()
     }
+
+    /// Returns the experts `[B, T, k]`, i32, with the `top` largest logits of a token, in the order of their logits.
+    pub(crate) fn ids(&self, top: usize) -> Value {
+        let [b, t, e] = *self.logits.shape() else { unreachable!("three dimensions") };
+        let pairs = TensorType::new(Dtype::I32, [b, t, top, e]);
+        let [rank, expert] = [2, 3].map(|dimension| self.logits.builder().iota(dimension, pairs.clone()));
+        let ranks = ranks(&self.logits).broadcast_in_dim(&pairs.shape, &[0, 1, 3]);
+        ranks.eq(&rank).select(&expert, &expert.like(0)).reduce(Reducer::Add, &[3])
+    }
 }
 
 impl RouterSums {
     /// Creates the sums from the sums of all layers, `[L, E]`. The load balancing loss is E times the sum over experts of f P, where f is the mean
     /// number of times that a token chooses the expert, and P the mean of its softmax over all experts; both means are over `counted` tokens
     /// `[B, T]` and layers. f has no gradient.
-    pub(super) fn new(tokens: &Value, shares: Option<&Value>, counted: &Value) -> Self {
+    ///
+    /// `differing` `[B, T]` is the number of layers whose router chooses other experts than those of `routed` `[L, B, T, k]`.
+    pub(super) fn new(
+        tokens: &Value,
+        shares: Option<&Value>,
+        counted: &Value,
+        replay: Option<(&Value, &Value)>,
+    ) -> Self {
         let aux_loss = shares.map(|shares| {
             let [layers, experts] = *tokens.shape() else { unreachable!("layers and experts") };
             let over_layers = |values: &Value| values.reduce(Reducer::Add, &[0]);
@@ -63,7 +87,16 @@ impl RouterSums {
             let rows = &rows * rows.like(layers as f64);
             &product * product.like(experts as f64) / &rows / &rows
         });
-        Self { tokens: tokens.clone(), aux_loss }
+        let replay = replay.map(|(routed, differing)| {
+            let [_, b, t, _] = *routed.shape() else { unreachable!("four dimensions") };
+            let first = routed.slice(&[0; 4], &[1, b, t, 1]).reshape(&[b, t]);
+            let recorded = first.ge(&first.like(0)).convert(Dtype::F32) * counted;
+            let others = differing.gt(&differing.like(0.0)).convert(Dtype::F32);
+            let sums = [recorded.clone(), differing * &recorded, others * &recorded];
+            let sums = sums.map(|of_tokens| of_tokens.reduce(Reducer::Add, &[0, 1]).reshape(&[1]));
+            counted.builder().concatenate(&sums.iter().collect::<Vec<_>>(), 0)
+        });
+        Self { tokens: tokens.clone(), aux_loss, replay }
     }
 }
 
@@ -83,24 +116,42 @@ impl Decoder {
         self.config.experts.iter().flat_map(|experts| vec![stack(experts); kinds]).collect()
     }
 
-    /// Returns the weighted sum `[B, T, H]`, f32, of the outputs of each token's experts, for `x` `[B, T, H]`, and the choice of the router.
+    /// Returns the weighted sum `[B, T, H]`, f32, of the outputs of each token's experts, for `x` `[B, T, H]`, and the choice of the router, which
+    /// `routed` `[B, T, k]` replaces, except for tokens with -1.
     ///
     /// # Errors
     /// An operation cannot be built.
-    pub(super) fn experts(&self, layer: &ParameterValues, x: &Value, experts: &Experts) -> Result<(Value, Routing)> {
+    pub(super) fn experts(
+        &self,
+        layer: &ParameterValues,
+        x: &Value,
+        experts: &Experts,
+        routed: Option<&Value>,
+    ) -> Result<(Value, Routing)> {
         let logits = self.product(layer, x, Role::Router, Dtype::F32);
         let logits = match layer.get(Role::RouterBias) {
             Some(bias) => &logits + bias.convert(Dtype::F32).along_last(&logits),
             None => logits,
         };
-        let chosen = choose(&logits, experts.num_experts_per_tok);
-        let weights = weights(&logits, &chosen, experts.norm_topk_prob);
+        let own = choose(&logits, experts.num_experts_per_tok);
+        let (chosen, differs) = match routed {
+            Some(routed) => {
+                let (chosen, differs) = replayed(&own, routed);
+                (chosen, Some(differs))
+            }
+            None => (own, None),
+        };
+        let weights = match routed {
+            // Recorded experts may have logits far below the largest one.
+            Some(_) if experts.norm_topk_prob => weights(&of_chosen(&logits, &chosen), &chosen, true),
+            _ => weights(&logits, &chosen, experts.norm_topk_prob),
+        };
         let tokens = x.shape()[0] * x.shape()[1];
         let y = match self.expert_products.blocks(tokens, experts, &self.split) {
             Some(blocks) => BlockLoop { decoder: self, blocks, experts }.outputs(layer, x, [&chosen, &weights])?,
             None => self.dense_experts(layer, x, experts, &weights),
         };
-        Ok((y, Routing { logits, chosen }))
+        Ok((y, Routing { logits, chosen, differs }))
     }
 
     /// Returns the sum of the outputs of all experts times `weights` `[B, T, E]`, `[B, T, H]`, f32.
@@ -178,6 +229,12 @@ fn clamped(both: &Value, clamped: ClampedSwiglu) -> Value {
 /// Returns 1 for the experts with the `top` largest of a token's `logits` `[B, T, E]`, and of equal logits those with the lowest index; 0 for
 /// all others.
 fn choose(logits: &Value, top: usize) -> Value {
+    let rank = ranks(logits);
+    rank.lt(&rank.like(top as i64)).convert(Dtype::F32)
+}
+
+/// Returns the number of experts that come before an expert in the order of a token's `logits`, `[B, T, E]`, i32.
+fn ranks(logits: &Value) -> Value {
     let [b, t, e] = *logits.shape() else { unreachable!("three dimensions") };
     let pairs = [b, t, e, e];
     let index = logits.builder().iota(2, TensorType::new(Dtype::I32, pairs));
@@ -185,8 +242,26 @@ fn choose(logits: &Value, top: usize) -> Value {
     let [own, others] = [2, 3].map(|dimension| logits.broadcast_in_dim(&pairs, &[0, 1, dimension]));
     // The number of experts before this one.
     let before = others.gt(&own) | (others.eq(&own) & other.lt(&index));
-    let rank = before.convert(Dtype::I32).reduce(Reducer::Add, &[3]);
-    rank.lt(&rank.like(top as i64)).convert(Dtype::F32)
+    before.convert(Dtype::I32).reduce(Reducer::Add, &[3])
+}
+
+/// Returns the choices `own` `[B, T, E]` of a router with those of the tokens in `routed` `[B, T, k]` replaced, and 1 for tokens for which both
+/// differ, else 0, `[B, T]`.
+fn replayed(own: &Value, routed: &Value) -> (Value, Value) {
+    let ([b, t, e], [.., k]) = (own.shape(), routed.shape()) else { unreachable!("three dimensions") };
+    let (b, t, pairs) = (*b, *t, [*b, *t, *e, *k]);
+    let expert = own.builder().iota(2, TensorType::new(Dtype::I32, pairs));
+    let is_routed = routed.broadcast_in_dim(&pairs, &[0, 1, 3]).eq(&expert).reduce(Reducer::Or, &[3]);
+    let first = routed.slice(&[0; 3], &[b, t, 1]).reshape(&[b, t]);
+    let is_recorded = first.ge(&first.like(0)).broadcast_in_dim(own.shape(), &[0, 1]);
+    let chosen = is_recorded.select(&is_routed.convert(Dtype::F32), own);
+    let differs = chosen.ne(own).reduce(Reducer::Or, &[2]).convert(Dtype::F32);
+    (chosen, differs)
+}
+
+/// Returns the logits of the `chosen` experts; all others are [`LOWEST`].
+fn of_chosen(logits: &Value, chosen: &Value) -> Value {
+    chosen.gt(&chosen.like(0.0)).select(logits, &logits.like(LOWEST))
 }
 
 /// Returns the exponential of the distance of each of a token's logits to the largest one, `[B, T, E]`.

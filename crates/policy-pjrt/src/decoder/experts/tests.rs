@@ -24,16 +24,39 @@ fn ties_go_to_the_lowest_index() {
     assert_eq!(weights(&[0.0; 4], 4, true), [0.25; 4]);
 }
 
+/// The second token has recorded experts with logits far below those that the router chooses; the third one has those of the router.
+#[test]
+fn recorded_experts_replace_the_choice_of_a_router() {
+    let f = Builder::new();
+    let logits = f.argument("logits", TensorType::new(Dtype::F32, [1, 3, 4]));
+    let routed = f.argument("routed", TensorType::new(Dtype::I32, [1, 3, 2]));
+    let own = choose(&logits, 2);
+    let (chosen, differs) = super::replayed(&own, &routed);
+    let ids = Routing { logits: logits.clone(), chosen: chosen.clone(), differs: None }.ids(2);
+    let weights = super::weights(&super::of_chosen(&logits, &chosen), &chosen, true);
+    let results = [("chosen", &chosen), ("differs", &differs), ("weights", &weights), ("ids", &ids)];
+    let module = f.finish("replay", &results).unwrap();
+    let rows = [[1.0, 3.0, 2.0, 0.0], [900.0, 800.0, 1.0, 1.0], [0.0, 5.0, 0.0, 5.0]];
+    let logits = Array::floats(Dtype::F32, [1, 3, 4], rows.concat()).unwrap();
+    let routed = Array::ints(Dtype::I32, [1, 3, 2], [-1, -1, 3, 2, 3, 1]).unwrap();
+    let found = module.interpret(&[logits, routed]).unwrap();
+    assert_eq!(found[0].to_floats(), [0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0]);
+    assert_eq!(found[1].to_floats(), [0.0, 1.0, 0.0]);
+    assert_eq!(found[2].to_floats()[4..], [0.0, 0.0, 0.5, 0.5, 0.0, 0.5, 0.0, 0.5]);
+    assert_eq!(found[3].to_ints(), [1, 2, 0, 1, 1, 3]);
+}
+
 /// Two rows of two tokens, of which the last one is padding, and two layers with the same logits.
 #[test]
 fn the_load_balancing_loss_counts_tokens_without_padding() {
     let f = Builder::new();
     let logits = f.argument("logits", TensorType::new(Dtype::F32, [2, 2, 3]));
     let counted = f.argument("counted", TensorType::new(Dtype::F32, [2, 2]));
-    let routing = Routing { chosen: choose(&logits, 1), logits };
+    let routing = Routing { chosen: choose(&logits, 1), logits, differs: None };
     let sums = routing.sums(&counted, true);
     let stack = |sum: &stablehlo::Value| sum.broadcast_in_dim(&[2, 3], &[1]);
-    let RouterSums { tokens, aux_loss } = RouterSums::new(&stack(&sums[0]), Some(&stack(&sums[1])), &counted);
+    let sums = RouterSums::new(&stack(&sums[0]), Some(&stack(&sums[1])), &counted, None);
+    let RouterSums { tokens, aux_loss, .. } = sums;
     let module = f.finish("sums", &[("tokens", &tokens), ("aux_loss", &aux_loss.unwrap())]).unwrap();
     let two = 2_f64.ln();
     let logits = [[0.0, 0.0, two], [two, 0.0, 0.0], [two, 0.0, 0.0], [9.0, 9.0, 9.0]];
@@ -89,7 +112,7 @@ fn outputs(case: Case, clamped: Option<ClampedSwiglu>, products: ExpertProducts,
     let types: Vec<TensorType> = types.collect();
     let loss = stablehlo::trace(&types, |f, values| {
         let layer = ParameterValues::new(table.iter().map(|p| p.id()).zip(values[1..].iter().cloned()));
-        let (y, _) = decoder.experts(&layer, &values[0], &experts).unwrap();
+        let (y, _) = decoder.experts(&layer, &values[0], &experts, None).unwrap();
         let factors = f.dense((0..y.ty().elements()).map(|i| (i % 7) as f64 - 2.5), y.ty().clone());
         vec![(&y * factors).reduce(Reducer::Add, &[0, 1, 2]), y]
     });

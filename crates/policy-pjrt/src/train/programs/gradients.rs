@@ -13,7 +13,8 @@ pub(in crate::train) struct Gradients {
     pub(in crate::train) sums: Vec<Value>,
     /// The loss, log-probabilities and entropies.
     pub(in crate::train) of_loss: [(Role, Value); 3],
-    /// Values `[N]` with a value head, the tokens of each expert `[L, E]` with experts, and the load balancing loss, with their names.
+    /// Values `[N]` with a value head, the tokens of each expert `[L, E]` with experts, the load balancing loss, and the comparison with recorded
+    /// experts, with their names.
     pub(in crate::train) others: Vec<(&'static str, Value)>,
 }
 
@@ -53,6 +54,7 @@ impl TrainPrograms {
             }
         };
         let mut routers = results.split_off(1 + usize::from(outputs.values));
+        let replay = if shape.routed_experts { routers.pop() } else { None };
         let aux_loss = (routers.len() > 1).then(|| routers.swap_remove(1));
         let tokens = routers.pop();
         let values = (results.len() > 1).then(|| results.swap_remove(1));
@@ -98,8 +100,8 @@ impl TrainPrograms {
             let dhidden = result(Role::GradHidden).convert(hidden.dtype());
             let dhidden = self.rows_of_gradient(&dhidden);
             // The numbers of tokens have no gradient.
-            let dtokens = tokens.as_ref().map(|tokens| tokens.like(0.0));
-            let of_routers = dtokens.iter().chain(&batch.aux_loss_factor);
+            let [dtokens, dreplay] = [&tokens, &replay].map(|count| count.as_ref().map(|count| count.like(0.0)));
+            let of_routers = dtokens.iter().chain(&batch.aux_loss_factor).chain(&dreplay);
             let cotangents: Vec<&Value> = std::iter::once(&dhidden).chain(&dvalues).chain(of_routers).collect();
             let begun: Vec<Option<&Value>> = places.iter().map(|i| sums[*i].as_ref()).collect();
             // The gradients of layers are added to the accumulators in place, within the loop over layers.
@@ -109,7 +111,8 @@ impl TrainPrograms {
         let whole = |(sum, p): (Option<Value>, &Parameter)| sum.unwrap_or_else(|| zeros(f, Dtype::F32, &p.shape));
         let sums = sums.into_iter().zip(&trained).map(whole).collect();
         let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role, result(role).clone()));
-        let others = [("values", values), ("expert_tokens", tokens), ("aux_loss", aux_loss)];
+        let others =
+            [("values", values), ("expert_tokens", tokens), ("aux_loss", aux_loss), ("routing_replay", replay)];
         let others = others.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
         Ok(Gradients { sums, of_loss, others })
     }

@@ -1,7 +1,7 @@
 //! Programs of training: scores, and the loss with the gradients of all trained parameters.
 
 pub(super) use gradients::Gradients;
-pub(super) use split::table_axes;
+pub(super) use split::{ROUTED, table_axes};
 
 use super::adamw::{Check, apply_module};
 use crate::decoder::{
@@ -30,6 +30,8 @@ pub struct TrainShape {
     pub shared: bool,
     /// `true` if tokens have a sampling mask: the program then takes it.
     pub sampling_mask: bool,
+    /// `true` if experts are recorded, for a model with experts: the program then takes them.
+    pub routed_experts: bool,
 }
 
 /// A builder of training programs for a decoder. Parameters are arguments in the order of [`Decoder::parameters`], with the dtypes of
@@ -43,7 +45,7 @@ pub struct TrainShape {
 /// # fn main() -> policy_pjrt::Result<()> {
 /// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
 /// let modules = TrainPrograms::new(decoder, stablehlo::Save::Carry);
-/// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true, sampling_mask: false };
+/// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true, sampling_mask: false, routed_experts: false };
 /// let text = modules.gradient(&grpo_core::LossConfig::default(), None, shape)?.to_string();
 /// assert!(text.contains("tensor<2x32xi32>"));
 /// # Ok(())
@@ -175,6 +177,7 @@ impl TrainPrograms {
     /// * for each position, the index (among N) of the completion token that it predicts, or N, i32 `[B, T]`;
     /// * if sequences share rows, the positions of tokens in their sequences, 0 for padding, i32 `[B, T]`;
     /// * if the model has experts, 1 for tokens and 0 for padding, f32 `[B, T]`;
+    /// * if experts are recorded, those of each token in each layer, i32 `[L, B, T, k]`, or -1 for tokens whose experts are chosen;
     /// * the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`];
     /// * if tokens have a sampling mask, [`Role::SamplingMask`].
     ///
@@ -184,7 +187,8 @@ impl TrainPrograms {
     /// loss, f32 `[3, N]`, with weight 0 for tokens without a value loss. It has one more result: the values `[N]`.
     ///
     /// With experts, the next result is the number of tokens of each expert, f32 `[L, E]`. With a load balancing loss
-    /// ([`Decoder::with_router_aux_loss`]), the last argument is its factor, an f32 scalar, and the last result its value without the factor.
+    /// ([`Decoder::with_router_aux_loss`]), the last argument is its factor, an f32 scalar, and the next result its value without the factor. With
+    /// recorded experts, the last result is [`RouterSums::replay`](crate::decoder::RouterSums::replay).
     ///
     /// # Errors
     /// [`crate::Error::Loss`] for an invalid loss.
@@ -367,18 +371,22 @@ impl TrainPrograms {
         try_trace(&types, |_, values| {
             let (parameters, rows) = values.split_at(inside.len());
             let [ids, predicting, predicts, rest @ ..] = rows else { unreachable!("as many as there are types") };
-            let (positions, counted) = rest.split_at(usize::from(shape.shared));
+            let (positions, rest) = rest.split_at(usize::from(shape.shared));
+            let (counted, routed) = rest.split_at(usize::from(self.config().experts.is_some()));
             let weights = ParameterValues::new(inside.iter().map(|p| p.id()).zip(parameters.iter().cloned()));
             let mut rows = Rows::of_sequences(ids);
             if let [positions] = positions {
                 rows = Rows { positions: positions.clone(), shared: true, ..rows };
             }
             rows.counted = counted.first().filter(|_| outputs.routers).cloned();
+            rows.routed = routed.first().cloned();
             let (x, routers) = self.decoder.residual(&weights, &rows, self.save.clone())?;
             let hidden = self.split_hidden(&take_rows(self.decoder.split(), &x, predicting, predicts));
             let hidden = self.decoder.final_norm(&weights, &hidden);
             let values = outputs.values.then(|| self.decoder.values(&weights, &hidden));
-            let routers = routers.into_iter().flat_map(|sums| std::iter::once(sums.tokens).chain(sums.aux_loss));
+            let routers = routers
+                .into_iter()
+                .flat_map(|sums| std::iter::once(sums.tokens).chain(sums.aux_loss).chain(sums.replay));
             Ok(std::iter::once(hidden).chain(values).chain(routers).collect())
         })
     }
@@ -389,7 +397,7 @@ impl TrainPrograms {
 struct Outputs {
     /// The value head's values `[N]`.
     values: bool,
-    /// The number of tokens of each expert `[L, E]`, and the load balancing loss, if the decoder has them.
+    /// The number of tokens of each expert `[L, E]`, the load balancing loss, and [`crate::decoder::RouterSums::replay`], if the decoder has them.
     routers: bool,
 }
 
@@ -408,7 +416,8 @@ impl Outputs {
 
 impl TrainPrograms {
     /// Returns the row arguments of a program, in order: ids `[B, T]`, the positions that predict `[N]`, the tokens that positions predict
-    /// `[B, T]`, if sequences share rows, positions `[B, T]`, and, if the model has experts, the tokens that count `[B, T]`.
+    /// `[B, T]`, if sequences share rows, positions `[B, T]`, if the model has experts, the tokens that count `[B, T]`, and, if experts are
+    /// recorded, those of each layer `[L, B, T, k]`.
     fn row_types(&self, shape: TrainShape) -> Vec<(&'static str, TensorType)> {
         let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
         let predicting = TensorType::new(Dtype::I32, [shape.tokens]);
@@ -416,8 +425,12 @@ impl TrainPrograms {
         if shape.shared {
             types.push(("positions", tokens.clone()));
         }
-        if self.config().experts.is_some() {
+        if let Some(experts) = &self.config().experts {
             types.push(("counted", tokens.with_dtype(Dtype::F32)));
+            if shape.routed_experts {
+                let sizes = [self.config().num_hidden_layers, shape.rows, shape.length, experts.num_experts_per_tok];
+                types.push(("routed_experts", TensorType::new(Dtype::I32, sizes)));
+            }
         }
         types
     }

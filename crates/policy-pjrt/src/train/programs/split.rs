@@ -10,6 +10,9 @@ use stablehlo::{Builder, Module, TensorType, Value};
 const HIDDEN: [Axis; 2] = [Axis::Batch, Axis::Embed];
 const LM_HEAD: [Axis; 2] = [Axis::Vocab, Axis::Embed];
 
+/// Logical axes of recorded experts `[L, B, T, k]`.
+pub(in crate::train) const ROUTED: [Option<Axis>; 4] = [None, Some(Axis::Batch), None, None];
+
 impl TrainPrograms {
     /// Shards hidden states `[N, H]` by rows.
     pub(super) fn split_hidden(&self, hidden: &Value) -> Value {
@@ -84,8 +87,11 @@ impl TrainPrograms {
     pub(super) fn declare_rows(&self, f: &Builder, shape: TrainShape) -> Vec<Value> {
         let declare = |(name, ty): (&str, TensorType)| {
             let argument = f.argument(name, ty);
-            let axes = [Some(Axis::Batch), None];
-            self.decoder.split().argument(&argument, &axes[..argument.shape().len()]);
+            let axes = match argument.shape().len() {
+                4 => &ROUTED[..],
+                rank => &[Some(Axis::Batch), None][..rank],
+            };
+            self.decoder.split().argument(&argument, axes);
             argument
         };
         self.row_types(shape).into_iter().map(declare).collect()
