@@ -1,6 +1,6 @@
 //! Environments that are programs, here shell scripts.
 
-use agents::{Environment, EnvironmentConfig, EnvironmentProgram, Environments, Episode, Failure, Start};
+use agents::{Environment, EnvironmentConfig, EnvironmentProgram, Environments, Episode, Failure, Reply, Start};
 use data::Item;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -42,10 +42,10 @@ fn start(environment: &EnvironmentProgram, worker: usize) -> Box<dyn Episode> {
     environment.reset(&row(), worker).unwrap().episode
 }
 
-/// Returns the failure of a first answer.
-fn failure(answer: &str) -> Failure {
+/// Returns the reply of a program that gives this answer to the first message.
+fn reply(answer: &str) -> Result<Reply, Failure> {
     let script = Script::new(&format!("read -r l; echo '{{}}'; read -r l; echo '{answer}'; read -r l"));
-    start(&script.environment(), 0).step(&said("x")).unwrap_err()
+    start(&script.environment(), 0).step(&said("x"))
 }
 
 #[test]
@@ -81,6 +81,19 @@ fn a_program_reads_events_and_answers_with_messages() {
 }
 
 #[test]
+fn rewards_are_numbers_true_false_or_null() {
+    for (answer, reward) in [
+        ("{}", None),
+        ("{\"reward\": null}", None),
+        ("{\"reward\": false}", Some(0.0)),
+        ("{\"reward\": true}", Some(1.0)),
+        ("{\"reward\": -0.5}", Some(-0.5)),
+    ] {
+        assert_eq!(reply(answer).unwrap().reward, reward, "{answer}");
+    }
+}
+
+#[test]
 fn an_answer_that_is_none_is_a_failure_with_the_reason() {
     for (answer, words) in [
         ("nonsense", "expected a line of JSON"),
@@ -93,7 +106,7 @@ fn an_answer_that_is_none_is_a_failure_with_the_reason() {
         ("{\"id\": 9}", "conversation with id 0"),
         ("{\"error\": \"out of words\"}", "it says: out of words"),
     ] {
-        let text = failure(answer).to_string();
+        let text = reply(answer).unwrap_err().to_string();
         assert!(text.contains(words), "{answer}: {text}");
     }
     let script = Script::new("read -r l; echo '{\"done\": true}'; read -r l");

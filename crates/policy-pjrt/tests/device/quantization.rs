@@ -156,18 +156,19 @@ fn matches_the_cpu(config: &ModelConfig, quantization: Quantization, tolerance: 
     assert!(error.contains("expected weights that are not quantised"), "{error}");
 }
 
-#[test]
-fn bf16_products_dequantise_to_bf16() {
+#[rstest]
+fn bf16_products_dequantise_to_bf16(#[values(Quantization::Int8, Quantization::Nf4)] quantization: Quantization) {
     let config = config();
-    let (_place, weights) = weights(&config, Dtype::Bf16, None);
+    let (_stored, exact) = weights(&config, Dtype::Bf16, None);
+    // Files of bf16 have the nearest bf16 number of each dequantised value.
+    let (_rounded, rounded) = weights(&config, Dtype::Bf16, Some(quantization));
     let all = sequences();
-    let of = |quantization| {
-        let mut policy = policy(runtime(), &config, &weights, PjrtPolicyOptions { quantization, ..narrow() });
-        policy.score(Weights::Policy, &[whole(&all)]).unwrap().logp
+    let of = |weights, options| {
+        policy(runtime(), &config, weights, options).score(Weights::Policy, &[whole(&all)]).unwrap().logp
     };
-    let [exact, int8, nf4] = [None, Some(Quantization::Int8), Some(Quantization::Nf4)].map(of);
-    let off = |found: &[f32]| found.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(0.0 < off(&int8) && off(&int8) < off(&nf4), "{} {}", off(&int8), off(&nf4));
+    let found = of(&exact, PjrtPolicyOptions { quantization: Some(quantization), ..narrow() });
+    assert_eq!(found, of(&rounded, narrow()));
+    assert_ne!(found, of(&exact, narrow()));
 }
 
 #[test]
