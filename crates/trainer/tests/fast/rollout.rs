@@ -89,6 +89,19 @@ fn faulty_rollouts_are_detected() {
     }
 }
 
+#[test]
+fn runs_warn_of_samplers_with_other_log_probabilities() {
+    let log_of_step = |completion: fn(&mut Completion)| {
+        let mut run = trainer(Engine { prompt: <[u32]>::to_vec, completion });
+        crate::logged(|| drop(run.grpo_step().unwrap()))
+    };
+    let warning = "step 1: the sampler's log-probabilities differ from the policy's by";
+    let faithful = log_of_step(|_| ());
+    assert!(!faithful.contains(warning), "{faithful}");
+    let faulty = log_of_step(|completion| completion.logps.iter_mut().for_each(|logp| *logp *= 0.5));
+    assert!(faulty.lines().any(|line| line.contains("WARN") && line.contains(warning)), "{faulty}");
+}
+
 /// The engine's log-probabilities are over the kept ids, and the loss's only with their replay.
 #[test]
 fn a_replayed_sampling_mask_makes_loss_and_engine_agree() {
