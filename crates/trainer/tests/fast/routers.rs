@@ -3,6 +3,7 @@
 use super::rollout::config;
 use models::{Experts, ModelConfig};
 use policy::{Completion, Policy, PolicyEngine, Result, RolloutEngine, RolloutRequest};
+use std::sync::{Arc, Mutex};
 use trainer::step::StepReport;
 use trainer::{Parts, TrainConfig, Trainer};
 
@@ -59,6 +60,56 @@ fn updates_replay_the_experts_of_the_rollout() {
     // The weights of the first update are those of the rollout.
     assert_eq!(of(true, 1, 1), Some(0.0));
     assert_eq!(of(true, 1, 4), Some(0.0));
+    // The second update has other weights.
+    assert!(of(true, 2, 1).unwrap() > 0.0);
+}
+
+/// An engine that replaces the recorded experts by experts 0 and 1, and stores the share of tokens whose experts were others.
+struct Forger(Arc<Mutex<f64>>);
+
+impl RolloutEngine for Forger {
+    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        let mut completions = PolicyEngine.generate(policy, request)?;
+        let (mut tokens, mut others) = (0, 0);
+        for ids in completions.iter_mut().flat_map(|completion| completion.routed_experts.ids.chunks_exact_mut(2)) {
+            tokens += 1;
+            others += usize::from(!(ids.contains(&0) && ids.contains(&1)));
+            ids.copy_from_slice(&[0, 1]);
+        }
+        *self.0.lock().unwrap() = f64::from(others as u32) / f64::from(tokens as u32);
+        Ok(completions)
+    }
+}
+
+#[test]
+fn updates_compute_the_recorded_experts_and_count_other_choices_of_the_router() {
+    let mut config = with_experts();
+    // The experts of a layer change the choices of the next layers.
+    config.model.shape_mut().num_hidden_layers = 1;
+    let of = |replay_routing: bool| {
+        let mut config = config.clone();
+        config.policy.replay_routing = replay_routing;
+        let others = Arc::new(Mutex::new(f64::NAN));
+        let engine: Box<dyn RolloutEngine> = match replay_routing {
+            true => Box::new(Forger(Arc::clone(&others))),
+            false => Box::new(PolicyEngine),
+        };
+        let parts = Parts { engine, ..Parts::from_config(&config).unwrap() };
+        let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
+        let others = *others.lock().unwrap();
+        (report, others)
+    };
+    let (sampled, _) = of(false);
+    assert!(sampled.metric("moe/load_max") < 2.0);
+    assert!(sampled.metric("sampling/sampling_logp_difference/max") < 1e-4);
+    let (forged, others) = of(true);
+    assert!(others > 0.1 && others < 1.0, "{others}");
+    let found = forged.metric("moe/routing_mismatch");
+    assert!((found - others).abs() < 1e-9, "{found} {others}");
+    // All tokens go to two of four experts, which have twice the mean load.
+    assert_eq!([forged.metric("moe/load_max"), forged.metric("moe/load_min")], [2.0, 0.0]);
+    // The sampler's log-probabilities are those of other experts.
+    assert!(forged.metric("sampling/sampling_logp_difference/max") > 0.01);
 }
 
 /// An engine that drops the experts of its completions.
