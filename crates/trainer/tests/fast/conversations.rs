@@ -350,6 +350,33 @@ fn an_environment_that_fails_leaves_its_conversation_out() {
 }
 
 #[test]
+fn a_conversation_without_rewards_of_its_environment_is_no_failure_and_has_no_advantage() {
+    let environment = || {
+        let answers = |turn: usize, message: &Value| match (turn, message["content"].as_str()) {
+            (0, _) => Ok(Reply::default()),
+            (_, Some("more")) => Ok(Reply { reward: Some(0.5), ..user("Go on.") }),
+            _ => Ok(Reply { done: true, reward: None, ..Reply::default() }),
+        };
+        Turns(answers, 0)
+    };
+    let step = |turns: [&[&'static str]; 2]| {
+        let turns = turns.map(<[_]>::to_vec).to_vec();
+        let engine = Box::new(Script { tokenizer: tokenizer(), turns, prompts: Arc::default() });
+        let rewards = scored("environment", |input| input.conversation?.reward);
+        trainer(config(json!({})), environment(), rewards, engine).unwrap().grpo_step().unwrap()
+    };
+    let report = step([&["more", "more", "a"], &["b"]]);
+    let rewards: Vec<Option<f32>> = report.samples.iter().map(|sample| sample.reward.total).collect();
+    assert_eq!(rewards, [Some(1.0), None]);
+    assert_eq!([report.metric("reward"), report.metric("rewards/environment/mean")], [1.0; 2]);
+    assert_eq!(report.samples[1].advantage, 0.0);
+    assert_eq!(report.metric("environments/failures"), 0.0);
+    let without = step([&["a"], &["b"]]);
+    assert!(without.metrics.get("reward").is_none() && without.metric("environments/failures") == 0.0);
+    assert!(without.samples.iter().all(|sample| sample.advantage == 0.0));
+}
+
+#[test]
 fn environments_that_are_silent_or_end_at_once_fail() {
     let silent = Turns(|turn, _| Ok(if turn == 0 { user("Begin.") } else { Reply::default() }), 0);
     let (report, _) = step(json!({}), silent, [&["a"], &["b"]]);
