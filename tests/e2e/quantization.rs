@@ -2,7 +2,7 @@
 
 use crate::support::{Runs, assert_has, grpo, succeed};
 use crate::tiny_model::{call, prepare_shape, small, tensors, train};
-use models::{Adapter, ModelConfig, ModelFolder};
+use models::{Adapter, Dtype, ExportOptions, FolderWriter, ModelConfig, ModelFolder, Quantization, QuantizedMatrix};
 
 /// A model whose matrices can be quantised on a device.
 fn runs() -> Runs {
@@ -76,19 +76,44 @@ fn a_quantised_run_on_a_device_resumes_bit_for_bit_and_merges_into_the_weights_o
     resumes_and_merges("pjrt:cpu", "nf4");
 }
 
-#[test]
-fn quantised_runs_have_nearly_the_entropy_of_unquantised_ones() {
-    let runs = runs();
-    for format in ["null", "int8", "nf4"] {
-        train(&runs, "model", format, &["lora={r: 2}", &format!("policy.quantization={format}"), "grpo.max_steps=1"]);
-    }
-    let entropy = |run: &str| {
-        let rows = runs.metrics(run);
-        rows.iter().find_map(|row| row["entropy"].as_f64()).expect("an entropy")
+/// Writes the model to the folder `name`, with the dequantised values of its quantised matrices.
+fn dequantize(runs: &Runs, quantization: Quantization, name: &str) {
+    let source = ModelFolder::open(&runs.path("model")).unwrap();
+    let (config, weights) = (source.config(), source.weights().unwrap());
+    let of_layer = |layer: usize| {
+        let matrices = config.layer_matrices(layer).into_iter();
+        matrices.map(move |matrix| format!("model.layers.{layer}.{}.weight", matrix.name))
     };
-    let [exact, int8, nf4] = ["null", "int8", "nf4"].map(entropy);
-    assert!(int8 != exact && nf4 != int8 && nf4 != exact, "{exact} {int8} {nf4}");
-    assert!((int8 - exact).abs() < 0.05 * exact && (nf4 - exact).abs() < 0.2 * exact, "{exact} {int8} {nf4}");
+    let matrices: Vec<String> = (0..config.num_hidden_layers).flat_map(of_layer).collect();
+    let options = ExportOptions { dtype: Dtype::F32, ..ExportOptions::default() };
+    let mut writer = FolderWriter::create(&runs.path(name), config, Some(&source), options).unwrap();
+    for parameter in config.parameters() {
+        let mut values = weights.tensor(&parameter.name).unwrap().to_vec();
+        if matrices.contains(&parameter.name) {
+            let shape = parameter.shape[..].try_into().unwrap();
+            values = QuantizedMatrix::new(quantization, &values, shape).dequantized();
+        }
+        writer.write(&parameter.name, &values).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn a_quantised_run_has_the_entropy_of_a_run_with_dequantised_weights() {
+    let runs = runs();
+    let entropy = |model: &str, format: &str| {
+        let run = format!("{model}-{format}");
+        train(&runs, model, &run, &["lora={r: 2}", &format!("policy.quantization={format}"), "grpo.max_steps=1"]);
+        runs.metrics(&run).iter().find_map(|row| row["entropy"].as_f64()).expect("an entropy")
+    };
+    let exact = entropy("model", "null");
+    for quantization in [Quantization::Int8, Quantization::Nf4] {
+        let (format, model) = (quantization.name(), format!("of-{}", quantization.name()));
+        dequantize(&runs, quantization, &model);
+        let [found, expected] = [entropy("model", format), entropy(&model, "null")];
+        assert!((found - expected).abs() < 1e-5 * expected, "{format}: {found} {expected}");
+        assert!((exact - expected).abs() > 1e-4 * expected, "{format}: {exact} {expected}");
+    }
 }
 
 /// Returns the bytes after `words` in a text, such as `12.5 MB`.
