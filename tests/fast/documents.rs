@@ -112,6 +112,34 @@ fn files_that_the_documents_link_to_exist() {
     }
 }
 
+/// The paths of the files and folders in a folder and its subfolders.
+fn tree(folder: &Path) -> Vec<PathBuf> {
+    let entries: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let below = entries.iter().filter(|path| path.is_dir()).flat_map(|folder| tree(folder)).collect();
+    [entries, below].concat()
+}
+
+#[test]
+fn the_map_of_the_crates_names_files_and_folders_that_exist() {
+    let text = include_str!("../../ARCHITECTURE.md");
+    let (_, map) = text.split_once("\n    crates/grpo-core ").unwrap();
+    let (map, _) = map.split_once("\n    tests/ ").unwrap();
+    let mut count = 0;
+    for section in format!("grpo-core {map}").split("\n    crates/") {
+        let (name, text) = section.split_once(' ').unwrap();
+        let there = tree(&Path::new("../crates").join(name));
+        let is_part = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+        let words = text.split(|c| !is_part(c)).map(|word| word.trim_end_matches('.'));
+        for word in words.filter(|word| word.ends_with(".rs") || word.ends_with('/')) {
+            // A path in the crate, or in the repository.
+            let found = there.iter().any(|path| path.ends_with(word)) || Path::new("..").join(word).exists();
+            assert!(found, "ARCHITECTURE.md says that crates/{name} has {word}");
+            count += 1;
+        }
+    }
+    assert!(count > 300, "{count}");
+}
+
 /// Builds the book and checks that it has every page and no link that leads nowhere.
 #[test]
 fn the_book_has_every_page_and_its_links_lead_somewhere() {
