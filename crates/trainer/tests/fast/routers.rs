@@ -50,6 +50,8 @@ fn updates_replay_the_experts_of_the_rollout() {
         config.grpo.num_iterations = num_iterations;
         config.grpo.gradient_accumulation_steps = parts;
         config.optimizer.learning_rate = 0.05;
+        // Changes the routers without a reward.
+        config.policy.router_aux_loss_coef = 1.0;
         let report = step(config);
         if num_iterations == 1 {
             assert_eq!([report.metric("is_ratio/min"), report.metric("is_ratio/max")], [1.0; 2]);
