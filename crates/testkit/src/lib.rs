@@ -2,6 +2,7 @@
 //!
 //! A [`Case`] is a policy and a batch sampled from it, defined by a [`Shape`] and a seed. [`loss`] has configurations for every way in which
 //! tokens depend on each other. [`run`] makes one call of a plan, and [`Differences`] compares the results with the f64 oracle.
+//! [`logged`] returns the log of a call.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +12,7 @@ pub mod cpu;
 mod differences;
 pub mod family;
 mod given_logits;
+mod log;
 mod output;
 pub mod python;
 mod tensor;
@@ -20,5 +22,6 @@ pub use case::{Case, Shape, normal};
 pub use differences::{Differences, EXACT, ROUNDED, assert_flows, difference};
 pub use family::{config, loss};
 pub use given_logits::{logits_request, run_logits};
+pub use log::logged;
 pub use output::{Output, accumulate, run};
 pub use tensor::{Tensor, transposed};

@@ -1,7 +1,6 @@
 //! The compile cache on the XLA CPU plugin.
 
 use std::fs;
-use std::sync::{Arc, Mutex};
 
 use crate::support::{DOUBLE, buffer, cpu, run};
 use pjrt::{CacheOutcome, CompileCache, CompileOptions};
@@ -78,27 +77,6 @@ fn entries_that_others_may_write_to_are_refused() {
     assert_eq!(compile().unwrap(), CacheOutcome::Hit);
 }
 
-/// Returns the log of a call.
-fn logged(of: impl FnOnce()) -> String {
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-    impl std::io::Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    tracing::subscriber::with_default(subscriber, of);
-    let bytes = log.0.lock().unwrap().clone();
-    String::from_utf8(bytes).unwrap()
-}
-
 #[test]
 fn a_cache_that_cannot_be_written_is_a_warning_and_the_program_runs() {
     // Not even root can create a folder below a file.
@@ -106,7 +84,7 @@ fn a_cache_that_cannot_be_written_is_a_warning_and_the_program_runs() {
     let folder = file.path().join("below a file");
     let (cache, client) = (CompileCache::new(&folder), cpu(1));
     for _ in 0..2 {
-        let log = logged(|| {
+        let log = testkit::logged(|| {
             let (executable, outcome) = cache.compile(&client, DOUBLE, &CompileOptions::default()).unwrap();
             assert_eq!(outcome, CacheOutcome::Uncacheable);
             let output = run(&executable, &[&buffer(&client, &[1.0f32, 2.0, 3.0, 4.0], &[4])]);

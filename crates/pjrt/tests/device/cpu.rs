@@ -64,7 +64,7 @@ fn every_element_type_survives_the_round_trip() {
 fn scalars_and_empty_arrays_are_arrays() {
     let client = cpu(1);
     assert_eq!(buffer(&client, &[7i32], &[]).to_vec::<i32>().unwrap(), [7]);
-    assert_eq!(buffer::<f32>(&client, &[], &[0, 4]).to_vec::<f32>().unwrap(), []);
+    assert!(buffer::<f32>(&client, &[], &[0, 4]).to_vec::<f32>().unwrap().is_empty());
 }
 
 #[test]

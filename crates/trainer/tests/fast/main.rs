@@ -18,7 +18,6 @@ mod steps;
 mod stop_tokens;
 
 use rewards::{RewardFn, RewardInput, Rewards};
-use std::sync::{Arc, Mutex};
 use trainer::{Phase, Trainer};
 
 /// A reward function from a closure.
@@ -47,25 +46,4 @@ fn warm(mut run: Trainer) -> Trainer {
         run.warmup_step().unwrap();
     }
     run
-}
-
-/// Returns the log of a call.
-fn logged(of: impl FnOnce()) -> String {
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-    impl std::io::Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    tracing::subscriber::with_default(subscriber, of);
-    let bytes = log.0.lock().unwrap().clone();
-    String::from_utf8(bytes).unwrap()
 }

@@ -93,7 +93,7 @@ fn faulty_rollouts_are_detected() {
 fn runs_warn_of_samplers_with_other_log_probabilities() {
     let log_of_step = |completion: fn(&mut Completion)| {
         let mut run = trainer(Engine { prompt: <[u32]>::to_vec, completion });
-        crate::logged(|| drop(run.grpo_step().unwrap()))
+        testkit::logged(|| drop(run.grpo_step().unwrap()))
     };
     let warning = "step 1: the sampler's log-probabilities differ from the policy's by";
     let faithful = log_of_step(|_| ());
