@@ -279,6 +279,14 @@ impl Parameter {
         })
     }
 
+    /// Returns `true` if the stack has a tensor at this index; layers without an adapter have none.
+    pub(crate) fn has_tensor(&self, index: usize) -> bool {
+        match &self.names {
+            Names::OfLayers { .. } => index < self.tensor_count(),
+            Names::Listed(names) => names.iter().any(|(at, _)| *at == index),
+        }
+    }
+
     /// Returns the number of its tensors.
     fn tensor_count(&self) -> usize {
         match &self.names {

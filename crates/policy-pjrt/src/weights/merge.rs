@@ -35,7 +35,7 @@ impl DeviceWeights {
             let of_layer: usize = parameter.shape[..parameter.stacked()].iter().skip(1).product();
             for (index, name) in parameter.tensors() {
                 let layer = index / of_layer;
-                let adapted = adapter.filter(|(a, _)| self.table[*a].tensors().any(|(of, _)| of == layer));
+                let adapted = adapter.filter(|(a, _)| self.table[*a].has_tensor(layer));
                 let data = match adapted {
                     None => reader.read(at, index, &name)?,
                     Some(adapter) => merge(parameter.id(), at, adapter, index, &name)?,

@@ -28,7 +28,7 @@ impl Decoder {
         matrix: Matrix,
         rows: Range<usize>,
     ) -> Value {
-        let b = rows_of(&layer[Role::LoraB(matrix)], rows);
+        let b = rows_of(&layer[Role::LoraB(matrix)], 0, rows);
         let dimensions = DotDimensions { batch: (vec![2], vec![2]), contract: (vec![3], vec![1]) };
         let high = self.of_adapter(low, &b, dimensions).transpose(&[1, 2, 0, 3]);
         self.split().constrain(&high, &[Some(Axis::Batch), None, Some(Axis::Experts), Some(Axis::Mlp)])
@@ -51,12 +51,12 @@ impl Decoder {
     }
 }
 
-/// Returns these rows, along the first dimension, of B.
-fn rows_of(b: &Value, rows: Range<usize>) -> Value {
-    if rows == (0..b.shape()[0]) {
+/// Returns these rows of B, whose rows are along `dimension`.
+pub(super) fn rows_of(b: &Value, dimension: usize, rows: Range<usize>) -> Value {
+    if rows == (0..b.shape()[dimension]) {
         return b.clone();
     }
     let (mut start, mut limit) = (vec![0; b.shape().len()], b.shape().to_vec());
-    (start[0], limit[0]) = (rows.start, rows.end);
+    (start[dimension], limit[dimension]) = (rows.start, rows.end);
     b.slice(&start, &limit)
 }

@@ -22,6 +22,7 @@
 use super::super::block::last_columns;
 use super::super::layer_ops::Broadcast;
 use super::super::{Axis, AxisRules, Compute, Decoder, Matrix, Parameter, ParameterValues, Role, Split, zeros};
+use super::adapters::rows_of;
 use models::Experts;
 use stablehlo::{
     DotDimensions, Dtype, GatherDimensions, Reducer, Result, Save, ScatterDimensions, TensorType, Value, trace,
@@ -68,7 +69,7 @@ pub(super) struct Blocks {
 
 impl ExpertProducts {
     /// Returns the share of the products of dense experts that each device computes for `tokens` tokens of a batch, on a mesh with these rules; 1 if
-    /// products are dense. `tokens` is a multiple of the shards of [`Axis::Batch`], the number of experts of those of [`Axis::Experts`].
+    /// products are dense. `tokens` must divide evenly over the shards of [`Axis::Batch`], and the experts over those of [`Axis::Experts`].
     ///
     /// ```
     /// use policy_pjrt::decoder::ExpertProducts;
@@ -204,8 +205,7 @@ impl BlockLoop<'_> {
         self.decoder.split().constrain(value, &dimensions)
     }
 
-    /// Returns the matrices, biases and adapters of the experts, `[D, E, ...]`, of which each device has all that it computes with. B is
-    /// `[D, E, O, r]`.
+    /// Returns the matrices, biases and adapters of the experts, `[D, E, ...]`. Each device holds its own experts whole. B is `[D, E, O, r]`.
     fn matrices(&self, layer: &ParameterValues) -> Vec<(Role, Value)> {
         let Blocks { devices, experts, .. } = self.blocks;
         let table = self.decoder.parameters();
@@ -297,7 +297,7 @@ impl BlockLoop<'_> {
             let columns = product(x, &layer[role], contracted, compute.dtype()).convert(Dtype::F32);
             let columns = match &low_of_input {
                 Some(low) => {
-                    let b = rows_of(&layer[Role::LoraB(Matrix::ExpertGateUpProj)], rows);
+                    let b = rows_of(&layer[Role::LoraB(Matrix::ExpertGateUpProj)], 2, rows);
                     columns + product(low, &b, 3, Dtype::F32)
                 }
                 None => columns,
@@ -331,12 +331,6 @@ impl BlockLoop<'_> {
             None => y,
         }
     }
-}
-
-/// Returns these rows `[G, D, O, r]` of B.
-fn rows_of(b: &Value, rows: Range<usize>) -> Value {
-    let [groups, devices, _, rank] = *b.shape() else { unreachable!("four dimensions") };
-    b.slice(&[0, 0, rows.start, 0], &[groups, devices, rows.end, rank])
 }
 
 /// Returns the entries of `table` `[..., N, ...]` at `indices`, in place of the dimension N. The first dimensions of `table`, up to N, are also dimensions of
