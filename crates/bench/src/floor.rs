@@ -84,7 +84,7 @@ pub fn bare_products(variant: &Variant, kind: ProgramKind) -> Option<(String, Va
     Some((name, floor))
 }
 
-/// Returns the floating-point operations that the result of `variant` of `config` requires: with a sampling mask, those of the kept ids.
+/// Returns the floating-point operations that the result of a variant requires. With a sampling mask, only the kept ids count.
 pub fn useful_flops(config: &BenchConfig, variant: &Variant) -> f64 {
     variant.useful_flops(variant.request.max_tokens, columns(config, variant))
 }

@@ -26,7 +26,7 @@ pub struct ModelBenchConfig {
     pub generation: Option<GenerationConfig>,
     /// An optimizer step; `null` measures none.
     pub update: Option<UpdateConfig>,
-    /// Measurements of every system, each in a new process.
+    /// The number of measurements of every system; each has a new process.
     #[default(3)]
     pub rounds: usize,
     /// Threads; 0 is one per core, the maximum is [`most_threads`].
@@ -59,7 +59,7 @@ pub struct GenerationConfig {
 #[derive(Clone, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct UpdateConfig {
-    /// Sequences.
+    /// The number of sequences.
     #[default(16)]
     pub rows: usize,
     /// Tokens of a prompt.
@@ -68,7 +68,7 @@ pub struct UpdateConfig {
     /// Tokens of a completion.
     #[default(64)]
     pub completion: usize,
-    /// Micro-batches of a step, at most one per sequence.
+    /// The number of micro-batches of a step, at most one per sequence.
     #[default(1)]
     pub micro_batches: usize,
     /// Dtypes of the products. Weights, gradients and moments are in f32.

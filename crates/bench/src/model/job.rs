@@ -11,9 +11,9 @@ pub struct ModelJob {
     pub model: PathBuf,
     /// The dtype of the products.
     pub dtype: Dtype,
-    /// Threads; 0 is one per core.
+    /// The number of threads; 0 is one per core.
     pub threads: usize,
-    /// The work.
+    /// The work to measure.
     pub task: Task,
     /// The number of sequences of the largest job that this process gets.
     pub most_rows: usize,

@@ -38,13 +38,13 @@ pub enum Work {
     },
     /// An optimizer step on all weights: forward and backward pass, clipping, AdamW.
     Update {
-        /// Sequences.
+        /// The number of sequences.
         rows: usize,
         /// Tokens of a prompt.
         prompt: usize,
         /// Tokens of a completion.
         completion: usize,
-        /// Micro-batches of the step.
+        /// The number of micro-batches of the step.
         micro_batches: usize,
     },
 }

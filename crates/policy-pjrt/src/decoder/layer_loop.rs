@@ -338,7 +338,7 @@ mod tests {
         module.interpret(&arguments).unwrap().iter().map(Array::to_floats).collect()
     }
 
-    /// The bias of keys of the first layer has 48 columns, which six devices divide, that of the second 16, which they do not.
+    /// Six devices divide the 48 columns of the first layer's key bias, and not the 16 columns of the second layer's.
     #[test]
     fn slices_are_sharded_like_their_own_stacks() {
         let mesh = Mesh::new("mesh", [("fsdp", 3), ("tensor", 2)]).unwrap();

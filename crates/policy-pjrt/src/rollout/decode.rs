@@ -133,8 +133,8 @@ impl Window {
 impl Decode {
     /// Builds the program from weights, state, sampling arguments, stop ids (`[E]`, i32) and the largest numbers of tokens of the
     /// completions (`[B]`, i32) to the next state and, if the sampler returns them, the sampling masks of the tokens of this call. It stops
-    /// early if all sequences are finished. With `routed_experts`, the last result are the experts of the tokens that the call has processed, `[B,
-    /// W, L k]`, i32: in column t those of the token before the sampled one.
+    /// early if all sequences are finished. With `routed_experts`, the last result is `[B, W, L k]`, i32, the experts of the tokens that the call has
+    /// processed: column t belongs to the token from which step t samples the next one.
     pub(crate) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let f = Builder::new();
         let weights = decoder.declare(&f, weights);
@@ -159,7 +159,7 @@ impl Decode {
         let routed = width.map(|width| zeros(&f, Dtype::I32, &[self.shape.slots, self.turns, width]));
         let recorded = Recorded { masks, routed };
         let rows = state.rows();
-        // The carry: the number of the step, the window, the rows of the state, what is recorded of tokens.
+        // The carry: the number of the step, the window, the rows of the state, and the records of the tokens.
         let first = 1 + 2 * state.keys.len();
         let end = first + rows.len();
         let carried = [&zero].into_iter().chain(window.parts()).chain(rows).chain(recorded.parts());

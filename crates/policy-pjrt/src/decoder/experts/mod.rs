@@ -72,7 +72,7 @@ impl RouterSums {
     /// number of times that a token chooses the expert, and P the mean of its softmax over all experts; both means are over `counted` tokens
     /// `[B, T]` and layers. f has no gradient.
     ///
-    /// `differing` `[B, T]` is the number of layers whose router chooses other experts than those of `routed` `[L, B, T, k]`.
+    /// `replay` has the recorded experts `[L, B, T, k]` and, for each token `[B, T]`, the number of layers whose router chooses others.
     pub(super) fn new(
         tokens: &Value,
         shares: Option<&Value>,
@@ -245,8 +245,8 @@ fn ranks(logits: &Value) -> Value {
     before.convert(Dtype::I32).reduce(Reducer::Add, &[3])
 }
 
-/// Returns the choices `own` `[B, T, E]` of a router with those of the tokens in `routed` `[B, T, k]` replaced, and 1 for tokens for which both
-/// differ, else 0, `[B, T]`.
+/// Returns the experts of each token, 1 or 0, `[B, T, E]`: the recorded ones in `routed` `[B, T, k]` or, where these are -1, the router's `own`
+/// `[B, T, E]`. Also returns 1 for tokens whose recorded experts are not the router's, else 0, `[B, T]`.
 fn replayed(own: &Value, routed: &Value) -> (Value, Value) {
     let ([b, t, e], [.., k]) = (own.shape(), routed.shape()) else { unreachable!("three dimensions") };
     let (b, t, pairs) = (*b, *t, [*b, *t, *e, *k]);

@@ -24,7 +24,7 @@ fn ties_go_to_the_lowest_index() {
     assert_eq!(weights(&[0.0; 4], 4, true), [0.25; 4]);
 }
 
-/// The second token has recorded experts with logits far below those that the router chooses; the third one has those of the router.
+/// The first token has no recorded experts, the second one has others than the router chooses, with far lower logits, and the third one has the same.
 #[test]
 fn recorded_experts_replace_the_choice_of_a_router() {
     let f = Builder::new();

@@ -115,7 +115,7 @@ impl MomentFormat {
         }
     }
 
-    /// Returns a tensor whose largest magnitude is that of the moments: the moments themselves, or the scales of their blocks.
+    /// Returns the moments or, if they are stored as codes, the scales of their blocks: both have the same largest magnitude.
     pub(super) fn sizes(&self, parts: &[Value]) -> Value {
         match (self, parts) {
             (Self::Single, [moments]) => moments.clone(),
