@@ -20,7 +20,7 @@ use models::{Hub, LayerSpec, ModelConfig, ModelFolder};
 use planner::MeshRules;
 use planner::{Devices, is_one_program, longest_prompt};
 use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, parameters};
-use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
+use policy_pjrt::{PjrtPolicyOptions, RequestOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
 use run_config::{ModelSource, PolicyDevice, TrainConfig};
 use stablehlo::{Dtype, Module};
@@ -194,8 +194,11 @@ impl RunPrograms {
             compute.dtype(),
             options.rollout,
             rollout_sizes,
-            (&sampling, replays, routed_experts),
-            1,
+            RequestOptions {
+                return_sampling_mask: replays,
+                return_routed_experts: routed_experts,
+                ..RequestOptions::new(&sampling, 1)
+            },
         );
         let rollout = of_rollout.map_err(policy::Error::from)?;
         let micro_batch = TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion);

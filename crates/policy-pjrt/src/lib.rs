@@ -41,7 +41,7 @@ pub use error::{Error, Result};
 pub use memory::TrainingSizes;
 pub use pjrt_policy::{PjrtPolicy, PjrtPolicyOptions};
 pub use program::Program;
-pub use rollout::{DeviceRollout, RolloutOptions, RolloutPrograms, RolloutSizes};
+pub use rollout::{DeviceRollout, RequestOptions, RolloutOptions, RolloutPrograms, RolloutSizes};
 pub use runtime::Runtime;
 pub use train::{TrainPrograms, TrainShape, saved_bytes, saved_on_device};
 pub use weights::{DeviceWeights, common_refinement};

@@ -19,7 +19,7 @@ use stablehlo::Save;
 /// use policy_pjrt::{PjrtPolicyOptions, RolloutSizes, TrainShape, TrainingSizes};
 ///
 /// let sizes = TrainingSizes {
-///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, shared: false, sampling_mask: false, routed_experts: false },
+///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, ..TrainShape::default() },
 ///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128, conversations: false },
 ///     weights: models::Dtype::F32,
 ///     trained: models::Trained::All,
@@ -60,7 +60,7 @@ impl TrainingSizes {
     }
 
     /// Returns a lower bound of the memory of each device, part by part, without the compiler's temporary buffers. `rules` are the axis
-    /// rules of several devices. Adapters count as if every device held them whole, except those of experts, which are sharded like experts.
+    /// rules of several devices. Every device holds whole adapters, except those of experts, which are sharded like the experts.
     ///
     /// # Errors
     /// The errors of [`saved_bytes`].
@@ -212,14 +212,7 @@ mod tests {
             conversations: false,
         };
         let sizes = TrainingSizes {
-            micro_batch: TrainShape {
-                rows: 1,
-                length: 16,
-                tokens: 16,
-                shared: false,
-                sampling_mask: false,
-                routed_experts: false,
-            },
+            micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, ..TrainShape::default() },
             rollout,
             weights: models::Dtype::F32,
             trained: Trained::All,
@@ -255,14 +248,7 @@ mod tests {
     fn smaller_settings_reduce_the_memory() {
         let config = ModelConfig { max_position_embeddings: 4096, ..ModelConfig::default() };
         let sizes = TrainingSizes {
-            micro_batch: TrainShape {
-                rows: 64,
-                length: 2048,
-                tokens: 64 * 1024,
-                shared: false,
-                sampling_mask: false,
-                routed_experts: false,
-            },
+            micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024, ..TrainShape::default() },
             rollout: RolloutSizes {
                 prompts: 1,
                 longest_prompt: 8,
@@ -302,14 +288,7 @@ mod tests {
 
         // Weights dominate here; an update holds them twice.
         let small = TrainingSizes {
-            micro_batch: TrainShape {
-                rows: 1,
-                length: 16,
-                tokens: 16,
-                shared: false,
-                sampling_mask: false,
-                routed_experts: false,
-            },
+            micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, ..TrainShape::default() },
             ..sizes
         };
         let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };

@@ -189,7 +189,7 @@ impl Decoder {
     /// let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
     /// let decoder = Decoder::new(&models::ModelConfig { vocab_size: 64, ..Default::default() }, Compute::F32);
     /// let decoder = decoder.with_axis_rules(AxisRules::new(&mesh))?;
-    /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: false, sampling_mask: false, routed_experts: false };
+    /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, ..TrainShape::default() };
     /// let module = TrainPrograms::new(decoder, Save::Carry).gradient(&grpo_core::LossConfig::default(), None, shape)?;
     /// assert_eq!(module.partitions, 4);
     /// assert!(module.to_string().contains("sdy.sharding_constraint"));

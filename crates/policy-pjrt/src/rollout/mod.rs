@@ -20,4 +20,4 @@ mod threefry;
 pub use engine::{DeviceRollout, RolloutOptions};
 pub(crate) use follow::{check_ids, check_sequences};
 pub(crate) use sizes::cache_shape;
-pub use sizes::{RolloutPrograms, RolloutSizes};
+pub use sizes::{RequestOptions, RolloutPrograms, RolloutSizes};

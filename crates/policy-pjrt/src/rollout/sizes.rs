@@ -130,6 +130,26 @@ pub(crate) fn columns_read(length: usize, all: usize) -> usize {
     length.next_multiple_of(step).min(all)
 }
 
+/// The options of requests on which their programs depend.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestOptions<'a> {
+    /// How tokens are sampled.
+    pub sampling: &'a Sampling,
+    /// See [`RolloutRequest::return_sampling_mask`].
+    pub return_sampling_mask: bool,
+    /// See [`RolloutRequest::return_routed_experts`]; for a model with experts.
+    pub return_routed_experts: bool,
+    /// The number of stop ids.
+    pub stop_ids: usize,
+}
+
+impl<'a> RequestOptions<'a> {
+    /// Creates the options of requests that return neither sampling masks nor experts.
+    pub fn new(sampling: &'a Sampling, stop_ids: usize) -> Self {
+        Self { sampling, return_sampling_mask: false, return_routed_experts: false, stop_ids }
+    }
+}
+
 /// The programs of a rollout, for ahead-of-time compilation, without those that continue the turns of conversations.
 #[derive(Clone, Debug)]
 pub struct RolloutPrograms {
@@ -144,9 +164,8 @@ pub struct RolloutPrograms {
 
 impl RolloutPrograms {
     /// Builds the programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes with `decoder`, including its
-    /// adapters. `weights` is the dtype of the model, `sampling` is that of the requests, and whether they have
-    /// [`RolloutRequest::return_sampling_mask`] and [`RolloutRequest::return_routed_experts`], `stop_ids` the number of stop ids. If the decoder is sharded over a mesh, slots and
-    /// prompts are sharded by rows, and keys and values also by heads.
+    /// adapters. `weights` is the dtype of the model. If the decoder is sharded over a mesh, slots and prompts are sharded by rows, and keys and
+    /// values also by heads.
     ///
     /// # Errors
     /// [`crate::Error::Model`] for an invalid configuration; [`crate::Error::Split`] if slots or prompts do not shard evenly.
@@ -155,9 +174,10 @@ impl RolloutPrograms {
         weights: Dtype,
         options: RolloutOptions,
         sizes: RolloutSizes,
-        (sampling, return_sampling_mask, routed_experts): (&Sampling, bool, bool),
-        stop_ids: usize,
+        requests: RequestOptions<'_>,
     ) -> Result<Self> {
+        let RequestOptions { sampling, return_sampling_mask, return_routed_experts: routed_experts, stop_ids } =
+            requests;
         let config = decoder.config();
         config.validate()?;
         let decoder = decoder.without_value_head().with_split(&decoder.split().of_rollout())?;
@@ -250,7 +270,8 @@ mod tests {
         };
         let (decoder, options) = (Decoder::new(&config, Compute::Bf16), RolloutOptions::default());
         let modules =
-            RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, (&Sampling::Greedy, false, false), 2).unwrap();
+            RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, RequestOptions::new(&Sampling::Greedy, 2))
+                .unwrap();
         assert_eq!(modules.decode.iter().map(|(columns, _)| *columns).collect::<Vec<_>>(), [256, 512]);
         assert!(modules.prefill.to_string().contains("8x128xi32"));
     }

@@ -140,7 +140,7 @@ impl Packing {
         let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
         let (rows, length, tokens) = (self.rows.len().max(1), self.length, bucket(tokens));
         let shared = self.is_shared();
-        TrainShape { rows, length, tokens, shared, sampling_mask: false, routed_experts: false }
+        TrainShape { rows, length, tokens, shared, ..TrainShape::default() }
     }
 }
 
@@ -160,7 +160,7 @@ impl TrainShape {
         let rows = packed.min(count).max(1);
         let shared = packed < count && length / tokens.max(1) > 1;
         let tokens = bucket(count.saturating_mul(completion));
-        Self { rows, length, tokens, shared, sampling_mask: false, routed_experts: false }
+        Self { rows, length, tokens, shared, ..Self::default() }
     }
 
     /// Returns these sizes, padded so that rows, their tokens and completion tokens shard evenly by these rules.
@@ -205,10 +205,7 @@ mod tests {
     fn packed_sequences_keep_their_order() {
         let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
         let rows = Rows::new(&ModelConfig::default(), &sequences, None).unwrap();
-        assert_eq!(
-            rows.shape,
-            TrainShape { rows: 1, length: 16, tokens: 16, shared: true, sampling_mask: false, routed_experts: false }
-        );
+        assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true, ..TrainShape::default() });
         assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.counted, [vec![1.0; 9], vec![0.0; 7]].concat());
@@ -248,10 +245,7 @@ mod tests {
     fn rows_of_one_sequence_each_are_not_packed() {
         let sequences = [sequence(&[1; 5], &[7; 8]), sequence(&[9; 9], &[2; 8])];
         let rows = Rows::new(&ModelConfig::default(), &sequences, None).unwrap();
-        assert_eq!(
-            rows.shape,
-            TrainShape { rows: 2, length: 16, tokens: 16, shared: false, sampling_mask: false, routed_experts: false }
-        );
+        assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16, ..TrainShape::default() });
         assert_eq!(rows.empty, 0);
         // The first row is padded with 4 tokens, the second one is full.
         assert_eq!((&rows.ids[10..18], &rows.ids[31..]), (&[7, 7, 0, 0, 0, 0, 9, 9][..], &[2][..]));
@@ -265,10 +259,7 @@ mod tests {
         // 4 + 1 rows; the last two sequences fit into the fifth row.
         let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
         let rows = Rows::new(&config, &lengths.map(of_lengths), None).unwrap();
-        assert_eq!(
-            rows.shape,
-            TrainShape { rows: 6, length: 16, tokens: 48, shared: true, sampling_mask: false, routed_experts: false }
-        );
+        assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true, ..TrainShape::default() });
         assert_eq!(rows.empty, 1);
         assert!([&rows.ids, &rows.positions].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
         // The fifth row is full.
@@ -279,10 +270,7 @@ mod tests {
     fn sequences_of_maximal_length_need_the_largest_program() {
         let longest = [9, 24];
         let most = TrainShape::of(&vec![of_lengths(longest); 5]);
-        assert_eq!(
-            most,
-            TrainShape { rows: 5, length: 32, tokens: 128, shared: false, sampling_mask: false, routed_experts: false }
-        );
+        assert_eq!(most, TrainShape { rows: 5, length: 32, tokens: 128, ..TrainShape::default() });
         for other in [[9, 1], [1, 24], [5, 12], [9, 23]] {
             for count in 0..5 {
                 let sequences = [vec![of_lengths(longest); count], vec![of_lengths(other); 5 - count]].concat();
@@ -290,10 +278,7 @@ mod tests {
                 assert!(rows <= most.rows && length <= most.length && tokens <= most.tokens, "{other:?} {count}");
             }
         }
-        assert_eq!(
-            TrainShape::of(&[]),
-            TrainShape { rows: 1, length: 16, tokens: 16, shared: false, sampling_mask: false, routed_experts: false }
-        );
+        assert_eq!(TrainShape::of(&[]), TrainShape { rows: 1, length: 16, tokens: 16, ..TrainShape::default() });
     }
 
     #[test]

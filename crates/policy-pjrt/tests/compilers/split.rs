@@ -8,7 +8,7 @@ use pjrt::install::{Kind, install};
 use pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
 use policy::Sampling;
 use policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Decoder, Parameter, parameters};
-use policy_pjrt::{RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
+use policy_pjrt::{RequestOptions, RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use stablehlo::{Dtype, Mesh, Module, Save};
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -36,6 +36,10 @@ const BLOCK: usize = 384;
 const TOKENS: usize = 640;
 /// The tokens of a chunk of logits.
 const CHUNK: usize = TOKENS / 2;
+
+fn shape() -> TrainShape {
+    TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, ..TrainShape::default() }
+}
 
 fn config() -> ModelConfig {
     ModelConfig {
@@ -71,18 +75,10 @@ fn columns_of_logits(executable: &Executable) -> BTreeSet<usize> {
 fn gradient(mesh: &Mesh) -> (Module, usize) {
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(mesh)).expect("even parts");
     let tiling = Tiling { token_chunk: Some(CHUNK), ..Tiling::default() };
-    let shape = TrainShape {
-        rows: ROWS,
-        length: 2 * BLOCK,
-        tokens: TOKENS,
-        shared: false,
-        sampling_mask: false,
-        routed_experts: false,
-    };
     let module = TrainPrograms::new(decoder, Save::Carry).with_tiling(tiling).gradient(
         &grpo_core::LossConfig::default(),
         None,
-        shape,
+        shape(),
     );
     let module = module.expect("a program");
     let all = module.main.body().arguments.iter().map(|id| module.main.type_of(*id).bytes()).sum();
@@ -137,15 +133,7 @@ fn sharded_head_dimensions_need_collectives_of_scores() {
     let rules = rules.into_iter().try_fold(AxisRules::new(&mesh), |rules, (axis, axes)| rules.with(axis, axes));
     let decoder = Decoder::new(&config(), Compute::Bf16).with_attention(Attention::Materialised);
     let decoder = decoder.with_axis_rules(rules.expect("axes of the mesh")).expect("even parts");
-    let shape = TrainShape {
-        rows: ROWS,
-        length: 2 * BLOCK,
-        tokens: TOKENS,
-        shared: false,
-        sampling_mask: false,
-        routed_experts: false,
-    };
-    let module = TrainPrograms::new(decoder, Save::Carry).score(&grpo_core::LossConfig::default(), shape);
+    let module = TrainPrograms::new(decoder, Save::Carry).score(&grpo_core::LossConfig::default(), shape());
     let collectives = compile(&module.expect("a program")).collectives().expect("a program").expect("HLO");
     let mut arrays = collectives.iter().flat_map(|collective| &collective.types);
     assert!(arrays.any(|array| has_scores(&array.dims)), "{collectives:?}");
@@ -157,15 +145,7 @@ fn logits_of_a_whole_vocabulary_are_found() {
     let mesh = Mesh::new("mesh", [("data", 2), ("fsdp", 2)]).expect("a mesh");
     let rules = AxisRules::new(&mesh).with(Axis::Vocab, &[]).expect("a table");
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(rules).expect("even parts");
-    let shape = TrainShape {
-        rows: ROWS,
-        length: 2 * BLOCK,
-        tokens: TOKENS,
-        shared: false,
-        sampling_mask: false,
-        routed_experts: false,
-    };
-    let module = TrainPrograms::new(decoder, Save::Carry).score(&grpo_core::LossConfig::default(), shape);
+    let module = TrainPrograms::new(decoder, Save::Carry).score(&grpo_core::LossConfig::default(), shape());
     let columns = columns_of_logits(&compile(&module.expect("a program")));
     assert!(columns.contains(&VOCAB), "{columns:?}");
 }
@@ -223,8 +203,9 @@ fn a_rollout_moves_neither_the_window_nor_the_kv_cache_between_devices() {
         conversations: false,
     };
     let options = RolloutOptions::default();
-    let programs = RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, (&Sampling::Greedy, false, false), 1)
-        .expect("programs");
+    let programs =
+        RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, RequestOptions::new(&Sampling::Greedy, 1))
+            .expect("programs");
     // Of one device: layers, slots, key/value heads, head dimension.
     let column = LAYERS * 16 * 128;
     let window = column * options.tokens_per_call;

@@ -481,8 +481,7 @@ fn the_memory_of_a_device_is_that_of_its_shards() {
     let dense = ModelConfig { vocab_size: 1024, hidden_size: 128, intermediate_size: 256, ..config() };
     let experts = Experts { num_experts: 8, moe_intermediate_size: 64, ..Experts::default() };
     let with_experts = ModelConfig { experts: Some(experts), ..dense.clone() };
-    let micro_batch =
-        TrainShape { rows: 8, length: 16, tokens: 64, shared: false, sampling_mask: false, routed_experts: false };
+    let micro_batch = TrainShape { rows: 8, length: 16, tokens: 64, ..TrainShape::default() };
     let rollout = RolloutSizes {
         prompts: 1,
         longest_prompt: 8,

@@ -212,14 +212,7 @@ fn a_quantised_model_takes_as_much_memory_as_its_table_says() {
         assert_eq!(bytes(true), quantization.memory(&config).bytes, "{quantization:?}");
         assert_eq!(table.len(), weights.table().iter().filter(|p| p.role.is_of_model()).count());
         let sizes = TrainingSizes {
-            micro_batch: TrainShape {
-                rows: 1,
-                length: 16,
-                tokens: 16,
-                shared: false,
-                sampling_mask: false,
-                routed_experts: false,
-            },
+            micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, ..TrainShape::default() },
             rollout: RolloutSizes {
                 prompts: 1,
                 longest_prompt: 8,

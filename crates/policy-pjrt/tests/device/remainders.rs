@@ -114,14 +114,7 @@ fn gradients_of_bf16_weights_match_f32_weights_of_equal_values() {
         device_weights(&checkpoint, Dtype::Bf16).export(&mut stored).unwrap();
         let gradients = |dtype: Dtype| {
             let modules = TrainPrograms::new(decoder.clone(), Save::Carry).with_model_dtype(dtype);
-            let shape = TrainShape {
-                rows: 2,
-                length: 8,
-                tokens: 8,
-                shared: false,
-                sampling_mask: false,
-                routed_experts: false,
-            };
+            let shape = TrainShape { rows: 2, length: 8, tokens: 8, ..TrainShape::default() };
             let module = modules.gradient(&LossConfig::default(), None, shape).unwrap();
             let weights = DeviceWeights::from_tensors(runtime(), checkpoint.config(), &stored, dtype).unwrap();
             let rest = rest_of_arguments(&module, weights.tensors().len());

@@ -12,7 +12,7 @@ use grpo_core::{Advantages, ImportanceSamplingLevel, LossConfig, Tiling};
 use models::{LoraConfig, Weights};
 use policy::{LogitsProcessors, Sampling, Sequence, token_batch};
 use policy_pjrt::decoder::{Adapters, Attention, AxisRules, Compute, Decoder, Parameter};
-use policy_pjrt::{RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
+use policy_pjrt::{RequestOptions, RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
 use stablehlo::{Array, Dtype, Mesh, Module, Save, TensorType};
 
@@ -106,14 +106,7 @@ impl Case {
         let batch = batch.with_weights(of_tokens).unwrap();
         let evaluator = Evaluator::new(&loss, &batch).unwrap();
 
-        let shape = TrainShape {
-            rows: ROWS,
-            length: LENGTH,
-            tokens: TOKENS,
-            shared,
-            sampling_mask: false,
-            routed_experts: false,
-        };
+        let shape = TrainShape { rows: ROWS, length: LENGTH, tokens: TOKENS, shared, ..TrainShape::default() };
         let spec = modules.head(&loss, TOKENS).unwrap();
         let tables = TokenTables::new(&spec, &batch, Some(&evaluator));
         let trained = decoder.trained();
@@ -335,7 +328,7 @@ fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<
         conversations: false,
     };
     let options = RolloutOptions { slots: SLOTS, tokens_per_call: 4 };
-    let modules = RolloutPrograms::of(decoder, Dtype::F32, options, sizes, (sampling, false, false), 1).unwrap();
+    let modules = RolloutPrograms::of(decoder, Dtype::F32, options, sizes, RequestOptions::new(sampling, 1)).unwrap();
     let lengths: Vec<i32> = (0..SLOTS as i32).map(|row| 2 + row % 5).collect();
     let id = |row: usize, column: usize| ((row * 31 + column * 17 + 5) % decoder.config().vocab_size) as i32;
     let types = |module: &Module| -> Vec<TensorType> {
@@ -400,8 +393,7 @@ fn uneven_shards_are_an_error_that_names_the_dimension() {
     assert_eq!(of(&[("data", 1), ("fsdp", 1), ("tensor", 1)]).unwrap().axis_rules(), None);
     let decoder = of(&[("fsdp", 4)]).unwrap();
     let modules = TrainPrograms::new(decoder.clone(), Save::Carry);
-    let shape =
-        TrainShape { rows: 4, length: 16, tokens: 16, shared: false, sampling_mask: false, routed_experts: false };
+    let shape = TrainShape { rows: 4, length: 16, tokens: 16, ..TrainShape::default() };
     let loss = LossConfig::default();
     assert!(modules.gradient(&loss, None, shape).is_ok());
     let error = modules.gradient(&loss, None, TrainShape { rows: 6, ..shape }).unwrap_err().to_string();
@@ -421,8 +413,7 @@ fn uneven_shards_are_an_error_that_names_the_dimension() {
         Dtype::F32,
         RolloutOptions::default(),
         sizes,
-        (&Sampling::Greedy, false, false),
-        1,
+        RequestOptions::new(&Sampling::Greedy, 1),
     );
     assert!(of_rollout.unwrap().prefill.to_string().contains("tensor<4x16xi32>"), "four rows of prompts");
 }

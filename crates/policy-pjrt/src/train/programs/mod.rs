@@ -17,8 +17,8 @@ use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanReques
 use models::{ModelConfig, OptimizerName};
 use stablehlo::{Builder, Dtype, Module, Save, TensorType, Traced, Value, trace, try_trace};
 
-/// Sizes of a micro-batch's program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Sizes of a micro-batch's program. The default has no rows; it completes literals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TrainShape {
     /// Rows B, each with one or several sequences.
     pub rows: usize,
@@ -45,7 +45,7 @@ pub struct TrainShape {
 /// # fn main() -> policy_pjrt::Result<()> {
 /// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
 /// let modules = TrainPrograms::new(decoder, stablehlo::Save::Carry);
-/// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true, sampling_mask: false, routed_experts: false };
+/// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true, ..TrainShape::default() };
 /// let text = modules.gradient(&grpo_core::LossConfig::default(), None, shape)?.to_string();
 /// assert!(text.contains("tensor<2x32xi32>"));
 /// # Ok(())
@@ -177,7 +177,7 @@ impl TrainPrograms {
     /// * for each position, the index (among N) of the completion token that it predicts, or N, i32 `[B, T]`;
     /// * if sequences share rows, the positions of tokens in their sequences, 0 for padding, i32 `[B, T]`;
     /// * if the model has experts, 1 for tokens and 0 for padding, f32 `[B, T]`;
-    /// * if experts are recorded, those of each token in each layer, i32 `[L, B, T, k]`, or -1 for tokens whose experts are chosen;
+    /// * with [`TrainShape::routed_experts`], the experts of each token in each layer, i32 `[L, B, T, k]`; -1 where the router chooses;
     /// * the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`];
     /// * if tokens have a sampling mask, [`Role::SamplingMask`].
     ///

@@ -214,14 +214,7 @@ proptest! {
 fn saved_attention_is_not_recomputed_in_the_backward_pass() {
     let loops = |save: Save| {
         let decoder = modules(attention(true), false).decoder().clone();
-        let shape = TrainShape {
-            rows: 2,
-            length: LENGTH,
-            tokens: 16,
-            shared: false,
-            sampling_mask: false,
-            routed_experts: false,
-        };
+        let shape = TrainShape { rows: 2, length: LENGTH, tokens: 16, ..TrainShape::default() };
         let module = TrainPrograms::new(decoder, save).gradient(&LossConfig::default(), None, shape).unwrap();
         module.to_string().matches("stablehlo.while").count()
     };
