@@ -15,6 +15,7 @@ mod doctor;
 mod engines;
 mod errors;
 mod evaluation;
+mod experts;
 mod export;
 #[allow(dead_code)] // the tests of the crate `engines` take more of it
 #[path = "../../crates/engines/tests/fast/fake.rs"]
