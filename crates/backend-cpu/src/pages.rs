@@ -57,6 +57,13 @@ pub(crate) fn zeros<T: Pod>(len: usize) -> Aligned<T> {
     buffer
 }
 
+/// Allocates `len` zeros for the output of a product, on huge pages if the system grants them.
+pub(crate) fn output(len: usize) -> Vec<f32> {
+    let mut buffer = vec![0.0; len];
+    advise_huge_pages(&mut buffer);
+    buffer
+}
+
 /// Requests huge pages from the system for `buffer`, which makes memory traffic faster. Use it for a large head, right
 /// after allocation, before the first write; plans request them for gradients. It changes no values, and does nothing
 /// for small buffers and on systems other than Linux.

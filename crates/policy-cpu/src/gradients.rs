@@ -1,6 +1,6 @@
 //! Gradient accumulators on the CPU.
 
-use crate::decoder::{Decoder, Which, visit_parameters};
+use crate::decoder::{Decoder, EMBED_TOKENS, RowGradients, Which, visit_parameters};
 use burn::tensor::Gradients;
 use models::NamedTensor;
 use rayon::prelude::*;
@@ -21,18 +21,31 @@ impl GradientSum {
     }
 
     /// Adds the gradients of one micro-batch. Parameters that the loss does not depend on are unchanged.
-    pub fn add(&mut self, model: &Decoder, mut gradients: Gradients) {
+    pub fn add(&mut self, model: &Decoder, gradients: Gradients) {
+        self.add_with(model, gradients, None);
+    }
+
+    /// Like [`GradientSum::add`], with the gradient of the rows of the embedding.
+    pub(crate) fn add_with(&mut self, model: &Decoder, mut gradients: Gradients, embedded: Option<&RowGradients>) {
         let mut index = 0;
         visit_parameters(model, Which::Trained, |name, parameter| {
             let Some(parameter) = parameter else { return };
-            let gradient = parameter.gradient(&mut gradients);
+            let mut gradient = parameter.gradient(&mut gradients);
+            // The gradient of a tied head is complete before it is added to the sum, so that the order of additions is the same as for dense rows.
+            let rows = embedded.filter(|_| name == EMBED_TOKENS);
+            if let (Some(rows), Some(gradient)) = (rows, &mut gradient) {
+                rows.add_to(gradient);
+            }
+            let rows = rows.filter(|_| gradient.is_none());
             match self.parameters.get_mut(index) {
                 Some(sum) => {
-                    sum.data.iter_mut().zip(gradient.iter().flatten()).for_each(|(sum, g)| *sum += g);
+                    add(&mut sum.data, gradient.as_deref().unwrap_or_default());
+                    rows.into_iter().for_each(|rows| rows.add_to(&mut sum.data));
                 }
                 None => {
                     let shape = parameter.shape();
-                    let data = gradient.unwrap_or_else(|| vec![0.0; shape.iter().product()]);
+                    let mut data = gradient.unwrap_or_else(|| vec![0.0; shape.iter().product()]);
+                    rows.into_iter().for_each(|rows| rows.add_to(&mut data));
                     self.parameters.push(NamedTensor { name: name.to_owned(), shape, data });
                 }
             }
@@ -59,6 +72,12 @@ impl GradientSum {
     pub fn parameters(&self) -> &[NamedTensor] {
         &self.parameters
     }
+}
+
+/// Computes sum += gradient, if the gradient is not empty.
+fn add(sum: &mut [f32], gradient: &[f32]) {
+    let chunks = sum.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
+    chunks.for_each(|(sum, gradient)| sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g));
 }
 
 /// Returns the sum of squares, in eight independent sums for instruction-level parallelism.

@@ -1,6 +1,6 @@
 //! The losses of a micro-batch as differentiable burn tensors.
 
-use crate::decoder::{Routers, to_host};
+use crate::decoder::{EmbeddedRows, Routers, to_host};
 use backend_cpu::CpuBackend;
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::GrpoLoss;
@@ -18,6 +18,8 @@ pub(crate) struct PartialLoss {
     pub(crate) output: LossOutput,
     /// The use of experts.
     pub(crate) routers: RouterStatistics,
+    /// The rows of a trained embedding, a leaf of the graph.
+    pub(crate) embedded: Option<EmbeddedRows>,
 }
 
 impl PartialLoss {
@@ -112,6 +114,7 @@ impl PlannedLoss {
             backward: loss,
             output: LossOutput { loss: value, policy_loss, scores, metrics, value_loss: 0.0 },
             routers: RouterStatistics::default(),
+            embedded: None,
         })
     }
 

@@ -134,9 +134,6 @@ impl StepMemory {
         // The first gradient becomes the accumulator.
         let sets = if self.micro_batches() as u64 > at_once { at_once } else { at_once - 1 };
         table.push_in(UPDATES, "gradients of micro-batches (float32)", product([sets, trained, SINGLE]));
-        if all && config.tie_word_embeddings {
-            table.push_in(UPDATES, "the tied embedding's second gradient", product([at_once, vocab, h, SINGLE]));
-        }
         if self.head_adapter {
             table.push_in(UPDATES, "the adapted head and its gradient", product([at_once, 2, vocab, h, SINGLE]));
         }

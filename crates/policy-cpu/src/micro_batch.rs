@@ -29,12 +29,14 @@ pub(crate) fn accumulate(
         let parts = parts
             .into_par_iter()
             .map(|(batch, model)| {
-                let PartialLoss { backward, output, routers } = loss(&model, batch)?;
-                Ok(((output, routers), backward.backward(), model))
+                let PartialLoss { backward, output, routers, embedded } = loss(&model, batch)?;
+                let mut gradients = backward.backward();
+                let embedded = embedded.map(|rows| rows.gradient(&mut gradients));
+                Ok(((output, routers), (gradients, embedded), model))
             })
             .collect::<Result<Vec<_>>>()?;
-        for ((part, routers), gradients, model) in parts {
-            sums.add(&model, gradients);
+        for ((part, routers), (gradients, embedded), model) in parts {
+            sums.add_with(&model, gradients, embedded.as_ref());
             sum.merge(part);
             statistics.merge(routers);
         }

@@ -1,6 +1,6 @@
 //! Hidden states that predict the completion tokens of sequences.
 
-use crate::decoder::{Decoder, PackedBatch, Routers};
+use crate::decoder::{Decoder, EmbeddedRows, PackedBatch, Routers};
 use burn::tensor::Tensor;
 use policy::{Result, RoutedExperts, Sequence, SequenceBatch};
 
@@ -13,18 +13,29 @@ pub(crate) fn completion_hidden(
 ) -> Result<Tensor<2>> {
     let (batch, rows) = PackedBatch::of_completions(sequences, routed_experts)?;
     let mut routers = model.replaying(&batch, routed_experts, Routers::default())?;
-    model.forward_rows(&batch, &rows, &mut routers)
+    Ok(model.forward_rows(&batch, &rows, &mut routers)?.0)
 }
 
-/// Returns [`completion_hidden`] of a micro-batch, and the observed routers of experts; `with_aux_loss` requests their load balancing loss.
+/// The forward pass of a micro-batch.
+pub(crate) struct Observed {
+    /// The result of [`completion_hidden`].
+    pub(crate) hidden: Tensor<2>,
+    /// The observed routers of experts.
+    pub(crate) routers: Routers,
+    /// The rows of a trained embedding.
+    pub(crate) embedded: Option<EmbeddedRows>,
+}
+
+/// Computes [`completion_hidden`] of a micro-batch with observers; `with_aux_loss` requests the load balancing loss of routers.
 pub(crate) fn observed_hidden(
     model: &Decoder,
     SequenceBatch { sequences, routed_experts, .. }: &SequenceBatch<'_>,
     with_aux_loss: bool,
-) -> Result<(Tensor<2>, Routers)> {
+) -> Result<Observed> {
     let (batch, rows) = PackedBatch::of_completions(sequences, routed_experts)?;
     let mut routers = model.replaying(&batch, routed_experts, batch.routers(with_aux_loss))?;
-    Ok((model.forward_rows(&batch, &rows, &mut routers)?, routers))
+    let (hidden, embedded) = model.forward_rows(&batch, &rows, &mut routers)?;
+    Ok(Observed { hidden, routers, embedded })
 }
 
 #[cfg(test)]

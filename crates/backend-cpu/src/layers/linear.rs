@@ -4,7 +4,7 @@ use super::product::{Operand, PackedRhs, Panels, Rhs, multiply, multiply_packed,
 use super::{Layers, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::gemm::{Gemm, KAxis};
-use crate::pages::{Aligned, zeros};
+use crate::pages::{Aligned, output as output_of, zeros};
 use grpo_core::error::Result;
 
 /// The term that a linear layer adds to its product.
@@ -128,7 +128,7 @@ impl Layers {
         let [n, input, output] = dims;
         fits("linear_dx", "weight", weight.len(), &[input, output])?;
         fits("linear_dx", "dy", dy.len(), &[n, output])?;
-        let mut dx = vec![0.0; n * input];
+        let mut dx = output_of(n * input);
         let (lhs, rhs) = (Operand::new(dy, output, KAxis::Columns), Operand::new(weight, output, KAxis::Columns));
         multiply(self.linear, &lhs, &rhs, &mut dx, false);
         Ok(dx)
@@ -142,7 +142,7 @@ impl Layers {
         let [n, input, output] = dims;
         fits("linear_dweight", "x", x.len(), &[n, input])?;
         fits("linear_dweight", "dy", dy.len(), &[n, output])?;
-        let mut dweight = vec![0.0; input * output];
+        let mut dweight = output_of(input * output);
         let (lhs, rhs) = (Operand::new(x, input, KAxis::Rows), Operand::new(dy, output, KAxis::Rows));
         multiply(self.linear, &lhs, &rhs, &mut dweight, false);
         Ok(dweight)
@@ -165,7 +165,7 @@ impl Layers {
 /// Returns the initial value of the product's output.
 pub(super) fn start(add: Add<'_>, n: usize, output: usize) -> Result<Vec<f32>> {
     match add {
-        Add::Nothing => Ok(vec![0.0; n * output]),
+        Add::Nothing => Ok(output_of(n * output)),
         Add::Residual(residual) => {
             fits("linear", "residual", residual.len(), &[n, output])?;
             Ok(residual.to_vec())

@@ -8,6 +8,7 @@ use crate::arch::IsaToken;
 use crate::arch::caches::second_cache;
 use crate::gemm::{KAxis, Rows};
 use crate::host::Slice;
+use crate::pages::output as output_of;
 use grpo_core::TensorRef;
 use grpo_core::error::{Error, Result};
 use std::ops::Range;
@@ -192,7 +193,7 @@ impl Layers {
     pub fn linear_stored_dx(&self, weight: &StoredWeight<'_>, dy: &[f32], n: usize) -> Result<Vec<f32>> {
         let [input, output] = weight.dims();
         fits("linear_stored_dx", "dy", dy.len(), &[n, output])?;
-        let mut dx = vec![0.0; n * input];
+        let mut dx = output_of(n * input);
         let (lhs, rhs) = (Operand::new(dy, output, KAxis::Columns), self.stacked(weight, KAxis::Rows));
         multiply(self.linear, &lhs, &rhs, &mut dx, false);
         Ok(dx)

@@ -32,7 +32,7 @@ pub enum Task {
         /// Tokens of each completion.
         tokens: usize,
     },
-    /// Take an optimizer step, which is not measured, and another one.
+    /// Take two optimizer steps, which are not measured, and another one.
     Update {
         /// Prompts `[B]`, of equal length.
         prompts: Vec<Vec<u32>>,
@@ -42,7 +42,7 @@ pub enum Task {
         advantages: Vec<f32>,
         /// The number of micro-batches.
         micro_batches: usize,
-        /// The learning rate of both steps.
+        /// The learning rate of the steps.
         learning_rate: f64,
     },
 }

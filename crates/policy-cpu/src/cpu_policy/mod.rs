@@ -3,11 +3,11 @@
 use crate::adamw::AdamW;
 use crate::decoder::{Decoder, Which, export_parameters, replace_parameters, to_host, trained_tensors, trained_values};
 use crate::gradients::GradientSum;
-use crate::loss::{PlannedLoss, PolicyLoss};
+use crate::loss::{PartialLoss, PlannedLoss, PolicyLoss};
 use crate::micro_batch::accumulate;
 use crate::ref_policy::{freeze, has_values, mix};
 use crate::rollout::{self, Turns};
-use crate::sequences::{completion_hidden, observed_hidden};
+use crate::sequences::{Observed, completion_hidden, observed_hidden};
 use burn::module::Module;
 use burn::tensor::Device;
 use grpo_core::objective::ValueLossConfig;
@@ -324,7 +324,7 @@ impl Policy for CpuPolicy {
         let (grpo, cross_entropy, value_loss) = (&self.loss, &self.cross_entropy, self.value_loss.as_ref());
         let aux_loss = self.router_aux_loss_coef / batches.len().max(1) as f64;
         accumulate(&self.model, batches, &mut self.sums, |model, batch| {
-            let (hidden, routers) = observed_hidden(model, batch, aux_loss > 0.0)?;
+            let Observed { hidden, routers, embedded } = observed_hidden(model, batch, aux_loss > 0.0)?;
             let partial = match loss {
                 StepLoss::Grpo => match (value_loss, batch.tokens.value_targets()) {
                     (None, None) => grpo.loss(hidden, model.lm_head()?, &batch.tokens),
@@ -343,7 +343,7 @@ impl Policy for CpuPolicy {
                     cross_entropy.loss(hidden, model.lm_head()?, &imitation(&batch.tokens, tokens)?)
                 }
             };
-            Ok(partial?.with_routers(routers, aux_loss))
+            Ok(PartialLoss { embedded, ..partial?.with_routers(routers, aux_loss) })
         })
         .inspect_err(|_| self.sums = GradientSum::new())
     }

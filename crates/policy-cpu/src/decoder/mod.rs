@@ -9,6 +9,7 @@
 mod autodiff_ops;
 mod batch;
 mod build;
+mod embedded;
 mod experts;
 pub(crate) mod gated_delta_net;
 mod hugging_face;
@@ -29,6 +30,7 @@ pub(crate) use inference::cap;
 pub use inference::{Cache, Inference};
 pub use layers::{Attention, Block, DenseMlp, Linear, Mixer, Mlp, RmsNorm};
 pub use lora::LowRank;
+pub(crate) use model::EMBED_TOKENS;
 pub use model::Decoder;
 pub use weight::{Stored, Weight};
 
@@ -37,4 +39,5 @@ pub(crate) use params::{
     Which, export_parameters, for_each_parameter, replace_parameters, to_host, trained_values, update_parameters,
     visit_parameters,
 };
+pub(crate) use embedded::{EmbeddedRows, RowGradients};
 pub(crate) use routers::Routers;

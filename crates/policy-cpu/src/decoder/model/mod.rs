@@ -3,6 +3,7 @@
 use super::autodiff_ops;
 use super::batch::PackedBatch;
 use super::build::{Builder, Source};
+use super::embedded::EmbeddedRows;
 use super::hugging_face::{Read, Tensors, trained_tensors};
 use super::inference::Inference;
 use super::layers::{Block, Linear, Mlp, RmsNorm, times};
@@ -10,7 +11,7 @@ use super::lora::{Adapted, LowRank};
 use super::params::{Which, export_parameters, replace_parameters};
 use super::rope::Ropes;
 use super::routers::Routers;
-use super::weight::Weight;
+use super::weight::{Stored, Weight};
 use backend_cpu::layers::Layers;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -57,6 +58,9 @@ pub struct Decoder {
     #[module(skip)]
     config: ModelConfig,
 }
+
+/// The name of the embedding's parameter.
+pub(crate) const EMBED_TOKENS: &str = "embed_tokens";
 
 impl Decoder {
     /// Creates a decoder with random weights ([`InitialWeights::of_model`]). It is trainable on a device with autodiff.
@@ -116,7 +120,7 @@ impl Decoder {
         config.validate()?;
         let mut of = Builder { config, device, source };
         let matrix = [config.vocab_size, config.hidden_size];
-        let embed_tokens = of.weight("embed_tokens", matrix)?;
+        let embed_tokens = of.weight(EMBED_TOKENS, matrix)?;
         let layers =
             (0..config.num_hidden_layers).map(|i| Block::new(&mut of, &format!("layers.{i}"), config.layer(i)));
         let layers = layers.collect::<Result<_>>()?;
@@ -238,7 +242,12 @@ impl Decoder {
     /// # Errors
     /// [`Error::TooLong`], [`Error::Model`] for an unknown token.
     pub fn forward(&self, batch: &PackedBatch) -> Result<Tensor<2>> {
-        self.hidden(self.run(batch, &mut Routers::default())?)
+        check(&self.config, batch.ids(), batch.longest())?;
+        let x = match &self.embed_tokens {
+            Weight::Parameter(table) => autodiff_ops::embedding(table.val(), batch.ids(), self.config.pad_token_id)?,
+            Weight::Stored(table) => self.stored_rows(table, batch)?,
+        };
+        self.hidden(self.run(x, batch, &mut Routers::default())?)
     }
 
     /// Applies the final norm to the residual stream `[N, H]`.
@@ -260,13 +269,44 @@ impl Decoder {
         Ok(routers.with_recorded(batch.recorded(routed_experts, of_layer * self.config.num_hidden_layers)?))
     }
 
-    /// Computes [`Decoder::forward`] for the given rows only; rows may repeat.
-    pub(crate) fn forward_rows(&self, batch: &PackedBatch, rows: &[usize], routers: &mut Routers) -> Result<Tensor<2>> {
-        let x = self.run(batch, routers)?;
+    /// Computes [`Decoder::forward`] for the given rows only; rows may repeat. The rows of a trained embedding are a leaf of their own, whose
+    /// gradient is a part of the embedding's.
+    pub(crate) fn forward_rows(
+        &self,
+        batch: &PackedBatch,
+        rows: &[usize],
+        routers: &mut Routers,
+    ) -> Result<(Tensor<2>, Option<EmbeddedRows>)> {
+        let (x, embedded) = self.embedded(batch)?;
+        let x = self.run(x, batch, routers)?;
         let rows: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
         let count = rows.len();
         let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [count]), &x.device());
-        self.hidden(x.select(0, rows))
+        Ok((self.hidden(x.select(0, rows))?, embedded))
+    }
+
+    /// Returns the embedding `[N, H]` of the tokens, and the same as a leaf if the embedding is trained.
+    fn embedded(&self, batch: &PackedBatch) -> Result<(Tensor<2>, Option<EmbeddedRows>)> {
+        check(&self.config, batch.ids(), batch.longest())?;
+        let table = match &self.embed_tokens {
+            Weight::Parameter(table) => table.val(),
+            Weight::Stored(table) => return Ok((self.stored_rows(table, batch)?, None)),
+        };
+        let is_trained = table.is_require_grad();
+        let table = if table.is_autodiff() { table.inner() } else { table };
+        let rows = autodiff_ops::embedding(table, batch.ids(), None)?;
+        let rows = if self.device().is_autodiff() { Tensor::from_inner(rows) } else { rows };
+        if !is_trained {
+            return Ok((rows, None));
+        }
+        let rows = rows.require_grad();
+        Ok((rows.clone(), Some(EmbeddedRows::new(batch.ids(), rows, self.config.pad_token_id))))
+    }
+
+    /// Returns the rows `[N, H]` of a memory-mapped embedding.
+    fn stored_rows(&self, table: &Stored, batch: &PackedBatch) -> Result<Tensor<2>> {
+        let (rows, dims) = (table.rows(batch.ids())?, [batch.ids().len(), self.config.hidden_size]);
+        Ok(Tensor::from_data(TensorData::new(rows, dims), &self.device()))
     }
 
     /// Returns the current weights in packed form, for sampling. Later updates of the decoder do not change them.
@@ -295,18 +335,10 @@ impl Decoder {
         replaced.map(|()| model)
     }
 
-    /// Returns the residual stream `[N, H]` after the last layer.
-    fn run(&self, batch: &PackedBatch, routers: &mut Routers) -> Result<Tensor<2>> {
-        check(&self.config, batch.ids(), batch.longest())?;
+    /// Returns the residual stream `[N, H]` after the last layer, from the embedding `x: [N, H]`.
+    fn run(&self, x: Tensor<2>, batch: &PackedBatch, routers: &mut Routers) -> Result<Tensor<2>> {
         let ropes = self.ropes.tables(batch.longest())?;
-        let mut x = match &self.embed_tokens {
-            Weight::Parameter(table) => autodiff_ops::embedding(table.val(), batch.ids(), self.config.pad_token_id)?,
-            Weight::Stored(table) => {
-                let (rows, dims) = (table.rows(batch.ids())?, [batch.ids().len(), self.config.hidden_size]);
-                Tensor::from_data(TensorData::new(rows, dims), &self.device())
-            }
-        };
-        x = times(x, self.config.embedding_multiplier);
+        let mut x = times(x, self.config.embedding_multiplier);
         for layer in &self.layers {
             x = layer.forward(x, &ropes, &batch.sequences, routers)?;
         }

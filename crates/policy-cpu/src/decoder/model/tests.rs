@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::GradientSum;
-use crate::sequences::completion_hidden;
 use policy::Sequence;
 
 fn config() -> ModelConfig {
@@ -23,23 +22,30 @@ fn completions_that_share_a_prompt_have_the_gradient_of_separate_sequences() {
         attention_output_gate: true,
         ..config()
     };
-    [config(), recurrent].iter().for_each(assert_shared_gradients);
+    let other_head = ModelConfig { tie_word_embeddings: !config().tie_word_embeddings, ..config() };
+    [config(), other_head, recurrent].iter().for_each(assert_shared_gradients);
 }
 
 fn assert_shared_gradients(config: &ModelConfig) {
     let decoder = decoder(config);
     let of = |prompt: &[u32], completion: &[u32]| Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() };
     let sequences = [of(&LONG, &[3, 8, 2]), of(&[1, 20, 21, 6], &[9, 2]), of(&LONG, &[40, 41, 42, 2])];
-    let gradients = |parts: &[&[Sequence]]| {
-        let mut sum = GradientSum::new();
-        for part in parts {
-            let hidden = completion_hidden(&decoder, part, &[]).unwrap();
-            let logits = hidden.matmul(decoder.lm_head().unwrap().transpose());
-            sum.add(&decoder, logits.tanh().sum().backward());
-        }
-        sum
-    };
-    let (together, apart) = (gradients(&[&sequences]), gradients(&sequences.each_ref().map(std::slice::from_ref)));
+    let backward =
+        |hidden: Tensor<2>| hidden.matmul(decoder.lm_head().unwrap().transpose()).tanh().sum().backward();
+    let mut together = GradientSum::new();
+    let (batch, rows) = PackedBatch::of_completions(&sequences, &[]).unwrap();
+    let (hidden, embedded) = decoder.forward_rows(&batch, &rows, &mut Routers::default()).unwrap();
+    let mut gradients = backward(hidden);
+    let embedded = embedded.unwrap().gradient(&mut gradients);
+    together.add_with(&decoder, gradients, Some(&embedded));
+    // The embedding is a leaf of these graphs, with a gradient [V, H].
+    let mut apart = GradientSum::new();
+    for Sequence { prompt, completion } in &sequences {
+        let whole = [&prompt[..], &completion[..]].concat();
+        let hidden = decoder.forward(&PackedBatch::new(&[&whole[..whole.len() - 1]]).unwrap()).unwrap();
+        let [rows, width] = hidden.dims();
+        apart.add(&decoder, backward(hidden.slice([prompt.len() - 1..rows, 0..width])));
+    }
     for (found, expected) in together.parameters().iter().zip(apart.parameters()) {
         let largest = expected.data.iter().fold(0f32, |m, g| m.max(g.abs()));
         assert!(largest > 1e-3, "{}: no gradient to compare", expected.name);
