@@ -314,8 +314,8 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
-    /// Removes the tensor's pages from this process's memory. The next use reads them again.
-    pub(crate) fn release(&self) {
+    /// Removes the pages of a mapped tensor from this process's memory, for readers that need its values once. The next use reads them again.
+    pub fn release(&self) {
         if let Data::Mapped(offsets) = self.data {
             self.shard.release(offsets);
         }

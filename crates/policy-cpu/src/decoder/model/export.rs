@@ -115,7 +115,8 @@ impl Decoder {
     /// # Errors
     /// The sink's error.
     pub fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
-        for_each_parameter(self, Which::All, |name, shape, values| {
+        // Adapters are trained. All parameters would include copies of memory-mapped weights.
+        for_each_parameter(self, Which::Trained, |name, shape, values| {
             if is_adapter(name) { export_parts(self, "", (name, shape, values), sink) } else { Ok(()) }
         })
     }
