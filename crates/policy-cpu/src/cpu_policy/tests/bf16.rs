@@ -36,16 +36,47 @@ fn bf16_gradients_are_close_to_f32_and_weights_keep_f32_precision() {
     let [(scores, gradients, weights), (scores16, gradients16, weights16)] = [Dtype::F32, Dtype::Bf16].map(step);
     assert_ne!(scores, scores16, "nothing was rounded");
     assert!(scores.iter().zip(&scores16).all(|(a, b)| (a - b).abs() < 0.1), "{scores:?} {scores16:?}");
-    let norm = |values: &[f32]| values.iter().map(|x| x * x).sum::<f32>().sqrt();
-    for (exact, found) in gradients.iter().zip(&gradients16) {
-        let differences: Vec<f32> = exact.iter().zip(found).map(|(a, b)| a - b).collect();
-        let off = norm(&differences) / norm(exact);
-        assert!(off < 0.1, "{off}");
-    }
-    assert!(gradients.iter().all(|of| norm(of) > 0.0));
+    assert_close(&gradients, &gradients16);
     for of in [&weights, &weights16] {
         assert!(of.iter().any(|x| x.to_bits() & 0xffff != 0), "weights were rounded");
     }
+}
+
+/// Compares gradients of f32 and of bf16 products, which must not be zero, by their norms.
+fn assert_close(exact: &[Vec<f32>], rounded: &[Vec<f32>]) {
+    let norm = |values: &[f32]| values.iter().map(|x| x * x).sum::<f32>().sqrt();
+    assert_eq!(exact.len(), rounded.len());
+    for (exact, found) in exact.iter().zip(rounded) {
+        let differences: Vec<f32> = exact.iter().zip(found).map(|(a, b)| a - b).collect();
+        let off = norm(&differences) / norm(exact);
+        assert!(norm(exact) > 0.0 && off < 0.1, "{off} of {}", norm(exact));
+    }
+}
+
+#[test]
+fn bf16_gradients_of_adapters_of_experts_are_close_to_f32() {
+    let lora = LoraConfig {
+        target_modules: models::TargetModules::Names(vec!["q_proj".into()]),
+        target_parameters: vec!["experts.gate_up_proj".into(), "experts.down_proj".into()],
+        ..LoraConfig::default()
+    };
+    let config = ModelConfig { experts: Some(models::Experts::default()), ..Setup::default().config };
+    let setup = Setup { config, lora: Some(lora), ..Setup::default() };
+    let sequences = sequences();
+    // After an update, both matrices of every adapter have a gradient.
+    let mut trained = of(&setup, Dtype::F32).unwrap();
+    let parts = batches(&mut trained, &sequences, 2);
+    trained.step(&parts, StepLoss::Grpo, 1e-2).unwrap();
+    let weights = export_all(&trained, StateGroup::Weights(Weights::Policy)).unwrap();
+    let [exact, rounded] = [Dtype::F32, Dtype::Bf16].map(|dtype| {
+        let mut policy = of(&setup, dtype).unwrap();
+        policy.import_weights(&weights).unwrap();
+        policy.accumulate(&parts, StepLoss::Grpo).unwrap();
+        let gradients = policy.gradients().parameters().iter();
+        gradients.map(|of| of.data.clone()).collect::<Vec<_>>()
+    });
+    assert_ne!(exact, rounded, "nothing was rounded");
+    assert_close(&exact, &rounded);
 }
 
 #[test]
