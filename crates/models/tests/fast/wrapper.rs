@@ -181,7 +181,7 @@ fn unsupported_wrappers_are_refused_by_field() {
     refused("gemma3_vision", &softcap, &["`text_config.final_logit_softcapping` is 30.0"]);
     let per_layer = text("hidden_size_per_layer_input", json!(256));
     refused("gemma4_vision", &per_layer, &["`text_config.hidden_size_per_layer_input` is 256"]);
-    refused("qwen3_vl", &text("attention_bias", json!(true)), &["`text_config.attention_bias` is true"]);
+    refused("qwen3_5_vision", &text("attention_bias", json!(true)), &["`text_config.attention_bias` is true"]);
     refused("qwen3_vl", &text("vocab_size", json!(63)), &["embed_tokens", "[63, 32]"]);
     refused("mistral3", &text("hidden_size", Value::Null), &["`text_config.hidden_size` is null"]);
     let rope = json!({"rope_type": "default", "mrope_section": [1, 1, 2]});
