@@ -23,9 +23,9 @@ pub(crate) struct ConfigJson {
 }
 
 impl ConfigJson {
-    /// Reads and checks every field that changes the computation. `is_tied` answers for a wrapper whose fields do not say whether the head is
-    /// tied.
-    pub(crate) fn read(fields: &Fields, is_tied: impl FnOnce() -> Option<bool>) -> Result<Self> {
+    /// Reads and checks every field that changes the computation. `has_head` returns `true` if the files have an LM head, and
+    /// `None` without files; only wrappers whose fields do not say whether the head is tied call it.
+    pub(crate) fn read(fields: &Fields, has_head: impl FnOnce() -> Option<bool>) -> Result<Self> {
         let Some(wrapper) = wrapper::find(fields)? else {
             let family = family(fields)?;
             let config = decoder(fields, family.table())?;
@@ -38,8 +38,7 @@ impl ConfigJson {
         let (text, table) = (nested.as_ref().unwrap_or(fields), wrapper.table());
         let (family, of_text) = table.text(text)?;
         let mut config = decoder(text, of_text)?;
-        let tie = table.tie(fields, text)?.or_else(is_tied);
-        config.tie_word_embeddings = tie.unwrap_or(of_text.defaults.tie_word_embeddings);
+        config.tie_word_embeddings = table.tie(fields, text, has_head)?;
         let dtype = if let Some(dtype) = dtype(fields)? { Some(dtype) } else { dtype(text)? };
         Ok(Self { family, wrapper: Some(wrapper), config, dtype })
     }

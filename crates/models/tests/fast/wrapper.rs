@@ -151,7 +151,6 @@ fn tie_word_embeddings_is_read_from_both_levels() {
     for (outer, inner, expected) in [
         (json!(true), json!(false), true),
         (json!(false), json!(true), false),
-        (Value::Null, json!(false), false),
         (Value::Null, json!(true), true),
         // The files have no head.
         (Value::Null, Value::Null, true),
@@ -159,8 +158,15 @@ fn tie_word_embeddings_is_read_from_both_levels() {
         assert_eq!(tie("qwen3_vl", outer.clone(), inner.clone()), expected, "{outer} {inner}");
         assert_eq!(tie("ministral3_vision", outer, inner), expected);
     }
+    // The classes do not read the inner field, and have different defaults.
+    assert!(!tie("qwen3_vl", Value::Null, json!(false)));
+    for name in ["ministral3_vision", "gemma3_vision", "gemma4_vision"] {
+        assert!(tie(name, Value::Null, json!(false)), "{name}");
+    }
     // The files have a head.
-    assert!(!tie("mistral3", Value::Null, Value::Null));
+    for inner in [Value::Null, json!(true)] {
+        assert!(!tie("mistral3", Value::Null, inner));
+    }
     // The class reads the inner field of files of version 4.
     let nested = changed("qwen2_5_vl", |config| {
         let text = with(config.clone(), json!({"vision_config": null, "architectures": null, "model_type": null}));
