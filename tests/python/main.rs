@@ -15,3 +15,4 @@ mod support;
 #[allow(dead_code)]
 #[path = "../e2e/tiny_model.rs"]
 mod tiny_model;
+mod vllm_families;

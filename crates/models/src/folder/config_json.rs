@@ -23,9 +23,9 @@ pub(crate) struct ConfigJson {
 }
 
 impl ConfigJson {
-    /// Reads and checks every field that changes the computation. `is_tied` answers for a wrapper whose fields do not say whether the head is
-    /// tied.
-    pub(crate) fn read(fields: &Fields, is_tied: impl FnOnce() -> Option<bool>) -> Result<Self> {
+    /// Reads and checks every field that changes the computation. `has_head` returns `true` if the files have an LM head, and
+    /// `None` without files; only wrappers whose fields do not say whether the head is tied call it.
+    pub(crate) fn read(fields: &Fields, has_head: impl FnOnce() -> Option<bool>) -> Result<Self> {
         let Some(wrapper) = wrapper::find(fields)? else {
             let family = family(fields)?;
             let config = decoder(fields, family.table())?;
@@ -38,8 +38,7 @@ impl ConfigJson {
         let (text, table) = (nested.as_ref().unwrap_or(fields), wrapper.table());
         let (family, of_text) = table.text(text)?;
         let mut config = decoder(text, of_text)?;
-        let tie = table.tie(fields, text)?.or_else(is_tied);
-        config.tie_word_embeddings = tie.unwrap_or(of_text.defaults.tie_word_embeddings);
+        config.tie_word_embeddings = table.tie(fields, text, has_head)?;
         let dtype = if let Some(dtype) = dtype(fields)? { Some(dtype) } else { dtype(text)? };
         Ok(Self { family, wrapper: Some(wrapper), config, dtype })
     }
@@ -100,9 +99,9 @@ fn config(fields: &Fields, table: &FamilyTable) -> Result<ModelConfig> {
         let default = defaults.sizes.iter().find(|(name, _)| *name == key).map(|(_, size)| *size);
         fields.required(key, fields.count(key)?.or(default), "a whole number above 0")
     };
-    let num_attention_heads = size("num_attention_heads")?;
+    let (num_attention_heads, vocab_size) = (size("num_attention_heads")?, size("vocab_size")?);
     let mut config = ModelConfig {
-        vocab_size: size("vocab_size")?,
+        vocab_size,
         hidden_size: size("hidden_size")?,
         intermediate_size: size("intermediate_size")?,
         num_hidden_layers: size("num_hidden_layers")?,
@@ -120,12 +119,18 @@ fn config(fields: &Fields, table: &FamilyTable) -> Result<ModelConfig> {
         attention_bias: false,
         rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(rms_norm_eps),
         tie_word_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(tie_word_embeddings),
-        pad_token_id: if is_missing("pad_token_id") { pad_token_id } else { fields.count_or_none("pad_token_id")? },
+        pad_token_id: if is_missing("pad_token_id") { pad_token_id } else { padding_row(fields, vocab_size)? },
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
         ..ModelConfig::default()
     };
     rope_json::read(fields, &mut config, reads)?;
     Ok(config)
+}
+
+/// Reads the row of the embedding that gets no gradient. -1 is the last row, as in torch's `nn.Embedding`.
+fn padding_row(fields: &Fields, vocab_size: usize) -> Result<Option<usize>> {
+    let is_last = fields.get("pad_token_id").is_some_and(|value| value.as_f64() == Some(-1.0));
+    if is_last { Ok(vocab_size.checked_sub(1)) } else { fields.count("pad_token_id") }
 }
 
 fn dtype(fields: &Fields) -> Result<Option<Dtype>> {

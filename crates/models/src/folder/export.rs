@@ -257,8 +257,8 @@ fn config_of_source(source: &ModelFolder, config: &ModelConfig, dtype: Dtype) ->
             text = with_field_of(&text, "text_config", key, &tie);
         }
     }
-    let is_tied = || Some(config.tie_word_embeddings);
-    let written = ConfigJson::read(&Fields::parse(&path, text.as_bytes())?, is_tied)?.config;
+    let has_head = || Some(!config.tie_word_embeddings);
+    let written = ConfigJson::read(&Fields::parse(&path, text.as_bytes())?, has_head)?.config;
     // The range of initial weights does not matter for a trained model.
     let expected = ModelConfig { initializer_range: written.initializer_range, ..config.clone() };
     if written != expected {

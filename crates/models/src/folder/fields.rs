@@ -82,11 +82,6 @@ impl Fields {
         })
     }
 
-    /// Returns a non-negative integer, or `None` for -1, which some files write for "none".
-    pub(crate) fn count_or_none(&self, key: &str) -> Result<Option<usize>> {
-        if self.get(key).is_some_and(|value| value.as_f64() == Some(-1.0)) { Ok(None) } else { self.count(key) }
-    }
-
     /// Returns the result of `read` for the value of `key`, if the key is present.
     pub(crate) fn typed<'a, T>(
         &'a self,

@@ -55,9 +55,8 @@ impl ModelFolder {
     /// ignored.
     pub fn open(path: &Path) -> Result<Self> {
         let fields = Fields::read(&path.join("config.json"))?;
-        // transformers does not tie a head that files have beside the embedding.
-        let is_tied = || Some(!Weights::open(path).ok()?.of_text().ok()?.contains(HEAD));
-        let ConfigJson { family, wrapper, config, dtype } = ConfigJson::read(&fields, is_tied)?;
+        let has_head = || Some(Weights::open(path).ok()?.of_text().ok()?.contains(HEAD));
+        let ConfigJson { family, wrapper, config, dtype } = ConfigJson::read(&fields, has_head)?;
         let generation = path.join("generation_config.json");
         let generation = if exists(&generation)? { Some(Fields::read(&generation)?) } else { None };
         let text = fields.object("text_config")?;

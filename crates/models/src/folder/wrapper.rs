@@ -39,6 +39,8 @@ pub(super) struct WrapperTable {
     pub(super) may_be_flat: bool,
     /// `true` if `tie_word_embeddings: true` of `text_config` holds beside `false` of the outermost object.
     inner_tie_holds: bool,
+    /// `tie_word_embeddings` of the class.
+    ties_by_default: bool,
 }
 
 impl Wrapper {
@@ -62,12 +64,23 @@ impl Wrapper {
             architecture: &'static str,
             texts: &'static [(Family, &'static FamilyTable)],
         ) -> WrapperTable {
-            WrapperTable { model_type, architecture, texts, may_be_flat: false, inner_tie_holds: false }
+            WrapperTable {
+                model_type,
+                architecture,
+                texts,
+                may_be_flat: false,
+                inner_tie_holds: false,
+                ties_by_default: false,
+            }
         }
-        const GEMMA3: WrapperTable =
-            table("gemma3", "Gemma3ForConditionalGeneration", &[(Family::Gemma3, &gemma3::TABLE)]);
-        const GEMMA4: WrapperTable =
-            table("gemma4", "Gemma4ForConditionalGeneration", &[(Family::Gemma4, &gemma4::TABLE)]);
+        const GEMMA3: WrapperTable = WrapperTable {
+            ties_by_default: true,
+            ..table("gemma3", "Gemma3ForConditionalGeneration", &[(Family::Gemma3, &gemma3::TABLE)])
+        };
+        const GEMMA4: WrapperTable = WrapperTable {
+            ties_by_default: true,
+            ..table("gemma4", "Gemma4ForConditionalGeneration", &[(Family::Gemma4, &gemma4::TABLE)])
+        };
         const QWEN2_5_VL: WrapperTable = WrapperTable {
             may_be_flat: true,
             inner_tie_holds: true,
@@ -77,11 +90,14 @@ impl Wrapper {
             table("qwen3_vl", qwen::QWEN3_VL.architecture, &[(Family::Qwen3, &qwen::QWEN3_VL)]);
         const QWEN3_5: WrapperTable =
             table("qwen3_5", "Qwen3_5ForConditionalGeneration", &[(Family::Qwen3_5, &qwen3_5::TABLE)]);
-        const MISTRAL3: WrapperTable = table(
-            "mistral3",
-            "Mistral3ForConditionalGeneration",
-            &[(Family::Mistral, &mistral::MISTRAL), (Family::Ministral3, &mistral::MINISTRAL3)],
-        );
+        const MISTRAL3: WrapperTable = WrapperTable {
+            ties_by_default: true,
+            ..table(
+                "mistral3",
+                "Mistral3ForConditionalGeneration",
+                &[(Family::Mistral, &mistral::MISTRAL), (Family::Ministral3, &mistral::MINISTRAL3)],
+            )
+        };
         match self {
             Self::Gemma3 => &GEMMA3,
             Self::Gemma4 => &GEMMA4,
@@ -110,12 +126,20 @@ impl WrapperTable {
         found.copied().ok_or_else(|| fields.unsupported("model_type", known()))
     }
 
-    /// Returns `tie_word_embeddings`; `None` if neither object has it.
-    pub(super) fn tie(&self, outer: &Fields, text: &Fields) -> Result<Option<bool>> {
+    /// Returns `true` if the head is the embedding. `has_head` returns `true` if the files have a head, and `None` without files.
+    pub(super) fn tie(&self, outer: &Fields, text: &Fields, has_head: impl FnOnce() -> Option<bool>) -> Result<bool> {
         let key = "tie_word_embeddings";
-        Ok(match (outer.flag(key)?, text.flag(key)?) {
-            (Some(false), Some(true)) if self.inner_tie_holds => Some(true),
-            (outer, inner) => outer.or(inner),
+        let inner = text.flag(key)?;
+        Ok(match outer.flag(key)? {
+            Some(false) | None if self.inner_tie_holds && inner == Some(true) => true,
+            Some(outer) => outer,
+            // The class does not read the field of the text decoder. transformers does not tie a head that files have beside the embedding.
+            None => match (has_head(), inner) {
+                (Some(true), _) => false,
+                (Some(false), Some(inner)) => inner || self.ties_by_default,
+                (Some(false), None) => true,
+                (None, inner) => inner.unwrap_or(self.ties_by_default),
+            },
         })
     }
 }

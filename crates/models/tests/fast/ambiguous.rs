@@ -26,11 +26,11 @@ fn invalid_stop_tokens_and_suppressed_tokens_are_refused() {
             says(&text, &[file, &format!("`{field}` is {value}"), "supported:"]);
         }
     }
-    // An empty list suppresses nothing, and some folders write -1 for no padding token.
+    // An empty list suppresses nothing. -1 is no padding token for sampling, and the last row of torch's `nn.Embedding`.
     let folder = Folder::new(with(qwen2(), json!({"pad_token_id": -1})));
     folder.json("generation_config.json", &json!({"suppress_tokens": [], "bad_words_ids": null, "pad_token_id": -1}));
     let opened = folder.open().unwrap();
-    assert_eq!((opened.config().pad_token_id, opened.generation().pad_token_id), (None, None));
+    assert_eq!((opened.config().pad_token_id, opened.generation().pad_token_id), (Some(31), None));
 }
 
 #[test]

@@ -156,8 +156,36 @@ fn olmo_normalises_outputs_and_all_heads_together() {
         "sliding_window": 8
     });
     refused(Family::Olmo3, scaled, &["`rope_parameters.sliding_attention.rope_type` is \"linear\""]);
-    for family in [Family::Olmo2, Family::Olmo3] {
-        refused(family, json!({"attention_bias": true}), &["`attention_bias` is true", "o_proj"]);
+    // The class does not take the base of full attention for sliding layers.
+    let full = json!({
+        "num_hidden_layers": 4, "sliding_window": 8, "rope_theta": null,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    });
+    let config = model(Family::Olmo3, full.clone());
+    assert_eq!((config.rope_theta, config.rope_local_theta), (10_000.0, Some(500_000.0)));
+    refused(Family::Olmo3, with(full, json!({"rope_theta": 10000.0})), &["`rope_theta` is 10000.0", "500000"]);
+}
+
+#[test]
+fn attention_bias_adds_biases_of_four_projections() {
+    let plain = [Family::Llama, Family::Qwen3, Family::Olmo2, Family::Granite];
+    let smollm3 = json!({"no_rope_layers": [1, 0]});
+    let moe = json!({"num_experts": 2, "num_experts_per_tok": 1});
+    let windows = json!({"sliding_window": 8, "rope_theta": 500000.0});
+    let cases = plain.map(|family| (family, json!({}))).into_iter();
+    let others = [
+        (Family::SmolLm3, smollm3),
+        (Family::Qwen3Moe, moe),
+        (Family::Olmo3, windows.clone()),
+        (Family::Gemma3, windows),
+    ];
+    for (family, fields) in cases.chain(others) {
+        let config = model(family, with(fields.clone(), json!({"attention_bias": true})));
+        let biased: Vec<&str> = config.layer_matrices(0).iter().filter(|m| m.biased).map(|m| m.name).collect();
+        let projections = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"];
+        assert_eq!(biased, projections, "{family}");
+        assert_eq!(Family::of(&config).unwrap(), family);
+        assert!(model(family, fields).layer_matrices(0).iter().all(|m| !m.biased), "{family}");
     }
 }
 
@@ -401,7 +429,6 @@ fn qwen_3_moe_has_experts_in_every_layer() {
         (json!({"num_experts_per_tok": 4}), ["`num_experts_per_tok` is 4", "between 1 and 3"]),
         (json!({"num_experts": 0}), ["`num_experts` is 0", "between 1 and"]),
         (json!({"output_router_logits": true}), ["`output_router_logits` is true", "load balancing"]),
-        (json!({"attention_bias": true}), ["`attention_bias` is true", "o_proj"]),
     ] {
         refused(Family::Qwen3Moe, with(moe(), fields), &parts);
     }

@@ -151,7 +151,6 @@ fn tie_word_embeddings_is_read_from_both_levels() {
     for (outer, inner, expected) in [
         (json!(true), json!(false), true),
         (json!(false), json!(true), false),
-        (Value::Null, json!(false), false),
         (Value::Null, json!(true), true),
         // The files have no head.
         (Value::Null, Value::Null, true),
@@ -159,8 +158,15 @@ fn tie_word_embeddings_is_read_from_both_levels() {
         assert_eq!(tie("qwen3_vl", outer.clone(), inner.clone()), expected, "{outer} {inner}");
         assert_eq!(tie("ministral3_vision", outer, inner), expected);
     }
+    // The classes do not read the inner field, and have different defaults.
+    assert!(!tie("qwen3_vl", Value::Null, json!(false)));
+    for name in ["ministral3_vision", "gemma3_vision", "gemma4_vision"] {
+        assert!(tie(name, Value::Null, json!(false)), "{name}");
+    }
     // The files have a head.
-    assert!(!tie("mistral3", Value::Null, Value::Null));
+    for inner in [Value::Null, json!(true)] {
+        assert!(!tie("mistral3", Value::Null, inner));
+    }
     // The class reads the inner field of files of version 4.
     let nested = changed("qwen2_5_vl", |config| {
         let text = with(config.clone(), json!({"vision_config": null, "architectures": null, "model_type": null}));
@@ -181,7 +187,7 @@ fn unsupported_wrappers_are_refused_by_field() {
     refused("gemma3_vision", &softcap, &["`text_config.final_logit_softcapping` is 30.0"]);
     let per_layer = text("hidden_size_per_layer_input", json!(256));
     refused("gemma4_vision", &per_layer, &["`text_config.hidden_size_per_layer_input` is 256"]);
-    refused("qwen3_vl", &text("attention_bias", json!(true)), &["`text_config.attention_bias` is true"]);
+    refused("qwen3_5_vision", &text("attention_bias", json!(true)), &["`text_config.attention_bias` is true"]);
     refused("qwen3_vl", &text("vocab_size", json!(63)), &["embed_tokens", "[63, 32]"]);
     refused("mistral3", &text("hidden_size", Value::Null), &["`text_config.hidden_size` is null"]);
     let rope = json!({"rope_type": "default", "mrope_section": [1, 1, 2]});

@@ -3,7 +3,7 @@
 use super::super::fields::Fields;
 use super::super::rope_json;
 use super::layer_types::{positive_window, set_layers_with_ropes, sliding_layers, write_layers_with_ropes};
-use super::{Defaults, Family, FamilyTable, without_attention_bias};
+use super::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::layer::{Activation, NormPlacement};
@@ -36,7 +36,7 @@ pub(in crate::folder) const TABLE: FamilyTable = FamilyTable {
 };
 
 fn read(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
-    without_attention_bias(fields, Family::Gemma3)?;
+    read_attention_bias(fields, config)?;
     let activation = fields.text("hidden_activation")?.unwrap_or(Activation::GeluTanh.name());
     if activation != Activation::GeluTanh.name() {
         return Err(fields.unsupported("hidden_activation", Activation::GeluTanh.name()));
@@ -71,7 +71,7 @@ fn write(config: &ModelConfig, json: &mut Value) {
         json.remove("hidden_act");
     }
     json["hidden_activation"] = config.hidden_act.name().into();
-    json["attention_bias"] = false.into();
+    json["attention_bias"] = config.attention_bias.into();
     // The field is a whole number.
     let scale = config.attention_multiplier.unwrap_or((config.head_dim() as f64).powf(-0.5));
     json["query_pre_attn_scalar"] = (scale.powi(-2).round() as u64).into();

@@ -1,7 +1,7 @@
 //! Granite 3: Llama with four factors.
 
 use super::layer_types::{set_windows, sliding_layers};
-use super::{Defaults, Family, FamilyTable, without_attention_bias};
+use super::{Defaults, FamilyTable, read_attention_bias};
 
 pub(super) const TABLE: FamilyTable = FamilyTable {
     model_type: "granite",
@@ -9,7 +9,7 @@ pub(super) const TABLE: FamilyTable = FamilyTable {
     defaults: Defaults::USUAL,
     reads: &["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"],
     read: |fields, config| {
-        without_attention_bias(fields, Family::Granite)?;
+        read_attention_bias(fields, config)?;
         let sliding = sliding_layers(fields, config, None, |_| false)?;
         set_windows(config, None, &sliding);
         let factor = |key| fields.number(key).map(|factor| factor.unwrap_or(1.0));
@@ -21,7 +21,7 @@ pub(super) const TABLE: FamilyTable = FamilyTable {
         Ok(())
     },
     write: |config, json| {
-        json["attention_bias"] = false.into();
+        json["attention_bias"] = config.attention_bias.into();
         json["mlp_bias"] = false.into();
         json["embedding_multiplier"] = config.embedding_multiplier.into();
         json["residual_multiplier"] = config.residual_multiplier.into();

@@ -137,13 +137,13 @@ impl Family {
     /// # Errors
     /// [`Error::Config`] if no family combines these features.
     pub fn of(config: &ModelConfig) -> Result<Self> {
-        if config.qk_norm && config.attention_bias {
+        if config.qk_norm && config.attention_bias && !config.attention_output_bias {
             return Err(Error::Config {
                 key: "model.qk_norm",
-                expected:
-                    "no attention_bias beside it: no family of transformers has norms and biases of q, k and v alone"
-                        .into(),
-                found: "qk_norm: true, attention_bias: true".into(),
+                expected: "attention_output_bias: true, or no attention_bias, beside it: no family of transformers has norms and \
+                           biases of q, k and v alone"
+                    .into(),
+                found: "qk_norm: true, attention_bias: true, attention_output_bias: false".into(),
             });
         }
         Self::ALL.into_iter().find(|family| family.describes(config)).ok_or_else(|| Error::Config {
@@ -230,10 +230,17 @@ impl fmt::Display for Family {
     }
 }
 
-/// Refuses `attention_bias: true`, which also adds a bias to o_proj.
+/// Reads `attention_bias`: biases of q_proj, k_proj, v_proj and o_proj. Qwen2 has biases without the field, and none in o_proj.
+fn read_attention_bias(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
+    config.attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
+    config.attention_output_bias = config.attention_bias;
+    Ok(())
+}
+
+/// Refuses `attention_bias: true`.
 fn without_attention_bias(fields: &Fields, family: Family) -> Result<()> {
     if fields.flag("attention_bias")? == Some(true) {
-        let supported = format!("false: in {family} it also adds a bias to o_proj, which is not computed here");
+        let supported = format!("false: biases of q_proj, k_proj, v_proj and o_proj are not computed for {family}");
         return Err(fields.unsupported("attention_bias", supported));
     }
     Ok(())

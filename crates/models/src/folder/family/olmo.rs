@@ -5,7 +5,7 @@ use super::super::rope_json;
 use super::layer_types::{
     positive_window, set_layers_with_ropes, set_windows, sliding_layers, write_layers_with_ropes,
 };
-use super::{Defaults, Family, FamilyTable, without_attention_bias};
+use super::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::layer::NormPlacement;
@@ -19,7 +19,7 @@ pub(super) const OLMO2: FamilyTable = FamilyTable {
     defaults: DEFAULTS,
     reads: &[],
     read: |fields, config| {
-        read_norms(fields, config, Family::Olmo2)?;
+        read_norms(fields, config)?;
         let sliding = sliding_layers(fields, config, None, |_| false)?;
         set_windows(config, None, &sliding);
         Ok(())
@@ -33,7 +33,7 @@ pub(super) const OLMO3: FamilyTable = FamilyTable {
     defaults: Defaults { rope_theta: 500_000.0, ..DEFAULTS },
     reads: &[rope_json::BY_LAYER_TYPE],
     read: |fields, config| {
-        read_norms(fields, config, Family::Olmo3)?;
+        read_norms(fields, config)?;
         let is_missing = !fields.keys().any(|key| key == "sliding_window");
         let window = if is_missing { Some(4096) } else { positive_window(fields)? };
         if window.is_none() && fields.get("layer_types").is_none() {
@@ -43,6 +43,8 @@ pub(super) const OLMO3: FamilyTable = FamilyTable {
         let sliding = sliding_layers(fields, config, window, |layer| !(layer + 1).is_multiple_of(4))?;
         let local_theta = match rope_json::read_by_layer_type(fields, config)? {
             Some(theta) => theta,
+            // The class does not take the base of full attention for sliding layers.
+            None if fields.get("rope_parameters").is_some() && fields.get("rope_theta").is_none() => 500_000.0,
             // Version 4 of transformers uses `rope_theta` in sliding layers, and version 5 the default.
             None if config.rope_theta != 500_000.0 => {
                 let supported = "500000, or rope_parameters by layer type: versions of transformers differ";
@@ -59,11 +61,11 @@ pub(super) const OLMO3: FamilyTable = FamilyTable {
     },
 };
 
-fn read_norms(fields: &Fields, config: &mut ModelConfig, family: Family) -> Result<()> {
+fn read_norms(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
     (config.norm_placement, config.qk_norm, config.qk_norm_over_heads) = (NormPlacement::After, true, true);
-    without_attention_bias(fields, family)
+    read_attention_bias(fields, config)
 }
 
-fn write_bias(_: &ModelConfig, json: &mut Value) {
-    json["attention_bias"] = false.into();
+fn write_bias(config: &ModelConfig, json: &mut Value) {
+    json["attention_bias"] = config.attention_bias.into();
 }

@@ -3,7 +3,7 @@
 use super::super::fields::Fields;
 use super::super::rope_json;
 use super::layer_types::{positive_window, set_windows, sliding_layers};
-use super::{Defaults, Family, FamilyTable, without_attention_bias};
+use super::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use serde_json::Value;
@@ -31,11 +31,11 @@ pub(super) const QWEN3: FamilyTable = FamilyTable {
     reads: &[],
     read: |fields, config| {
         config.qk_norm = true;
-        without_attention_bias(fields, Family::Qwen3)?;
+        read_attention_bias(fields, config)?;
         read_windows(fields, config, 28)
     },
     write: |config, json| {
-        json["attention_bias"] = false.into();
+        json["attention_bias"] = config.attention_bias.into();
         write_windows(config, json);
     },
 };
@@ -85,7 +85,7 @@ pub(in crate::folder) const QWEN3_VL: FamilyTable = FamilyTable {
     reads: &[rope_json::MROPE],
     read: |fields, config| {
         config.qk_norm = true;
-        without_attention_bias(fields, Family::Qwen3)?;
+        read_attention_bias(fields, config)?;
         // The class has no sliding window.
         if fields.flag("use_sliding_window")? == Some(true) {
             return Err(fields.unsupported("use_sliding_window", "false: full attention in every layer"));

@@ -4,7 +4,7 @@ use super::super::fields::Fields;
 use super::experts_json::{READS, read_sizes, write_sizes};
 use super::layer_types::read_one_window;
 use super::qwen::DEFAULTS;
-use super::{Defaults, Family, FamilyTable, without_attention_bias};
+use super::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::experts::Experts;
@@ -17,7 +17,7 @@ pub(super) const TABLE: FamilyTable = FamilyTable {
     reads: READS,
     read,
     write: |config, json| {
-        json["attention_bias"] = false.into();
+        json["attention_bias"] = config.attention_bias.into();
         let window = config.layer(0).sliding_window;
         json["use_sliding_window"] = window.is_some().into();
         json["sliding_window"] = window.into();
@@ -32,7 +32,7 @@ pub(super) const TABLE: FamilyTable = FamilyTable {
 
 fn read(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
     config.qk_norm = true;
-    without_attention_bias(fields, Family::Qwen3Moe)?;
+    read_attention_bias(fields, config)?;
     if fields.count("decoder_sparse_step")?.is_some_and(|step| step != 1) {
         return Err(fields.unsupported("decoder_sparse_step", "1: experts in every layer"));
     }

@@ -2,7 +2,7 @@
 
 use super::super::fields::Fields;
 use super::layer_types::{set_windows, sliding_layers};
-use super::{Defaults, Family, FamilyTable, without_attention_bias};
+use super::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::layer::{LayerRope, LayerSpec};
@@ -21,7 +21,7 @@ pub(super) const TABLE: FamilyTable = FamilyTable {
     },
     reads: &["no_rope_layers", "no_rope_layer_interval"],
     read: |fields, config| {
-        without_attention_bias(fields, Family::SmolLm3)?;
+        read_attention_bias(fields, config)?;
         if fields.flag("use_sliding_window")? == Some(true) {
             return Err(fields.unsupported("use_sliding_window", "false: full attention in every layer"));
         }
@@ -36,7 +36,7 @@ pub(super) const TABLE: FamilyTable = FamilyTable {
     },
     write: |config, json| {
         let has_rope = |index| u8::from(config.layer(index).rope != LayerRope::None);
-        json["attention_bias"] = false.into();
+        json["attention_bias"] = config.attention_bias.into();
         json["mlp_bias"] = false.into();
         json["use_sliding_window"] = false.into();
         json["no_rope_layers"] = (0..config.num_hidden_layers).map(has_rope).collect();

@@ -1,0 +1,124 @@
+//! Saved models of all families, loaded by vLLM, which computes the same logits as `grpo`.
+
+use crate::support::{Runs, Said, grpo, json, repository};
+use crate::tiny_model::train;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+/// A checkpoint of tests/checkpoints, which the test makes with wider heads.
+struct Case {
+    name: &'static str,
+    /// The arguments of `vllm.LLM` that the model needs.
+    options: Value,
+    /// A part of vLLM's error, if it does not load the model.
+    error: Option<&'static str>,
+}
+
+/// vLLM's package for CPUs does not require the packages that its classes for images import; the tests do not install them.
+const NO_TORCHVISION: &str = "ModuleNotFoundError: No module named 'torchvision'";
+const NO_MISTRAL_COMMON: &str = "ModuleNotFoundError: No module named 'mistral_common'";
+
+fn cases() -> Vec<Case> {
+    let loads = |name| Case { name, options: json!({}), error: None };
+    let with = |name, options| Case { name, options, error: None };
+    let refused = |name, error| Case { name, options: json!({}), error: Some(error) };
+    // vLLM reads this factor of queries from Mistral's own files only, and ignores the field that transformers has for it.
+    let scaling = json!({"llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.5}});
+    let text = json!({"language_model_only": true});
+    vec![
+        loads("qwen2"),
+        loads("qwen2_yarn"),
+        refused("qwen2_window", "Sliding window for some but all layers is not supported"),
+        loads("qwen3"),
+        loads("qwen3_moe"),
+        loads("qwen3_moe_fused"),
+        refused("qwen3_5", NO_TORCHVISION),
+        loads("gpt_oss"),
+        loads("llama3"),
+        loads("llama_linear"),
+        loads("mistral"),
+        with("ministral3", json!({"hf_overrides": scaling})),
+        loads("smollm3"),
+        loads("olmo2"),
+        loads("olmo3"),
+        loads("granite"),
+        loads("phi3"),
+        loads("gemma3"),
+        loads("gemma4"),
+        refused("gemma3_vision", NO_TORCHVISION),
+        with("gemma4_vision", text),
+        refused("qwen2_5_vl", NO_TORCHVISION),
+        refused("qwen3_vl", NO_TORCHVISION),
+        refused("qwen3_5_vision", NO_TORCHVISION),
+        refused("mistral3", NO_MISTRAL_COMMON),
+        refused("ministral3_vision", NO_MISTRAL_COMMON),
+    ]
+}
+
+/// Runs vllm_families.py and returns its standard output.
+fn script(mut python: Command, arguments: &[&str]) -> String {
+    python.arg(repository("tests/python/vllm_families.py")).args(arguments);
+    let said: Said = python.output().expect("python3 starts").into();
+    assert_eq!(said.code, Some(0), "{said}");
+    said.stdout
+}
+
+/// Returns the names of classes in a model folder's config.json.
+fn architectures(folder: &Path) -> Vec<String> {
+    serde_json::from_value(json(&folder.join("config.json"))["architectures"].clone()).unwrap()
+}
+
+/// Logits are compared with the tolerance of `grpo parity`, 1e-4: both programs compute in f32 and differ by at most 2e-5, while a tensor in
+/// a wrong place or a missing factor changes logits of about 5 by more than 0.1. Log-probabilities differ by at most twice as much.
+#[test]
+fn vllm_loads_saved_models_of_all_families_and_computes_the_same_logits() {
+    let cases = cases();
+    let runs = Runs::new(&[]);
+    let python = testkit::python::Python::install_vllm();
+    let names: Vec<&str> = cases.iter().map(|case| case.name).collect();
+    script(python.command(), &[&["make", &runs.text("models")], &names[..]].concat());
+
+    // Every class of the tiny checkpoints has a case.
+    let checkpoints = std::fs::read_dir(repository("tests/checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    let all =
+        checkpoints.filter(|folder| folder.join("config.json").exists()).flat_map(|folder| architectures(&folder));
+    let tested = names.iter().flat_map(|name| architectures(&runs.path("models").join(name)));
+    assert_eq!(all.collect::<BTreeSet<_>>(), tested.collect::<BTreeSet<_>>());
+
+    runs.write_rows(60, |i| json!({"question": format!("What is {i} + 1?"), "answer": format!("#### {}", i + 1)}));
+    for name in &names {
+        let model = format!("models/{name}");
+        for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+            let fixture = repository(&format!("crates/models/tests/fixtures/chat/qwen3/{file}"));
+            std::fs::copy(fixture, runs.path(&model).join(file)).unwrap();
+        }
+        train(&runs, &model, name, &["optimizer.learning_rate=0.001"]);
+    }
+
+    let saved = |name: &str| runs.path(name).join("model");
+    let file = |name: &str| runs.text(&format!("{name}.safetensors"));
+    let job = |case: &Case| json!({"model": saved(case.name), "out": file(case.name), "options": case.options});
+    let jobs = Value::from_iter(cases.iter().map(job));
+    let replies = script(python.command(), &["logits", &jobs.to_string()]);
+    let replies: Vec<Value> = replies.lines().map(|line| serde_json::from_str(line).expect("a row of JSON")).collect();
+    assert_eq!(replies.len(), cases.len(), "{replies:?}");
+
+    for (case, reply) in cases.iter().zip(&replies) {
+        let name = case.name;
+        if let Some(error) = case.error {
+            // Without an error, the family can be compared like the others.
+            assert!(reply["error"].as_str().is_some_and(|text| text.contains(error)), "{name}: {reply}");
+            continue;
+        }
+        assert!(reply["error"].is_null(), "{name}: {reply}");
+        let parity = |model: &Path| {
+            grpo(["parity", &file(name), "--device", "host", "--json", "--model", &model.display().to_string()])
+        };
+        let report = parity(&saved(name)).exit(0).json();
+        println!("{name}: {} s, {report}", reply["seconds"]);
+        // The untrained model gives other results.
+        parity(&runs.path("models").join(name)).exit(1);
+    }
+}
