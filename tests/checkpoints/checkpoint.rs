@@ -6,12 +6,13 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-pub(crate) const ALL: [&str; 32] = [
+pub(crate) const ALL: [&str; 33] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
     "qwen3",
     "qwen3_f16",
+    "qwen3_bias",
     "llama3",
     "llama3_bf16",
     "qwen2_window",

@@ -120,6 +120,7 @@ CHECKPOINTS = {
     # Three layers with a Gated DeltaNet, then one with attention, and one more; sequences of more than one and of exactly one chunk of 64
     # tokens, and of one token.
     "qwen3_5": ("qwen3_5", DELTA_NET | {"num_hidden_layers": 5}, "float32", 5, [70, 64, 1, 9], None),
+    "qwen3_bias": ("qwen3", SMALL | {"head_dim": 6, "num_hidden_layers": 1, "attention_bias": True}, "float32", 5, [14, 5], None),
 }
 # The checkpoints with expected values of their routers.
 ROUTERS = ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss"]

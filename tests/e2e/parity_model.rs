@@ -6,12 +6,13 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
-const ALL: [&str; 29] = [
+const ALL: [&str; 30] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
     "qwen3",
     "qwen3_f16",
+    "qwen3_bias",
     "llama3",
     "llama3_bf16",
     "mistral",

@@ -253,6 +253,13 @@ mod tests {
     }
 
     #[test]
+    fn strings_in_lists_have_the_escapes_of_python() {
+        let variables = json!({"x": ["\u{a0}é你\u{200b}🙂\u{e0001}\u{7f} ~\u{2028}"]});
+        let text = ChatTemplate::new("{{ x }}", "t").render(&variables).unwrap();
+        assert_eq!(text, r"['\xa0é你\u200b🙂\U000e0001\x7f ~\u2028']");
+    }
+
+    #[test]
     fn strftime_now_uses_the_opening_time_or_the_set_date() {
         let template = || ChatTemplate::new("{{ strftime_now('%d %b %Y') }}", "t");
         let text = template().render(&json!({})).unwrap();

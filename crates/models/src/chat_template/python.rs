@@ -3,7 +3,9 @@
 use super::limits::{MAX_DEPTH, Text, too_deep};
 use minijinja::Error;
 use minijinja::value::{ArgType, Kwargs, Tuple, Value, ValueKind};
+use regex::Regex;
 use std::fmt::Write;
+use std::sync::LazyLock;
 
 /// Returns `str(value)`, and an empty text for an undefined value.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
@@ -126,6 +128,12 @@ fn float(number: f64) -> String {
     }
 }
 
+/// Returns `str.isprintable` of a character: neither a separator, except the space, nor a control, format, private or unassigned one.
+fn is_printable(c: char) -> bool {
+    static OTHERS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"[\p{C}\p{Z}]").ok());
+    c == ' ' || OTHERS.as_ref().is_none_or(|others| !others.is_match(c.encode_utf8(&mut [0; 4])))
+}
+
 /// Quotes a string, with double quotes only if it contains single but no double ones.
 fn quoted(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
@@ -138,8 +146,11 @@ fn quoted(text: &str) -> String {
             '\t' => write!(out, "\\t"),
             '\\' => write!(out, "\\\\"),
             c if c == quote => write!(out, "\\{c}"),
-            c if c.is_control() => write!(out, "\\x{:02x}", c as u32),
-            c => write!(out, "{c}"),
+            ' '..='~' => write!(out, "{c}"),
+            c if is_printable(c) => write!(out, "{c}"),
+            c if c <= '\u{ff}' => write!(out, "\\x{:02x}", c as u32),
+            c if c <= '\u{ffff}' => write!(out, "\\u{:04x}", c as u32),
+            c => write!(out, "\\U{:08x}", c as u32),
         };
     }
     out.push(quote);

@@ -106,7 +106,7 @@ fn an_optimizer_step_matches_torch() {
             assert_close(&format!("{name}: {parameter}"), &step(&found.data), &expected, 2e-4);
         }
     }
-    assert_eq!(steps, 31);
+    assert_eq!(steps, 32);
 }
 
 #[test]
