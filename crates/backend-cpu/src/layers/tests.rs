@@ -1,8 +1,11 @@
 //! Compares every operation with its formula in f64, and every gradient with central differences of that formula, for
 //! every instruction set of this machine.
 
+use super::linear::are_bf16;
+use super::product::Operand;
 use super::*;
 use crate::arch::IsaToken;
+use crate::gemm::KAxis;
 use approx::assert_relative_eq;
 
 pub(super) fn noise(n: usize, seed: u64) -> Vec<f32> {
@@ -151,6 +154,59 @@ fn bf16_weights_take_half_the_memory_beyond_the_cache() {
     }
     for layers in all_bf16_layers() {
         assert_eq!(layers.packed_bytes(dims), 2 * 1024 * 4096, "{layers:?}");
+    }
+}
+
+#[test]
+fn large_f32_weights_of_bf16_values_take_half_the_memory_and_give_the_same_bits() {
+    // More than an L2 cache of at most 4 MiB, in several tasks of the check.
+    let (input, output) = (700, 1600);
+    let exact: Vec<f32> =
+        noise(input * output, 5).into_iter().map(|value| half::bf16::from_f32(value).to_f32()).collect();
+    let mut almost = exact.clone();
+    // One bit of the last value.
+    almost[input * output - 1] = f32::from_bits(almost[input * output - 1].to_bits() | 1);
+    let turned = |w: &[f32]| (0..input * output).map(|at| w[at % input * output + at / input]).collect::<Vec<f32>>();
+    for layers in all_layers() {
+        for (weight, is_exact) in [(&exact, true), (&almost, false)] {
+            let turned = turned(weight);
+            let stored =
+                StoredWeight::new(&[turned[..600 * input].into(), turned[600 * input..].into()], input).unwrap();
+            let forms = [
+                layers.pack_weight(weight, [input, output]).unwrap(),
+                layers.pack_transposed(&turned, [output, input]).unwrap(),
+                layers.pack_stored(&stored),
+            ];
+            let words = layers.packed_words(&Operand::new(weight, output, KAxis::Rows), [input, output]);
+            assert_eq!(words.bytes(), layers.packed_bytes([input, output]));
+            for packed in &forms {
+                assert_eq!(packed.bytes(), if is_exact { words.bytes() / 2 } else { words.bytes() }, "{layers:?}");
+                for n in [1, 2, 3, 4, 5, 13, 40] {
+                    let x = noise(n * input, 6);
+                    let expected = layers.linear_packed(&x, &words, Add::Nothing, n).unwrap();
+                    assert_eq!(layers.linear_packed(&x, packed, Add::Nothing, n).unwrap(), expected, "{layers:?}");
+                }
+            }
+        }
+        // A small weight stays in words.
+        let small = layers.pack_weight(&exact[..64 * 32], [64, 32]).unwrap();
+        assert_eq!(small.bytes(), layers.packed_bytes([64, 32]));
+    }
+}
+
+#[test]
+fn values_with_lower_bits_are_no_bf16_values() {
+    let isas = || IsaToken::available();
+    let zeros = vec![-0.0_f32; (1 << 18) + 5000];
+    for isa in isas() {
+        assert!(are_bf16(isa, &[]) && are_bf16(isa, &[f32::NAN, f32::INFINITY, -1.5]) && are_bf16(isa, &zeros));
+    }
+    for at in [0, 4095, 4096, (1 << 18) - 1, 1 << 18, zeros.len() - 1] {
+        for bits in [1, 0x8000] {
+            let mut values = zeros.clone();
+            values[at] = f32::from_bits(bits);
+            assert!(isas().all(|isa| !are_bf16(isa, &values)), "{at} {bits}");
+        }
     }
 }
 
