@@ -339,6 +339,31 @@ fn rows_of_a_product_do_not_depend_on_other_rows() {
 }
 
 #[test]
+fn few_rows_have_the_bits_of_many_rows() {
+    // Odd and even K in one and several pieces, a partial panel, and a weight that is divided among tasks.
+    for (i, o) in [(1, 1), (33, 40), (300, 45), (515, 96), (1030, 577)] {
+        let (x, residual) = (noise(13 * i, 1), noise(13 * o, 2));
+        let w: Vec<f32> = noise(i * o, 3).into_iter().map(|value| half::bf16::from_f32(value).to_f32()).collect();
+        for layers in all_layers().chain(all_bf16_layers()) {
+            let rhs = Operand::new(&w, o, KAxis::Rows);
+            let mut forms = vec![layers.packed_words(&rhs, [i, o])];
+            if layers.linear.packs_f32() {
+                forms.push(layers.packed_halves(&rhs, [i, o]));
+            }
+            let all = layers.linear_packed(&x, &forms[0], Add::Residual(&residual), 13).unwrap();
+            let plain = layers.linear_packed(&x, &forms[0], Add::Nothing, 13).unwrap();
+            for (packed, n) in forms.iter().flat_map(|packed| [1, 2, 3, 4, 5].map(|n| (packed, n))) {
+                let add = Add::Residual(&residual[..n * o]);
+                let found = layers.linear_packed(&x[..n * i], packed, add, n).unwrap();
+                assert_eq!(found, all[..n * o], "{n} x {i} x {o}: {layers:?}");
+                let found = layers.linear_packed(&x[..n * i], packed, Add::Nothing, n).unwrap();
+                assert_eq!(found, plain[..n * o], "{n} x {i} x {o}: {layers:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn rms_norm_and_its_gradient_match_the_formulas() {
     for (n, h) in [(1, 1), (3, 40), (70, 33)] {
         let (x, w, dy) = (noise(n * h, 1), noise(h, 2), noise(n * h, 3));
@@ -560,6 +585,35 @@ fn a_nan_key_affects_only_queries_that_attend_to_it() {
         let values = layers.attention(&qkv, HEADS, Scores::default(), &spans).unwrap().values;
         let seen: Vec<bool> = values.chunks_exact(24).map(|row| row.iter().any(|x| x.is_nan())).collect();
         assert_eq!(seen, [false, false, false, true, true, true, false, false, false]);
+    }
+}
+
+#[test]
+fn attention_with_a_long_cache_matches_attention_over_all_rows() {
+    // Positions and widths beyond the sums that are in registers, groups of 4, 2 and 1 of 7 query heads, and several tasks.
+    const HEADS: Heads = Heads { query: 14, key_value: 2, width: 40 };
+    const PROMPT: usize = 150;
+    let (row, width, tokens) = (HEADS.row(), HEADS.query * HEADS.width, 3);
+    let own = |sample: usize| PROMPT + sample * tokens..PROMPT + (sample + 1) * tokens;
+    let spans = spans(&[(0..PROMPT, 0..0), (own(0), 0..PROMPT), (own(1), 0..PROMPT), (own(2), 0..PROMPT)]);
+    let qkv = noise(own(2).end * row, 1);
+    for (layers, window) in all_layers().flat_map(|layers| [None, Some(45)].map(|window| (layers, window))) {
+        let scores = Scores { window, ..Scores::default() };
+        let expected = layers.attention(&qkv, HEADS, scores, &spans).unwrap();
+        let mut cache = KvCache::new(&[(HEADS, scores)], &[PROMPT], 3, tokens);
+        cache.fill_prompts(0, &qkv[..PROMPT * row], &spans[..1]).unwrap();
+        for token in 0..tokens {
+            let places = [0, 1, 2].map(|sample| own(sample).start + token);
+            let rows: Vec<f32> = places.iter().flat_map(|at| &qkv[at * row..(at + 1) * row]).copied().collect();
+            let found = layers.attention_cached(&rows, &mut cache, 0, &[0, 1, 2], 0).unwrap();
+            cache.advance(&[0, 1, 2]);
+            for (sample, at) in places.into_iter().enumerate() {
+                let values = &expected.values[at * width..(at + 1) * width];
+                assert_close(&found.values[sample * width..(sample + 1) * width], &wide(values), 1e-6);
+                let lse = &expected.lse[at * HEADS.query..(at + 1) * HEADS.query];
+                assert_close(&found.lse[sample * HEADS.query..(sample + 1) * HEADS.query], &wide(lse), 1e-6);
+            }
+        }
     }
 }
 
