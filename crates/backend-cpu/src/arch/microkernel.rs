@@ -8,8 +8,8 @@
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
-use super::{Isa, panel::LHS_PANEL};
-use super::{IsaToken, generic};
+use super::panel::LHS_PANEL;
+use super::{Isa, IsaToken, generic};
 
 /// The prefetches of a kernel: the word at `from`, and in each further step the word `step` words after the previous
 /// one. A prefetch of any address is harmless.
@@ -64,4 +64,108 @@ pub(crate) unsafe fn multiply(
     let _ = (isa, pairs, rows, ahead);
     // SAFETY: guaranteed by the caller.
     unsafe { generic::multiply(words, a, b, c, stride, add) }
+}
+
+/// Computes [`multiply`] with f32 words and a panel `b: [words, 32]` of their upper halves, which are widened in registers.
+///
+/// # Safety
+/// As [`multiply`]; and [`multiplies_few`] returned `true`.
+#[allow(clippy::too_many_arguments)]
+#[inline]
+pub(crate) unsafe fn multiply_halves(
+    rows: usize,
+    words: usize,
+    a: *const u32,
+    b: *const u16,
+    ahead: Ahead,
+    c: *mut f32,
+    stride: usize,
+    add: bool,
+) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use super::x86_64::avx512;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match rows {
+                0..=4 => avx512::multiply_halves::<4>(words, a, b, ahead, c, stride, add),
+                5..=8 => avx512::multiply_halves::<8>(words, a, b, ahead, c, stride, add),
+                _ => avx512::multiply_halves::<LHS_PANEL>(words, a, b, ahead, c, stride, add),
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (rows, words, a, b, ahead, c, stride, add);
+        unreachable!("`multiplies_few` is false");
+    }
+}
+
+/// The most rows of [`multiply_few`].
+pub(crate) const FEW_ROWS: usize = 4;
+
+/// A panel `[words, 32]` of a packed rhs in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FewPanel {
+    /// Words of f32.
+    F32(*const u32),
+    /// The upper halves of words of f32, whose lower halves are zero.
+    Halves(*const u16),
+    /// Words of bf16 pairs.
+    Pairs(*const u32),
+}
+
+/// Returns `true` if [`multiply_few`] and [`multiply_halves`] have kernels of this instruction set.
+pub(crate) fn multiplies_few(isa: IsaToken) -> bool {
+    isa.get() >= Isa::Avx512
+}
+
+/// Computes `c[rows, columns] (+)= a b` for at most [`FEW_ROWS`] rows `a: [words, rows]` and a panel `b: [words, 32]`; rows of c are `stride`
+/// apart. Every `piece` words are one chain of multiply-adds, so that the bits are those of [`multiply`] for each piece. The panel is read from
+/// memory once, in order, and prefetched at a constant distance.
+///
+/// # Safety
+/// - [`multiplies_few`] returned `true`, and for pairs the instruction set has products of bf16 pairs.
+/// - a and b hold that many words.
+/// - c holds these elements, and nothing else accesses them at the same time.
+#[allow(clippy::too_many_arguments)]
+#[inline]
+pub(crate) unsafe fn multiply_few(
+    rows: usize,
+    words: usize,
+    piece: usize,
+    a: *const u32,
+    b: FewPanel,
+    c: *mut f32,
+    columns: usize,
+    stride: usize,
+    add: bool,
+) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use super::x86_64::avx512::{multiply_few_bf16, multiply_few_f32, multiply_few_halves};
+        macro_rules! of_rows {
+            ($kernel:ident, $b:ident) => {
+                match rows {
+                    1 => $kernel::<1>(words, piece, a, $b, c, columns, stride, add),
+                    2 => $kernel::<2>(words, piece, a, $b, c, columns, stride, add),
+                    3 => $kernel::<3>(words, piece, a, $b, c, columns, stride, add),
+                    _ => $kernel::<FEW_ROWS>(words, piece, a, $b, c, columns, stride, add),
+                }
+            };
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match b {
+                FewPanel::F32(b) => of_rows!(multiply_few_f32, b),
+                FewPanel::Halves(b) => of_rows!(multiply_few_halves, b),
+                FewPanel::Pairs(b) => of_rows!(multiply_few_bf16, b),
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (rows, words, piece, a, b, c, columns, stride, add);
+        unreachable!("`multiplies_few` is false");
+    }
 }

@@ -11,6 +11,11 @@ use crate::threads::slices::*;
 use grpo_core::error::{Error, Result};
 use std::ops::Range;
 
+/// The least multiply-adds of a task of attention, a few microseconds.
+const GROUP_PRODUCTS: usize = 1 << 17;
+/// The positions, or columns of values, whose sums are in registers at a time.
+const WIDTH: usize = 32;
+
 /// The keys and values of prompts, and of their completions during sampling.
 ///
 /// A layer with a window of W positions stores at most W - 1 positions of a prompt and W positions of a sample.
@@ -227,26 +232,37 @@ impl Layers {
         }
         let (width, scale) = (heads.query * heads.width, scores.scale(heads));
         let mut mixed = Mixed { values: vec![0.0; samples.len() * width], lse: vec![0.0; samples.len() * heads.query] };
-        let outs = mixed.values.chunks_exact_mut(width).zip(mixed.lse.chunks_exact_mut(heads.query));
         let of_layer = &mut cache.layers[layer];
         let mut all = std::mem::take(&mut of_layer.samples);
-        let (of_layer, size) = (&*of_layer, of_layer.slots * of_layer.position());
-        let mut blocks = all.chunks_exact_mut(size.max(1));
-        let (mut tasks, mut next) = (Vec::new(), 0);
-        for ((sample, row), out) in samples.iter().zip(qkv.chunks_exact(heads.row())).zip(outs) {
-            if let Some(block) = blocks.nth(sample - next) {
-                tasks.push((*sample, row, block, out));
-            }
+        let (of_layer, size) = (&*of_layer, (of_layer.slots * of_layer.position()).max(1));
+        let own = |sample: usize| cache.filled[sample] + ahead;
+        let (mut rows, mut next, mut blocks) = (Vec::new(), 0, all.chunks_exact_mut(size));
+        for (sample, row) in samples.iter().zip(qkv.chunks_exact(heads.row())) {
+            rows.extend(blocks.nth(sample - next).map(|block| (*sample, row, block)));
             next = sample + 1;
         }
-        tasks.par_chunks_mut(4).for_each(|tasks| {
+        rows.par_chunks_mut(4).for_each(|rows| {
+            for (sample, row, block) in rows {
+                write(block, heads, of_layer.slots, own(*sample) % of_layer.slots, row);
+            }
+        });
+        // A group: the query heads of one sample that share a key head.
+        let (per_key, d) = (heads.per_key_head(), heads.width);
+        let longest = samples.iter().map(|sample| cache.prompts[sample / cache.per_prompt] + own(*sample) + 1).max();
+        let groups = GROUP_PRODUCTS.div_ceil((2 * per_key * d * longest.unwrap_or(1)).max(1));
+        let outs = mixed.values.par_chunks_mut((groups * per_key * d).max(1));
+        let blocks = &all[..];
+        outs.zip(mixed.lse.par_chunks_mut((groups * per_key).max(1))).enumerate().for_each(|(task, (outs, lses))| {
             let mut buffer = Vec::new();
-            for (sample, row, block, (out, lse)) in tasks {
-                let (prompt, own) = (*sample / cache.per_prompt, cache.filled[*sample] + ahead);
-                write(block, heads, of_layer.slots, own % of_layer.slots, row);
-                let (length, end) = (cache.prompts[prompt], cache.prompts[prompt] + own + 1);
+            let outs = outs.chunks_exact_mut(per_key * d).zip(lses.chunks_exact_mut(per_key));
+            for (group, (out, lse)) in (task * groups..).zip(outs) {
+                let (i, k) = (group / heads.key_value, group % heads.key_value);
+                let sample = samples[i];
+                let (prompt, block) = (sample / cache.per_prompt, &blocks[sample * size..(sample + 1) * size]);
+                let (length, end) = (cache.prompts[prompt], cache.prompts[prompt] + own(sample) + 1);
                 let parts = of_layer.parts(length, &of_layer.prompts[prompt], block, scores.first(end)..end);
-                mix(self.gemm.isa(), heads, row, scale, parts, &mut buffer, out, lse);
+                let queries = &qkv[i * heads.row()..][k * per_key * d..(k + 1) * per_key * d];
+                mix(self.gemm.isa(), heads, k, queries, scale, &parts, &mut buffer, out, lse);
             }
         });
         cache.layers[layer].samples = all;
@@ -263,11 +279,12 @@ struct Part<'a> {
 }
 
 simd_dispatch! {
-    /// Computes the mean of the parts' values `[A, D]`, weighted by the probabilities of the queries in `row`, and the log-sum-exp `[A]`
-    /// of their scores.
+    /// Computes the means of the parts' values `[R, D]` of key head `k`, weighted by the probabilities of the queries `[R, D]`, and the
+    /// log-sum-exp `[R]` of their scores.
     #[allow(clippy::too_many_arguments)]
     fn mix(
-        heads: Heads, row: &[f32], scale: f32, parts: [Part<'_>; 3], scores: &mut Vec<f32>, out: &mut [f32], lse: &mut [f32],
+        heads: Heads, k: usize, queries: &[f32], scale: f32, parts: &[Part<'_>; 3], scores: &mut Vec<f32>, out: &mut [f32],
+        lse: &mut [f32],
     ) = mix_body
 }
 
@@ -275,40 +292,106 @@ simd_dispatch! {
 #[inline(always)]
 fn mix_body<M: MulAdd>(
     heads: Heads,
-    row: &[f32],
+    k: usize,
+    queries: &[f32],
     scale: f32,
-    parts: [Part<'_>; 3],
+    parts: &[Part<'_>; 3],
     scores: &mut Vec<f32>,
     out: &mut [f32],
     lse: &mut [f32],
 ) {
-    let (d, r) = (heads.width, heads.query / heads.key_value);
-    scores.resize(parts.iter().map(|part| part.visible.len()).sum(), 0.0);
-    for (a, out) in out.chunks_exact_mut(d).enumerate() {
-        let (k, query) = (a / r, &row[heads.queries(a)]);
-        let mut rest = &mut scores[..];
-        for part in &parts {
-            let of_part;
-            (of_part, rest) = rest.split_at_mut(part.visible.len());
-            of_part.fill(0.0);
-            for (q, keys) in query.iter().zip(part.block[k * d * part.len..].chunks_exact(part.len.max(1))) {
-                for (score, key) in of_part.iter_mut().zip(&keys[part.visible.start..]) {
+    let (d, r) = (heads.width, lse.len());
+    let total: usize = parts.iter().map(|part| part.visible.len()).sum();
+    scores.resize(r * total, 0.0);
+    // Every key and value is loaded once for up to four query heads.
+    let mut a = 0;
+    while a < r {
+        let (queries, scores, out) = (&queries[a * d..], &mut scores[a * total..], &mut out[a * d..]);
+        let lse = &mut lse[a..];
+        a += match r - a {
+            4.. => mix_heads::<M, 4>(heads, k, queries, scale, parts, total, scores, out, lse),
+            2..4 => mix_heads::<M, 2>(heads, k, queries, scale, parts, total, scores, out, lse),
+            _ => mix_heads::<M, 1>(heads, k, queries, scale, parts, total, scores, out, lse),
+        };
+    }
+}
+
+/// Computes [`mix`] for the first `G` query heads, and returns `G`. Sums run over D and over positions in order, for any `G`.
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+fn mix_heads<M: MulAdd, const G: usize>(
+    heads: Heads,
+    k: usize,
+    queries: &[f32],
+    scale: f32,
+    parts: &[Part<'_>; 3],
+    total: usize,
+    scores: &mut [f32],
+    out: &mut [f32],
+    lse: &mut [f32],
+) -> usize {
+    let d = heads.width;
+    let mut first = 0;
+    for Part { block, len, visible } in parts {
+        let keys = &block[k * d * len..(k + 1) * d * len];
+        let blocks = visible.len() / WIDTH * WIDTH;
+        for at in (0..blocks).step_by(WIDTH) {
+            let mut sums = [[0.0_f32; WIDTH]; G];
+            for j in 0..d {
+                let keys: &[f32] = &keys[j * len + visible.start + at..][..WIDTH];
+                for (g, sums) in sums.iter_mut().enumerate() {
+                    let q = queries[g * d + j];
+                    sums.iter_mut().zip(keys).for_each(|(sum, key)| *sum = M::mul_add(q, *key, *sum));
+                }
+            }
+            for (g, sums) in sums.iter().enumerate() {
+                scores[g * total + first + at..][..WIDTH].copy_from_slice(sums);
+            }
+        }
+        for g in 0..G {
+            let rest = &mut scores[g * total + first + blocks..g * total + first + visible.len()];
+            rest.fill(0.0);
+            for (q, keys) in queries[g * d..(g + 1) * d].iter().zip(keys.chunks_exact((*len).max(1))) {
+                for (score, key) in rest.iter_mut().zip(&keys[visible.start + blocks..]) {
                     *score = M::mul_add(*q, *key, *score);
                 }
             }
         }
-        lse[a] = softmax_row::<M>(scores, scale);
-        out.fill(0.0);
-        let mut rest = &scores[..];
-        for part in &parts {
-            let of_part;
-            (of_part, rest) = rest.split_at(part.visible.len());
-            let values = &part.block[((heads.key_value + k) * part.len + part.visible.start) * d..];
-            for (p, values) in of_part.iter().zip(values.chunks_exact(d)) {
-                for (out, value) in out.iter_mut().zip(values) {
+        first += visible.len();
+    }
+    for g in 0..G {
+        lse[g] = softmax_row::<M>(&mut scores[g * total..(g + 1) * total], scale);
+    }
+    let (scores, blocks) = (&*scores, d / WIDTH * WIDTH);
+    out[..G * d].fill(0.0);
+    let mut first = 0;
+    for Part { block, len, visible } in parts {
+        let values = &block[((heads.key_value + k) * len + visible.start) * d..][..visible.len() * d];
+        for at in (0..blocks).step_by(WIDTH) {
+            let mut sums = [[0.0_f32; WIDTH]; G];
+            for (g, sums) in sums.iter_mut().enumerate() {
+                sums.copy_from_slice(&out[g * d + at..][..WIDTH]);
+            }
+            for (i, values) in values.chunks_exact(d).enumerate() {
+                let values: &[f32] = &values[at..][..WIDTH];
+                for (g, sums) in sums.iter_mut().enumerate() {
+                    let p = scores[g * total + first + i];
+                    sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = M::mul_add(p, *value, *sum));
+                }
+            }
+            for (g, sums) in sums.iter().enumerate() {
+                out[g * d + at..][..WIDTH].copy_from_slice(sums);
+            }
+        }
+        for g in 0..G {
+            let rest = &mut out[g * d + blocks..(g + 1) * d];
+            for (p, values) in scores[g * total + first..].iter().zip(values.chunks_exact(d)) {
+                for (out, value) in rest.iter_mut().zip(&values[blocks..]) {
                     *out = M::mul_add(*p, *value, *out);
                 }
             }
         }
+        first += visible.len();
     }
+    G
 }

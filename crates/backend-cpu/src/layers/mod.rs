@@ -101,13 +101,13 @@ impl Layers {
         self.linear.rounds()
     }
 
-    /// Returns the bytes of a [`PackedWeight`] `[in, out]` of f32 values.
+    /// Returns the bytes of a [`PackedWeight`] `[in, out]` of f32 values, of which at least one is no bf16 value.
     pub fn packed_bytes(&self, [input, output]: [usize; 2]) -> usize {
         let words = self.linear.rhs_words(output, input);
         words.saturating_mul(if self.packs_halves(input, output) { size_of::<u16>() } else { size_of::<u32>() })
     }
 
-    /// Returns `true` if [`Layers::pack_weight`] stores the upper halves of words.
+    /// Returns `true` if [`Layers::pack_weight`] stores the upper halves of words, whatever the values are.
     fn packs_halves(&self, input: usize, output: usize) -> bool {
         self.linear.rounds() && self.linear.packs_f32() && Self::packs_narrow(input.saturating_mul(output))
     }

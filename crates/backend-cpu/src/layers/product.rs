@@ -3,7 +3,7 @@
 use super::scratch::Scratch;
 use crate::arch::panel::RHS_PANEL;
 use crate::arch::{MulAdd, simd_dispatch};
-use crate::gemm::{Cut, Gemm, KAxis, MatMut, Order, Packed, Rows};
+use crate::gemm::{Cut, FewPanels, Gemm, KAxis, MatMut, Order, Packed, Rows};
 use crate::host::Slice;
 use crate::threads::{count, slices::*};
 use std::ops::Range;
@@ -16,6 +16,10 @@ const FEW: usize = 120;
 const PANELS: usize = 8;
 /// The minimum columns per thread for a division by columns: two panels. Not tuned.
 const NARROW: usize = 64;
+/// The most tasks per thread of a product with few rows: a thread that starts late gets fewer of them.
+const TASKS: usize = 4;
+/// The least bytes of a weight for a task of a product with few rows; a smaller weight is multiplied on the caller's thread.
+const TASK_BYTES: usize = 64 << 10;
 /// The rhs panels that are widened before they are multiplied: 80 KiB of words.
 const NEAR: usize = 4;
 
@@ -90,13 +94,8 @@ impl Rhs for Operand<'_> {
     }
 }
 
-/// Returns the range of the packed piece `k` of K, for `n` columns.
-fn place(gemm: Gemm, n: usize, k: &Range<usize>) -> Range<usize> {
-    let start = gemm.rhs_words(n, k.start);
-    start..start + gemm.rhs_words(n, k.len())
-}
-
-/// A packed rhs.
+/// A packed rhs: panels of [`RHS_PANEL`] columns, one after the other, each with all pieces of K in order. A product with few rows reads the
+/// panels of a thread as one stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PackedRhs<'a> {
     pub(super) panels: Panels<'a>,
@@ -113,10 +112,14 @@ pub(super) enum Panels<'a> {
 
 /// Packs `rhs`, which must have bf16 values, into `halves`; as many as [`pack`] has words.
 pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
-    pack_panels(gemm, rhs, halves, |rows, stride, halves| {
-        let mut words = Scratch::words(halves.len());
+    let of_panel = gemm.rhs_stride(rhs.dims().1);
+    pack_panels(gemm, rhs, halves, |rows, piece, halves| {
+        let (start, stride) = (gemm.rhs_stride(piece.start), gemm.rhs_stride(piece.len()));
+        let mut words = Scratch::words(halves.len().div_ceil(of_panel.max(1)) * stride);
         gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride);
-        narrow(gemm.isa(), &words, halves);
+        for (halves, words) in halves.chunks_exact_mut(of_panel).zip(words.chunks_exact(stride)) {
+            narrow(gemm.isa(), words, &mut halves[start..start + stride]);
+        }
     });
 }
 
@@ -140,23 +143,28 @@ fn widen_body<M: MulAdd>(halves: &[u16], words: &mut [u32]) {
     words.iter_mut().zip(halves).for_each(|(word, half)| *word = u32::from(*half) << 16);
 }
 
-/// Packs `rhs` into `words`, of length `gemm.rhs_words(n, k)`, with contiguous pieces of K.
+/// Packs `rhs` into `words`, of length `gemm.rhs_words(n, k)`.
 pub(super) fn pack(gemm: Gemm, rhs: &impl Rhs, words: &mut [u32]) {
-    pack_panels(gemm, rhs, words, |rows, stride, words| gemm.pack_rhs(rows, rhs.along(), 0, words, stride));
+    let stride = gemm.rhs_stride(rhs.dims().1);
+    pack_panels(gemm, rhs, words, |rows, piece, words| {
+        gemm.pack_rhs(rows, rhs.along(), 0, &mut words[gemm.rhs_stride(piece.start)..], stride);
+    });
 }
 
-/// Calls `f` with rows of `rhs`, the stride of its panels, and their place in `out`, for every few panels.
-fn pack_panels<T: Send>(gemm: Gemm, rhs: &impl Rhs, out: &mut [T], f: impl Fn(Rows<'_>, usize, &mut [T]) + Sync) {
+/// Calls `f` with rows of `rhs`, their piece of K, and the place of their panels in `out`, for every few panels.
+fn pack_panels<T: Send>(
+    gemm: Gemm,
+    rhs: &impl Rhs,
+    out: &mut [T],
+    f: impl Fn(Rows<'_>, Range<usize>, &mut [T]) + Sync,
+) {
     let (n, k) = rhs.dims();
-    for piece in gemm.pieces(k) {
-        let stride = gemm.rhs_stride(piece.len());
-        let of_piece = &mut out[place(gemm, n, &piece)];
-        of_piece.par_chunks_mut(PANELS * stride).enumerate().for_each(|(i, out)| {
-            let first = i * PANELS * RHS_PANEL;
-            let columns = first..n.min(first + PANELS * RHS_PANEL);
-            rhs.with(columns, piece.clone(), |rows| f(rows, stride, out));
-        });
-    }
+    out.par_chunks_mut((PANELS * gemm.rhs_stride(k)).max(1)).enumerate().for_each(|(i, out)| {
+        let first = i * PANELS * RHS_PANEL;
+        for piece in gemm.pieces(k) {
+            rhs.with(first..n.min(first + PANELS * RHS_PANEL), piece.clone(), |rows| f(rows, piece, out));
+        }
+    });
 }
 
 /// Computes `out[m, n] (+)= lhs rhs` with a packed rhs, on the threads of the pool.
@@ -164,6 +172,9 @@ pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>,
     let (m, n) = (lhs.dims().0, rhs.columns);
     if m == 0 || n == 0 {
         return;
+    }
+    if m <= gemm.few_rows() && lhs.along == KAxis::Columns {
+        return multiply_few(gemm, lhs, rhs, out, add);
     }
     // Divide by rows; or by columns if threads would get few rows, so that each reads a part of the weight only.
     let (cut, end, size) = match m <= FEW * count() {
@@ -183,6 +194,35 @@ pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>,
     });
 }
 
+/// Computes [`multiply_packed`] for few rows.
+fn multiply_few(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>, out: &mut [f32], add: bool) {
+    let ((m, k), n) = (lhs.dims(), rhs.columns);
+    let mut left = Scratch::words(m * gemm.words(k));
+    gemm.pack_few(&lhs.cut(0..m, 0..k), &mut left);
+    let (left, stride) = (&left[..], gemm.rhs_stride(k));
+    let bytes = stride
+        * match rhs.panels {
+            Panels::Words(_) => size_of::<u32>(),
+            Panels::Halves(_) => size_of::<u16>(),
+        };
+    let panels = n.div_ceil(RHS_PANEL);
+    let tasks = (panels * bytes / TASK_BYTES).clamp(1, TASKS * count());
+    let size = panels.div_ceil(tasks) * RHS_PANEL;
+    let run = |i: usize, out: &mut MatMut<'_>| {
+        let first = i * size / RHS_PANEL * stride;
+        let rhs = match rhs.panels {
+            Panels::Words(words) => FewPanels::Words(&words[first..]),
+            Panels::Halves(halves) => FewPanels::Halves(&halves[first..]),
+        };
+        gemm.multiply_few(k, left, rhs, out, add);
+    };
+    let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Columns, size, 0..n.div_ceil(size)).enumerate().collect();
+    match &mut blocks[..] {
+        [(_, out)] => run(0, out),
+        blocks => blocks.par_chunks_mut(1).for_each(|blocks| blocks.iter_mut().for_each(|(i, out)| run(*i, out))),
+    }
+}
+
 /// Returns the largest block of at most `most` that divides `all` into about equally many blocks per thread.
 fn share(all: usize, most: usize) -> usize {
     let turns = all.div_ceil(count() * most);
@@ -200,26 +240,34 @@ fn multiply_block(
     add: bool,
 ) {
     let k = lhs.dims().1;
+    let of_panel = gemm.rhs_stride(k);
     let mut words = Scratch::words(gemm.lhs_words(rows.len(), k.min(gemm.depth())));
     for piece in gemm.pieces(k) {
         let stride = gemm.lhs_stride(piece.len());
         gemm.pack_lhs(lhs.cut(rows.clone(), piece.clone()), lhs.along, 0, &mut words, stride);
         let lhs = Packed { words: &words, stride };
-        let stride = gemm.rhs_stride(piece.len());
-        let first = place(gemm, rhs.columns, &piece).start + columns.start / RHS_PANEL * stride;
-        let of_piece = first..first + columns.len().div_ceil(RHS_PANEL) * stride;
+        let first = columns.start / RHS_PANEL * of_panel + gemm.rhs_stride(piece.start);
         let (k, add) = (piece.len(), add || piece.start > 0);
         match rhs.panels {
             Panels::Words(rhs) => {
-                gemm.multiply(k, lhs, Packed { words: &rhs[of_piece], stride }, out, add, Order::ByColumns);
+                let rhs = Packed { words: &rhs[first..], stride: of_panel };
+                gemm.multiply(k, lhs, rhs, out, add, Order::ByColumns);
+            }
+            Panels::Halves(rhs) if gemm.multiplies_halves() => {
+                gemm.multiply_halves(k, lhs, &rhs[first..], of_panel, out, add);
             }
             Panels::Halves(rhs) => {
                 // Widen a few panels at a time, which then are in the L2 cache.
+                let stride = gemm.rhs_stride(k);
                 let mut wide = Scratch::words(NEAR * stride);
-                for (i, halves) in rhs[of_piece].chunks(NEAR * stride).enumerate() {
-                    widen(gemm.isa(), halves, &mut wide);
-                    let first = i * NEAR * RHS_PANEL;
-                    let mut out = out.columns(first..columns.len().min(first + NEAR * RHS_PANEL));
+                for run in (0..columns.len()).step_by(NEAR * RHS_PANEL) {
+                    let run = run..columns.len().min(run + NEAR * RHS_PANEL);
+                    let panels = rhs[first + run.start / RHS_PANEL * of_panel..].chunks(of_panel);
+                    for (halves, wide) in panels.zip(wide.chunks_exact_mut(stride)).take(run.len().div_ceil(RHS_PANEL))
+                    {
+                        widen(gemm.isa(), &halves[..stride], wide);
+                    }
+                    let mut out = out.columns(run);
                     gemm.multiply(k, lhs, Packed { words: &wide, stride }, &mut out, add, Order::ByColumns);
                 }
             }
@@ -278,8 +326,8 @@ pub(super) fn multiply_here(gemm: Gemm, lhs: &Operand<'_>, rhs: &Operand<'_>, ou
     let (n, k) = rhs.dims();
     let mut words = Scratch::words(gemm.rhs_words(n, k));
     for piece in gemm.pieces(k) {
-        let to = place(gemm, n, &piece);
-        gemm.pack_rhs(rhs.cut(0..n, piece.clone()), rhs.along, 0, &mut words[to], gemm.rhs_stride(piece.len()));
+        let to = &mut words[gemm.rhs_stride(piece.start)..];
+        gemm.pack_rhs(rhs.cut(0..n, piece.clone()), rhs.along, 0, to, gemm.rhs_stride(k));
     }
     let rhs = PackedRhs { panels: Panels::Words(&words), columns: n };
     multiply_block(gemm, lhs, 0..lhs.dims().0, rhs, 0..n, out, add);

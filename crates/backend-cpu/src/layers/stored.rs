@@ -1,6 +1,6 @@
 //! Linear layers whose weight is used as model files store it, without a copy: products pack the parts that they use.
 
-use super::linear::{Add, PackedWeight, start};
+use super::linear::{Add, PackedWeight, are_bf16, start};
 use super::product::{Operand, Rhs, multiply};
 use super::quantized::Quantized;
 use super::{Layers, fits};
@@ -161,16 +161,27 @@ impl Layers {
         values.saturating_mul(size_of::<f32>()) > second_cache()
     }
 
-    /// Packs a stored weight for [`Layers::linear_packed`]; for example a head `[V, H]`, with H inputs. A large bf16
-    /// weight stays in bf16, which halves the memory traffic of every product; a small one is widened once.
+    /// Packs a stored weight for [`Layers::linear_packed`]; for example a head `[V, H]`, with H inputs. A large weight
+    /// of bf16 values, in bf16 or f32, is packed in bf16, which halves the memory traffic of every product; a small one
+    /// is widened once.
     pub fn pack_stored(&self, weight: &StoredWeight<'_>) -> PackedWeight {
-        self.pack_stored_as(weight, weight.packs_narrow() && self.linear.packs_f32())
+        let is_exact = |(_, part): &(usize, Part<'_>)| {
+            // Matched by value, so that the compiler knows that there is no device variant.
+            let part = *part;
+            match part {
+                Part::Values(Slice::F32(values)) => are_bf16(self.gemm.isa(), values),
+                Part::Values(Slice::Bf16(_)) => true,
+                Part::Quantized(..) => false,
+            }
+        };
+        self.packed(&self.stacked(weight, KAxis::Columns), weight.dims(), || weight.parts.iter().all(is_exact))
     }
 
-    /// Like [`Layers::pack_stored`], with a choice between bf16, for bf16 values, and widening.
+    /// Like [`Layers::pack_stored`], with a choice between bf16, for bf16 values, and words.
+    #[cfg(test)]
     pub(super) fn pack_stored_as(&self, weight: &StoredWeight<'_>, is_narrow: bool) -> PackedWeight {
         let rhs = self.stacked(weight, KAxis::Columns);
-        if is_narrow { self.packed_halves(&rhs, weight.dims()) } else { self.packed(&rhs, weight.dims()) }
+        if is_narrow { self.packed_halves(&rhs, weight.dims()) } else { self.packed_words(&rhs, weight.dims()) }
     }
 
     /// Like [`Layers::linear`] of x `[N, in]`, with `n` = N and a stored weight.

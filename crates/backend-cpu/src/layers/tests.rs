@@ -1,8 +1,11 @@
 //! Compares every operation with its formula in f64, and every gradient with central differences of that formula, for
 //! every instruction set of this machine.
 
+use super::linear::are_bf16;
+use super::product::Operand;
 use super::*;
 use crate::arch::IsaToken;
+use crate::gemm::KAxis;
 use approx::assert_relative_eq;
 
 pub(super) fn noise(n: usize, seed: u64) -> Vec<f32> {
@@ -155,6 +158,59 @@ fn bf16_weights_take_half_the_memory_beyond_the_cache() {
 }
 
 #[test]
+fn large_f32_weights_of_bf16_values_take_half_the_memory_and_give_the_same_bits() {
+    // More than an L2 cache of at most 4 MiB, in several tasks of the check.
+    let (input, output) = (700, 1600);
+    let exact: Vec<f32> =
+        noise(input * output, 5).into_iter().map(|value| half::bf16::from_f32(value).to_f32()).collect();
+    let mut almost = exact.clone();
+    // One bit of the last value.
+    almost[input * output - 1] = f32::from_bits(almost[input * output - 1].to_bits() | 1);
+    let turned = |w: &[f32]| (0..input * output).map(|at| w[at % input * output + at / input]).collect::<Vec<f32>>();
+    for layers in all_layers() {
+        for (weight, is_exact) in [(&exact, true), (&almost, false)] {
+            let turned = turned(weight);
+            let stored =
+                StoredWeight::new(&[turned[..600 * input].into(), turned[600 * input..].into()], input).unwrap();
+            let forms = [
+                layers.pack_weight(weight, [input, output]).unwrap(),
+                layers.pack_transposed(&turned, [output, input]).unwrap(),
+                layers.pack_stored(&stored),
+            ];
+            let words = layers.packed_words(&Operand::new(weight, output, KAxis::Rows), [input, output]);
+            assert_eq!(words.bytes(), layers.packed_bytes([input, output]));
+            for packed in &forms {
+                assert_eq!(packed.bytes(), if is_exact { words.bytes() / 2 } else { words.bytes() }, "{layers:?}");
+                for n in [1, 2, 3, 4, 5, 13, 40] {
+                    let x = noise(n * input, 6);
+                    let expected = layers.linear_packed(&x, &words, Add::Nothing, n).unwrap();
+                    assert_eq!(layers.linear_packed(&x, packed, Add::Nothing, n).unwrap(), expected, "{layers:?}");
+                }
+            }
+        }
+        // A small weight stays in words.
+        let small = layers.pack_weight(&exact[..64 * 32], [64, 32]).unwrap();
+        assert_eq!(small.bytes(), layers.packed_bytes([64, 32]));
+    }
+}
+
+#[test]
+fn values_with_lower_bits_are_no_bf16_values() {
+    let isas = || IsaToken::available();
+    let zeros = vec![-0.0_f32; (1 << 18) + 5000];
+    for isa in isas() {
+        assert!(are_bf16(isa, &[]) && are_bf16(isa, &[f32::NAN, f32::INFINITY, -1.5]) && are_bf16(isa, &zeros));
+    }
+    for at in [0, 4095, 4096, (1 << 18) - 1, 1 << 18, zeros.len() - 1] {
+        for bits in [1, 0x8000] {
+            let mut values = zeros.clone();
+            values[at] = f32::from_bits(bits);
+            assert!(isas().all(|isa| !are_bf16(isa, &values)), "{at} {bits}");
+        }
+    }
+}
+
+#[test]
 fn stored_weights_give_the_same_bits() {
     // Matrices that end at, before and after the edges of panels and pieces.
     for (seed, (n, input, outputs)) in [
@@ -278,6 +334,31 @@ fn rows_of_a_product_do_not_depend_on_other_rows() {
         for row in [0, 11, 12, 60] {
             let one = layers.linear(&x[row * i..(row + 1) * i], &w, Add::Nothing, [1, i, o]).unwrap();
             assert_eq!(one, all[row * o..(row + 1) * o]);
+        }
+    }
+}
+
+#[test]
+fn few_rows_have_the_bits_of_many_rows() {
+    // Odd and even K in one and several pieces, a partial panel, and a weight that is divided among tasks.
+    for (i, o) in [(1, 1), (33, 40), (300, 45), (515, 96), (1030, 577)] {
+        let (x, residual) = (noise(13 * i, 1), noise(13 * o, 2));
+        let w: Vec<f32> = noise(i * o, 3).into_iter().map(|value| half::bf16::from_f32(value).to_f32()).collect();
+        for layers in all_layers().chain(all_bf16_layers()) {
+            let rhs = Operand::new(&w, o, KAxis::Rows);
+            let mut forms = vec![layers.packed_words(&rhs, [i, o])];
+            if layers.linear.packs_f32() {
+                forms.push(layers.packed_halves(&rhs, [i, o]));
+            }
+            let all = layers.linear_packed(&x, &forms[0], Add::Residual(&residual), 13).unwrap();
+            let plain = layers.linear_packed(&x, &forms[0], Add::Nothing, 13).unwrap();
+            for (packed, n) in forms.iter().flat_map(|packed| [1, 2, 3, 4, 5].map(|n| (packed, n))) {
+                let add = Add::Residual(&residual[..n * o]);
+                let found = layers.linear_packed(&x[..n * i], packed, add, n).unwrap();
+                assert_eq!(found, all[..n * o], "{n} x {i} x {o}: {layers:?}");
+                let found = layers.linear_packed(&x[..n * i], packed, Add::Nothing, n).unwrap();
+                assert_eq!(found, plain[..n * o], "{n} x {i} x {o}: {layers:?}");
+            }
         }
     }
 }
@@ -504,6 +585,35 @@ fn a_nan_key_affects_only_queries_that_attend_to_it() {
         let values = layers.attention(&qkv, HEADS, Scores::default(), &spans).unwrap().values;
         let seen: Vec<bool> = values.chunks_exact(24).map(|row| row.iter().any(|x| x.is_nan())).collect();
         assert_eq!(seen, [false, false, false, true, true, true, false, false, false]);
+    }
+}
+
+#[test]
+fn attention_with_a_long_cache_matches_attention_over_all_rows() {
+    // Positions and widths beyond the sums that are in registers, groups of 4, 2 and 1 of 7 query heads, and several tasks.
+    const HEADS: Heads = Heads { query: 14, key_value: 2, width: 40 };
+    const PROMPT: usize = 150;
+    let (row, width, tokens) = (HEADS.row(), HEADS.query * HEADS.width, 3);
+    let own = |sample: usize| PROMPT + sample * tokens..PROMPT + (sample + 1) * tokens;
+    let spans = spans(&[(0..PROMPT, 0..0), (own(0), 0..PROMPT), (own(1), 0..PROMPT), (own(2), 0..PROMPT)]);
+    let qkv = noise(own(2).end * row, 1);
+    for (layers, window) in all_layers().flat_map(|layers| [None, Some(45)].map(|window| (layers, window))) {
+        let scores = Scores { window, ..Scores::default() };
+        let expected = layers.attention(&qkv, HEADS, scores, &spans).unwrap();
+        let mut cache = KvCache::new(&[(HEADS, scores)], &[PROMPT], 3, tokens);
+        cache.fill_prompts(0, &qkv[..PROMPT * row], &spans[..1]).unwrap();
+        for token in 0..tokens {
+            let places = [0, 1, 2].map(|sample| own(sample).start + token);
+            let rows: Vec<f32> = places.iter().flat_map(|at| &qkv[at * row..(at + 1) * row]).copied().collect();
+            let found = layers.attention_cached(&rows, &mut cache, 0, &[0, 1, 2], 0).unwrap();
+            cache.advance(&[0, 1, 2]);
+            for (sample, at) in places.into_iter().enumerate() {
+                let values = &expected.values[at * width..(at + 1) * width];
+                assert_close(&found.values[sample * width..(sample + 1) * width], &wide(values), 1e-6);
+                let lse = &expected.lse[at * HEADS.query..(at + 1) * HEADS.query];
+                assert_close(&found.lse[sample * HEADS.query..(sample + 1) * HEADS.query], &wide(lse), 1e-6);
+            }
+        }
     }
 }
 

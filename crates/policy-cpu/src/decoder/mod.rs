@@ -30,14 +30,14 @@ pub(crate) use inference::cap;
 pub use inference::{Cache, Inference};
 pub use layers::{Attention, Block, DenseMlp, Linear, Mixer, Mlp, RmsNorm};
 pub use lora::LowRank;
-pub(crate) use model::EMBED_TOKENS;
 pub use model::Decoder;
+pub(crate) use model::EMBED_TOKENS;
 pub use weight::{Stored, Weight};
 
+pub(crate) use embedded::{EmbeddedRows, RowGradients};
 pub(crate) use hugging_face::{Part, Tensors, export_parts, parts, trained_tensors};
 pub(crate) use params::{
     Which, export_parameters, for_each_parameter, replace_parameters, to_host, trained_values, update_parameters,
     visit_parameters,
 };
-pub(crate) use embedded::{EmbeddedRows, RowGradients};
 pub(crate) use routers::Routers;

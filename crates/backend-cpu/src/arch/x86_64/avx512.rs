@@ -17,14 +17,14 @@ pub(crate) const SPIN_BF16_FLOPS: usize = ACCUMULATORS * 16 * 2 * 2;
 
 /// Defines an AVX-512 kernel with the given multiplication of words. Kernels compute the first `MADE` rows.
 macro_rules! avx512_kernel {
-    ($name:ident, $features:literal, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
+    ($name:ident, $features:literal, $element:ty, |$from:ident| $load:expr, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
         /// # Safety
         /// As [`crate::arch::microkernel::multiply`].
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn $name<const MADE: usize>(
             words: usize,
             mut a: *const u32,
-            mut b: *const u32,
+            mut b: *const $element,
             mut ahead: Ahead,
             c: *mut f32,
             stride: usize,
@@ -41,7 +41,7 @@ macro_rules! avx512_kernel {
                 for _ in 0..words {
                     _mm_prefetch::<_MM_HINT_T0>(ahead.from.cast());
                     ahead.from = ahead.from.wrapping_add(ahead.step);
-                    let columns = [_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(16).cast())];
+                    let columns = [b, b.add(16)].map(|$from| $load);
                     for (i, sums) in sums.iter_mut().enumerate() {
                         let $a = _mm512_set1_epi32(a.add(i).cast::<i32>().read());
                         for ($sum, $b) in sums.iter_mut().zip(columns) {
@@ -64,16 +64,102 @@ macro_rules! avx512_kernel {
     };
 }
 
-avx512_kernel!(multiply_f32, "avx512f", |sum, a, b| _mm512_fmadd_ps(
-    _mm512_castsi512_ps(a),
-    _mm512_castsi512_ps(b),
-    *sum
-));
-avx512_kernel!(multiply_bf16, "avx512f,avx512bf16", |sum, a, b| _mm512_dpbf16_ps(
-    *sum,
-    std::mem::transmute::<__m512i, __m512bh>(a),
-    std::mem::transmute::<__m512i, __m512bh>(b)
-));
+avx512_kernel!(multiply_f32, "avx512f", u32, |from| _mm512_loadu_si512(from.cast()), |sum, a, b| {
+    _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), *sum)
+});
+avx512_kernel!(
+    multiply_halves,
+    "avx512f",
+    u16,
+    |from| _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))),
+    |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), *sum)
+);
+avx512_kernel!(multiply_bf16, "avx512f,avx512bf16", u32, |from| _mm512_loadu_si512(from.cast()), |sum, a, b| {
+    _mm512_dpbf16_ps(*sum, std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b))
+});
+
+/// The bytes between a panel row that a kernel of few rows loads and the one that it prefetches. It hides the latency of memory at the share
+/// of its bandwidth that one core gets.
+const DISTANCE: usize = 4096;
+
+/// Defines an AVX-512 kernel for few rows: `MADE` rows `a: [words, MADE]` times a panel `b: [words, 32]`.
+macro_rules! few_rows_kernel {
+    ($name:ident, $features:literal, $element:ty, |$from:ident| $load:expr, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
+        /// # Safety
+        /// As [`crate::arch::microkernel::multiply_few`].
+        #[target_feature(enable = $features)]
+        #[allow(clippy::too_many_arguments)]
+        pub(crate) unsafe fn $name<const MADE: usize>(
+            mut words: usize,
+            piece: usize,
+            mut a: *const u32,
+            mut b: *const $element,
+            c: *mut f32,
+            columns: usize,
+            stride: usize,
+            mut add: bool,
+        ) {
+            const LINE: usize = 64 / size_of::<$element>();
+            let masks = [0, 16].map(|first| ((1_u32 << columns.saturating_sub(first).min(16)) - 1) as __mmask16);
+            // SAFETY: the caller guarantees [words, MADE], [words, 32] and `columns` elements of the rows of c; prefetches may have any
+            // address.
+            unsafe {
+                let mut totals = [[_mm512_setzero_ps(); 2]; MADE];
+                if add {
+                    for (i, totals) in totals.iter_mut().enumerate() {
+                        for (j, total) in totals.iter_mut().enumerate() {
+                            *total = _mm512_maskz_loadu_ps(masks[j], c.wrapping_add(i * stride + 16 * j));
+                        }
+                    }
+                }
+                while words > 0 {
+                    let count = piece.min(words);
+                    words -= count;
+                    let mut sums = [[_mm512_setzero_ps(); 2]; MADE];
+                    for _ in 0..count {
+                        let next = b.wrapping_byte_add(DISTANCE);
+                        for line in (0..32).step_by(LINE) {
+                            _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast());
+                        }
+                        let columns = [b, b.add(16)].map(|$from| $load);
+                        for (i, sums) in sums.iter_mut().enumerate() {
+                            let $a = _mm512_set1_epi32(a.add(i).cast::<i32>().read());
+                            for ($sum, $b) in sums.iter_mut().zip(columns) {
+                                *$sum = $step;
+                            }
+                        }
+                        (a, b) = (a.add(MADE), b.add(32));
+                    }
+                    for (totals, sums) in totals.iter_mut().zip(sums) {
+                        for (total, sum) in totals.iter_mut().zip(sums) {
+                            *total = if add { _mm512_add_ps(*total, sum) } else { sum };
+                        }
+                    }
+                    add = true;
+                }
+                for (i, totals) in totals.into_iter().enumerate() {
+                    for (j, total) in totals.into_iter().enumerate() {
+                        _mm512_mask_storeu_ps(c.wrapping_add(i * stride + 16 * j), masks[j], total);
+                    }
+                }
+            }
+        }
+    };
+}
+
+few_rows_kernel!(multiply_few_f32, "avx512f", u32, |from| _mm512_loadu_si512(from.cast()), |sum, a, b| {
+    _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), *sum)
+});
+few_rows_kernel!(
+    multiply_few_halves,
+    "avx512f",
+    u16,
+    |from| _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))),
+    |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), *sum)
+);
+few_rows_kernel!(multiply_few_bf16, "avx512f,avx512bf16", u32, |from| _mm512_loadu_si512(from.cast()), |sum, a, b| {
+    _mm512_dpbf16_ps(*sum, std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b))
+});
 
 /// Transposes a block of words in registers.
 #[target_feature(enable = "avx512f")]

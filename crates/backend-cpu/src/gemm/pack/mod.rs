@@ -64,6 +64,29 @@ by_element_and_isa! {
     fn tiles[W: Word][W] = tiles_body
 }
 
+by_element_and_isa! {
+    /// Packs the rows of `source: [m, k]`, with K along its columns, as words `[K', m]`; `stride` is m.
+    fn interleaved[W: Word][W] = interleaved_body
+}
+
+#[inline(always)]
+fn interleaved_body<E: Packable, const FAST: bool, W: Word>(
+    data: &[E],
+    source: &Rows<'_>,
+    _: KAxis,
+    _: usize,
+    out: &mut [u32],
+    stride: usize,
+) {
+    for i in 0..source.rows() {
+        let row = &data[source.place(i)];
+        for (block, to) in out.chunks_mut(SIDE * stride.max(1)).enumerate() {
+            let words = words_of_row::<E, W>(row, block * SIDE);
+            to.iter_mut().skip(i).step_by(stride).zip(words).for_each(|(to, word)| *to = word);
+        }
+    }
+}
+
 #[inline(always)]
 fn panels_body<E: Packable, const FAST: bool, W: Word, const P: usize>(
     data: &[E],

@@ -30,8 +30,7 @@ fn assert_shared_gradients(config: &ModelConfig) {
     let decoder = decoder(config);
     let of = |prompt: &[u32], completion: &[u32]| Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() };
     let sequences = [of(&LONG, &[3, 8, 2]), of(&[1, 20, 21, 6], &[9, 2]), of(&LONG, &[40, 41, 42, 2])];
-    let backward =
-        |hidden: Tensor<2>| hidden.matmul(decoder.lm_head().unwrap().transpose()).tanh().sum().backward();
+    let backward = |hidden: Tensor<2>| hidden.matmul(decoder.lm_head().unwrap().transpose()).tanh().sum().backward();
     let mut together = GradientSum::new();
     let (batch, rows) = PackedBatch::of_completions(&sequences, &[]).unwrap();
     let (hidden, embedded) = decoder.forward_rows(&batch, &rows, &mut Routers::default()).unwrap();
