@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -73,10 +74,12 @@ def make(out, names):
             path.write_text(json.dumps(generate.wrapper_json(json.loads(path.read_text()), layout)))
 
 
-def start():
+def start(cache):
     """Imports vLLM with settings for many small engines in one process; returns the module, and a list of errors of model classes."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
                    "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0)))}
+    # The user's cache may have entries from an interpreter with other packages, with which other errors occur.
+    os.environ["VLLM_CACHE_ROOT"] = cache
     import vllm
     from vllm.model_executor.models import registry
 
@@ -110,8 +113,8 @@ def scores(vllm, job, ids):
     return rows
 
 
-def logits(jobs):
-    vllm, causes = start()
+def logits(jobs, cache):
+    vllm, causes = start(cache)
     import torch
     from safetensors.torch import save_file
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
@@ -139,4 +142,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]), sys.argv[3:])
     else:
-        logits(json.loads(sys.argv[2]))
+        with tempfile.TemporaryDirectory() as cache:
+            logits(json.loads(sys.argv[2]), cache)
