@@ -100,7 +100,7 @@ impl FolderWriter {
     ///
     /// `source` is the folder that the model was loaded from. Its `config.json` is copied with only the dtype changed, if it differs (and
     /// `tie_word_embeddings`, if the head was untied); the files of tokenizer, chat template, image processor, generation and licence, and
-    /// tensors of a [`super::Wrapper`] that are not the text decoder's, are copied byte for byte. Without `source`, `config.json` is that of the family with the features of `config`, in the layout of transformers 4, which 5
+    /// tensors that are not the text decoder's ([`super::Wrapper`], `mtp.*` of Qwen3.5), are copied byte for byte. Without `source`, `config.json` is that of the family with the features of `config`, in the layout of transformers 4, which 5
     /// can read, too.
     ///
     /// # Errors
@@ -129,8 +129,9 @@ impl FolderWriter {
         if let Some(card) = card {
             put("README.md", &card.render())?;
         }
-        // The files of a wrapper have more tensors, and the decoder's under other names.
-        let wrapped = source.filter(|source| source.wrapper().is_some()).map(ModelFolder::weights).transpose()?;
+        // The files of a wrapper have more tensors, and the decoder's under other names; those of some families have more tensors.
+        let has_more = |source: &&ModelFolder| source.wrapper().is_some() || source.family().carried_prefix().is_some();
+        let wrapped = source.filter(has_more).map(ModelFolder::weights).transpose()?;
         let names = wrapped.as_ref().and_then(Weights::text_names);
         let mut tensors: Vec<FileTensor> =
             config.parameters().into_iter().map(|parameter| FileTensor::of(parameter, dtype)).collect();

@@ -37,7 +37,7 @@ pub struct Weights {
     shards: Vec<Shard>,
     /// The place of each tensor.
     tensors: BTreeMap<String, Place>,
-    /// The tensors of a wrapper that are not the text decoder's.
+    /// The tensors that are not the text decoder's: of a wrapper, or of further layers of a family.
     carried: BTreeMap<String, Place>,
     /// The names of the text decoder's tensors in the files of a wrapper.
     names: Option<TextNames>,
@@ -127,6 +127,25 @@ impl Weights {
             }
         }
         self.names = Some(names);
+        Ok(self)
+    }
+
+    /// Only carries along the tensors whose names start with `prefix`.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for a tensor of experts, which cannot be copied.
+    pub(crate) fn carrying(mut self, prefix: Option<&str>) -> Result<Self> {
+        let Some(prefix) = prefix else { return Ok(self) };
+        for (name, place) in std::mem::take(&mut self.tensors) {
+            match &place.source {
+                _ if !name.starts_with(prefix) => drop(self.tensors.insert(name, place)),
+                Source::Tensor(_) => drop(self.carried.insert(name, place)),
+                _ => {
+                    let reason = format!("`{name}` is an expert outside of the text decoder, which cannot be copied");
+                    return Err(Error::weights(&self.path, reason));
+                }
+            }
+        }
         Ok(self)
     }
 

@@ -4,7 +4,8 @@ use crate::support::{Folder, qwen2, says, whole_text, with};
 use models::{
     Dtype, ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelConfig, ModelFolder, RopeScaling,
 };
-use safetensors::Dtype as FileDtype;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype as FileDtype, SafeTensors};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -180,4 +181,28 @@ fn a_failed_export_leaves_no_folder() {
         (names(&target), names(place.path())),
         (vec!["config.json".into(), "model.safetensors".into()], vec!["model".into()])
     );
+}
+
+/// Published folders of Qwen3.5 have a layer that predicts further tokens, which its class of transformers ignores.
+#[test]
+fn a_layer_of_further_predictions_is_carried_along() {
+    let checkpoint = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/checkpoints/qwen3_5"));
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(checkpoint.join("config.json"), folder.path().join("config.json")).unwrap();
+    let bytes = std::fs::read(checkpoint.join("model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&bytes).unwrap();
+    let (values, name) = ([1, 2, 3, 4, 5, 6, 7, 8], "mtp.fc.weight");
+    let further = TensorView::new(FileDtype::F32, vec![1, 2], &values).unwrap();
+    let tensors = stored.tensors().into_iter().chain([(name.to_owned(), further)]);
+    safetensors::serialize_to_file(tensors, None, &folder.path().join("model.safetensors")).unwrap();
+
+    let source = ModelFolder::open(folder.path()).unwrap();
+    source.weights().unwrap().check(source.config()).unwrap();
+    let target = folder.path().join("exported");
+    let writer = FolderWriter::create(&target, source.config(), Some(&source), options(Dtype::F32)).unwrap();
+    write_all(writer, &source).unwrap();
+    let exported = std::fs::read(target.join("model.safetensors")).unwrap();
+    let exported = SafeTensors::deserialize(&exported).unwrap();
+    assert_eq!(exported.tensor(name).unwrap().data(), values);
+    assert_eq!(exported.len(), stored.len() + 1);
 }

@@ -198,6 +198,14 @@ impl Family {
         self.table().model_type
     }
 
+    /// Returns the prefix of tensors in the family's files that its class ignores, and that exports carry along: layers that predict further tokens.
+    pub(crate) fn carried_prefix(self) -> Option<&'static str> {
+        match self {
+            Self::Qwen3_5 => Some("mtp."),
+            _ => None,
+        }
+    }
+
     /// Returns the only entry of `architectures` in `config.json`.
     pub fn architecture(self) -> &'static str {
         self.table().architecture
