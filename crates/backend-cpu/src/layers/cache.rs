@@ -13,8 +13,6 @@ use std::ops::Range;
 
 /// The least multiply-adds of a task of attention, a few microseconds.
 const GROUP_PRODUCTS: usize = 1 << 17;
-/// The positions, or columns of values, whose sums are in registers at a time.
-const WIDTH: usize = 32;
 
 /// The keys and values of prompts, and of their completions during sampling.
 ///
@@ -300,98 +298,33 @@ fn mix_body<M: MulAdd>(
     out: &mut [f32],
     lse: &mut [f32],
 ) {
-    let (d, r) = (heads.width, lse.len());
-    let total: usize = parts.iter().map(|part| part.visible.len()).sum();
-    scores.resize(r * total, 0.0);
-    // Every key and value is loaded once for up to four query heads.
-    let mut a = 0;
-    while a < r {
-        let (queries, scores, out) = (&queries[a * d..], &mut scores[a * total..], &mut out[a * d..]);
-        let lse = &mut lse[a..];
-        a += match r - a {
-            4.. => mix_heads::<M, 4>(heads, k, queries, scale, parts, total, scores, out, lse),
-            2..4 => mix_heads::<M, 2>(heads, k, queries, scale, parts, total, scores, out, lse),
-            _ => mix_heads::<M, 1>(heads, k, queries, scale, parts, total, scores, out, lse),
-        };
-    }
-}
-
-/// Computes [`mix`] for the first `G` query heads, and returns `G`. Sums run over D and over positions in order, for any `G`.
-#[allow(clippy::too_many_arguments)]
-#[inline(always)]
-fn mix_heads<M: MulAdd, const G: usize>(
-    heads: Heads,
-    k: usize,
-    queries: &[f32],
-    scale: f32,
-    parts: &[Part<'_>; 3],
-    total: usize,
-    scores: &mut [f32],
-    out: &mut [f32],
-    lse: &mut [f32],
-) -> usize {
     let d = heads.width;
-    let mut first = 0;
-    for Part { block, len, visible } in parts {
-        let keys = &block[k * d * len..(k + 1) * d * len];
-        let blocks = visible.len() / WIDTH * WIDTH;
-        for at in (0..blocks).step_by(WIDTH) {
-            let mut sums = [[0.0_f32; WIDTH]; G];
-            for j in 0..d {
-                let keys: &[f32] = &keys[j * len + visible.start + at..][..WIDTH];
-                for (g, sums) in sums.iter_mut().enumerate() {
-                    let q = queries[g * d + j];
-                    sums.iter_mut().zip(keys).for_each(|(sum, key)| *sum = M::mul_add(q, *key, *sum));
-                }
-            }
-            for (g, sums) in sums.iter().enumerate() {
-                scores[g * total + first + at..][..WIDTH].copy_from_slice(sums);
-            }
-        }
-        for g in 0..G {
-            let rest = &mut scores[g * total + first + blocks..g * total + first + visible.len()];
-            rest.fill(0.0);
-            for (q, keys) in queries[g * d..(g + 1) * d].iter().zip(keys.chunks_exact((*len).max(1))) {
-                for (score, key) in rest.iter_mut().zip(&keys[visible.start + blocks..]) {
+    scores.resize(parts.iter().map(|part| part.visible.len()).sum(), 0.0);
+    for ((query, out), lse) in queries.chunks_exact(d).zip(out.chunks_exact_mut(d)).zip(lse) {
+        let mut rest = &mut scores[..];
+        for part in parts {
+            let of_part;
+            (of_part, rest) = rest.split_at_mut(part.visible.len());
+            of_part.fill(0.0);
+            // Whole rows of keys: blocks of positions would read addresses a power of two apart, which share a set of the L1 cache.
+            for (q, keys) in query.iter().zip(part.block[k * d * part.len..].chunks_exact(part.len.max(1))) {
+                for (score, key) in of_part.iter_mut().zip(&keys[part.visible.start..]) {
                     *score = M::mul_add(*q, *key, *score);
                 }
             }
         }
-        first += visible.len();
-    }
-    for g in 0..G {
-        lse[g] = softmax_row::<M>(&mut scores[g * total..(g + 1) * total], scale);
-    }
-    let (scores, blocks) = (&*scores, d / WIDTH * WIDTH);
-    out[..G * d].fill(0.0);
-    let mut first = 0;
-    for Part { block, len, visible } in parts {
-        let values = &block[((heads.key_value + k) * len + visible.start) * d..][..visible.len() * d];
-        for at in (0..blocks).step_by(WIDTH) {
-            let mut sums = [[0.0_f32; WIDTH]; G];
-            for (g, sums) in sums.iter_mut().enumerate() {
-                sums.copy_from_slice(&out[g * d + at..][..WIDTH]);
-            }
-            for (i, values) in values.chunks_exact(d).enumerate() {
-                let values: &[f32] = &values[at..][..WIDTH];
-                for (g, sums) in sums.iter_mut().enumerate() {
-                    let p = scores[g * total + first + i];
-                    sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = M::mul_add(p, *value, *sum));
-                }
-            }
-            for (g, sums) in sums.iter().enumerate() {
-                out[g * d + at..][..WIDTH].copy_from_slice(sums);
-            }
-        }
-        for g in 0..G {
-            let rest = &mut out[g * d + blocks..(g + 1) * d];
-            for (p, values) in scores[g * total + first..].iter().zip(values.chunks_exact(d)) {
-                for (out, value) in rest.iter_mut().zip(&values[blocks..]) {
+        *lse = softmax_row::<M>(scores, scale);
+        out.fill(0.0);
+        let mut rest = &scores[..];
+        for part in parts {
+            let of_part;
+            (of_part, rest) = rest.split_at(part.visible.len());
+            let values = &part.block[((heads.key_value + k) * part.len + part.visible.start) * d..];
+            for (p, values) in of_part.iter().zip(values.chunks_exact(d)) {
+                for (out, value) in out.iter_mut().zip(values) {
                     *out = M::mul_add(*p, *value, *out);
                 }
             }
         }
-        first += visible.len();
     }
-    G
 }
