@@ -38,7 +38,12 @@ fn gradients_with_one_group_of_layers_match_torch_and_the_cpu_policy() {
 #[test]
 fn gradients_with_every_save_policy_match_torch_and_the_cpu_policy() {
     let mut saves = [Save::Carry, Save::Every(2), Save::Products, Save::Everything].into_iter().cycle();
-    assert_gradients(|_| PjrtPolicyOptions { save: saves.next().unwrap(), ..Default::default() });
+    assert_gradients(|config| {
+        // Groups of two iterations need an even number of them.
+        let periods = config.num_hidden_layers / config.layers.len().max(1);
+        let save = saves.find(|save| !matches!(save, Save::Every(2)) || periods % 2 == 0).unwrap();
+        PjrtPolicyOptions { save, ..Default::default() }
+    });
 }
 
 fn all() -> impl Iterator<Item = &'static str> {
