@@ -121,8 +121,8 @@ pub(crate) fn multiplies_few(isa: IsaToken) -> bool {
 }
 
 /// Computes `c[rows, columns] (+)= a b` for at most [`FEW_ROWS`] rows `a: [words, rows]` and a panel `b: [words, 32]`; rows of c are `stride`
-/// apart. Every `piece` words are one chain of multiply-adds, so that the bits are those of [`multiply`] for each piece. The panel is read from
-/// memory once, in order, and prefetched at a constant distance.
+/// apart. Multiply-adds form one chain per `piece` words, and chains are added in order, as by a call of [`multiply`] per piece: the bits are
+/// equal. The panel is read from memory once, in order, and prefetched at a constant distance.
 ///
 /// # Safety
 /// - [`multiplies_few`] returned `true`, and for pairs the instruction set has products of bf16 pairs.

@@ -23,15 +23,17 @@
 //! length of pieces, which the L1 cache determines, but not on the shape of the product or the position in it.
 #![allow(unsafe_code)]
 
+mod few;
 mod mat_mut;
 mod pack;
 
 pub(crate) use crate::arch::panel::RHS_PANEL;
+pub(crate) use few::Panels;
 pub(crate) use mat_mut::{Cut, MatMut};
 pub(crate) use pack::{KAxis, Rows};
 
 use crate::arch::caches::{first_cache, second_cache};
-use crate::arch::microkernel::{Ahead, FewPanel};
+use crate::arch::microkernel::Ahead;
 use crate::arch::panel::LHS_PANEL;
 #[cfg(test)]
 use crate::arch::tiles::Tiles;
@@ -103,14 +105,6 @@ pub(crate) struct Product<'a> {
     pub(crate) k: usize,
     pub(crate) lhs: Packed<'a>,
     pub(crate) rhs: Packed<'a>,
-}
-
-/// Panels of a rhs for [`Gemm::multiply_few`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FewPanels<'a> {
-    Words(&'a [u32]),
-    /// The upper halves of f32 words; not for kernels of bf16 pairs.
-    Halves(&'a [u16]),
 }
 
 /// The order in which blocks of the output are computed.
@@ -279,104 +273,6 @@ impl Gemm {
         });
     }
 
-    /// Returns `true` if [`Self::multiply_halves`] has a kernel.
-    pub(crate) fn multiplies_halves(self) -> bool {
-        self.packs_f32() && microkernel::multiplies_few(self.isa)
-    }
-
-    /// Like [`Self::multiply`] column by column, with a rhs of the upper halves of words, whose panels start `stride` halves apart.
-    ///
-    /// # Panics
-    /// As [`Self::multiply`], and without a kernel.
-    pub(crate) fn multiply_halves(
-        self,
-        k: usize,
-        lhs: Packed<'_>,
-        rhs: &[u16],
-        stride: usize,
-        out: &mut MatMut<'_>,
-        add: bool,
-    ) {
-        /// The u32 of a row of a panel of halves.
-        const ROW: usize = RHS_PANEL / 2;
-        let _clock = Clock::start(Work::Products);
-        let (m, n, words) = (out.rows(), out.cols(), self.words(k));
-        let (lhs_panels, rhs_panels) = (m.div_ceil(LHS_PANEL), n.div_ceil(RHS_PANEL));
-        let ends = |panels: usize, stride: usize, width: usize| panels.max(1) * stride - stride + width * words;
-        assert!(self.multiplies_halves() && words <= self.most);
-        assert!(
-            ends(lhs_panels, lhs.stride, LHS_PANEL) <= lhs.words.len()
-                && ends(rhs_panels, stride, RHS_PANEL) <= rhs.len()
-        );
-        let mut edge = Edge([0.0; amx::LHS_PANEL * RHS_PANEL]);
-        let edge = &mut edge.0;
-        let step = ROW.div_ceil(lhs_panels.max(1));
-        for (j, i) in (0..rhs_panels).flat_map(|j| (0..lhs_panels).map(move |i| (j, i))) {
-            let (a, b) = (lhs.words[i * lhs.stride..].as_ptr(), rhs[j * stride..].as_ptr());
-            let next = rhs.as_ptr().wrapping_add((j + 1) * stride).cast::<u32>();
-            let ahead = Ahead { from: next.wrapping_add(i * step * words), step };
-            let (i, j) = (i * LHS_PANEL, j * RHS_PANEL);
-            let (rows, cols) = (LHS_PANEL.min(m - i), RHS_PANEL.min(n - j));
-            if (rows, cols) == (LHS_PANEL, RHS_PANEL) {
-                let (c, stride) = out.piece(i, j, rows, cols);
-                // SAFETY: both panels have `words` words per row or column, checked above; `piece` has checked the output.
-                unsafe { microkernel::multiply_halves(rows, words, a, b, ahead, c, stride, add) };
-            } else {
-                // SAFETY: as above, and `edge` has [12, 32] elements.
-                unsafe { microkernel::multiply_halves(rows, words, a, b, ahead, edge.as_mut_ptr(), RHS_PANEL, false) };
-                out.store(self.isa, i..i + rows, j..j + cols, edge, add);
-            }
-        }
-    }
-
-    /// Returns the most rows of a lhs for [`Self::multiply_few`]; 0 without such a kernel. Products of tiles have none, so that the bits of a row
-    /// do not depend on the number of rows.
-    pub(crate) fn few_rows(self) -> usize {
-        if self.kernel != GemmKernel::Amx && microkernel::multiplies_few(self.isa) { microkernel::FEW_ROWS } else { 0 }
-    }
-
-    /// Packs the rows of `source: [m, k]`, with K along its columns, as the lhs `[K', m]` of [`Self::multiply_few`].
-    pub(crate) fn pack_few(self, source: &Rows<'_>, out: &mut [u32]) {
-        let (isa, along, stride) = (self.isa, KAxis::Columns, source.rows());
-        timed(Work::Packing, || match (self.kernel == GemmKernel::F32, self.rounds) {
-            (true, false) => pack::interleaved::<F32Word>(isa, source, along, 0, out, stride),
-            (true, true) => pack::interleaved::<RoundedF32>(isa, source, along, 0, out, stride),
-            (false, false) => pack::interleaved::<Bf16Pair>(isa, source, along, 0, out, stride),
-            (false, true) => pack::interleaved::<RoundedPair>(isa, source, along, 0, out, stride),
-        });
-    }
-
-    /// Computes `out (+)= lhs rhs` over all `k` entries of K for few rows, with the bits of [`Self::multiply`] for each of [`Self::pieces`].
-    /// `lhs` is from [`Self::pack_few`]; panels of the rhs are contiguous, with all of K. Weights are read from memory once and in order, which
-    /// is the time of such a product.
-    ///
-    /// # Panics
-    /// If the operands are too short, or `out` has more than [`Self::few_rows`] rows.
-    pub(crate) fn multiply_few(self, k: usize, lhs: &[u32], rhs: FewPanels<'_>, out: &mut MatMut<'_>, add: bool) {
-        let _clock = Clock::start(Work::Products);
-        let (m, n, words) = (out.rows(), out.cols(), self.words(k));
-        let (stride, panels) = (self.rhs_stride(k), n.div_ceil(RHS_PANEL));
-        let piece = self.pieces(k).next().map_or(0, |piece| self.words(piece.len()));
-        let length = match rhs {
-            FewPanels::Words(rhs) => rhs.len(),
-            FewPanels::Halves(rhs) => rhs.len(),
-        };
-        assert!((1..=self.few_rows()).contains(&m) && m * words <= lhs.len() && panels * stride <= length);
-        for panel in 0..panels {
-            let (at, first) = (panel * stride, panel * RHS_PANEL);
-            let columns = RHS_PANEL.min(n - first);
-            let b = match rhs {
-                FewPanels::Words(rhs) if self.kernel == GemmKernel::F32 => FewPanel::F32(rhs[at..].as_ptr()),
-                FewPanels::Words(rhs) => FewPanel::Pairs(rhs[at..].as_ptr()),
-                FewPanels::Halves(rhs) => FewPanel::Halves(rhs[at..].as_ptr()),
-            };
-            let (c, row) = out.piece(0, first, m, columns);
-            // SAFETY: `few_rows` is above 0 only with kernels of this instruction set, which are of pairs if the operands are; the operands
-            // hold `words` words, checked above; `piece` has checked the output.
-            unsafe { microkernel::multiply_few(m, words, piece, lhs.as_ptr(), b, c, columns, row, add) };
-        }
-    }
-
     /// Computes `out (+)= lhs rhs` over a piece of `k` entries; for m and n, see [`MatMut`].
     ///
     /// # Panics
@@ -503,11 +399,9 @@ impl Gemm {
     fn multiply_vectors(self, product: Product<'_>, out: &mut MatMut<'_>, add: bool, order: Order) {
         let Product { k, lhs, rhs } = product;
         let (height, words) = (self.lhs_panel(), self.words(k));
-        let (m, n) = (out.rows(), out.cols());
-        let mut edge = Edge([0.0; amx::LHS_PANEL * RHS_PANEL]);
-        let edge = &mut edge.0;
-        // A loop over the iterator would call the nested iterators for each pair of panels.
-        self.steps(product, out, order).for_each(|(i, j)| {
+        let m = out.rows();
+        let pairs = self.kernel == GemmKernel::Bf16Dot;
+        self.for_blocks(self.steps(product, out, order), out, add, |[i, j], rows, c, stride, add| {
             let (a, b) = (lhs.words[i * lhs.stride..].as_ptr(), rhs.words[j * rhs.stride..].as_ptr());
             // Prefetch the next rhs panel during work on this one, a part of it with each lhs panel.
             let ahead = match order {
@@ -517,20 +411,33 @@ impl Gemm {
                 }
                 Order::ByRows => Ahead { from: b, step: 0 },
             };
-            let (i, j) = (i * height, j * RHS_PANEL);
-            let (rows, cols) = (height.min(m - i), RHS_PANEL.min(n - j));
-            let pairs = self.kernel == GemmKernel::Bf16Dot;
+            // SAFETY: `steps` has checked that both panels have `words` words per row or column; `for_blocks` passes an output of [12, 32]
+            // elements.
+            unsafe { microkernel::multiply(self.isa, pairs, rows, words, a, b, ahead, c, stride, add) };
+        });
+    }
+
+    /// Calls `kernel` for each pair of panels (i, j) of `steps` with the number of rows, the address and the row stride of its block of the
+    /// output, and with `true` if it adds to the block. The address is of a whole block: those at the edges of the output are computed apart.
+    fn for_blocks(
+        self,
+        steps: impl Iterator<Item = (usize, usize)>,
+        out: &mut MatMut<'_>,
+        add: bool,
+        kernel: impl Fn([usize; 2], usize, *mut f32, usize, bool),
+    ) {
+        let (m, n, height) = (out.rows(), out.cols(), self.lhs_panel());
+        let mut edge = Edge([0.0; amx::LHS_PANEL * RHS_PANEL]);
+        let edge = &mut edge.0;
+        // A loop over the iterator would call the nested iterators for each pair of panels.
+        steps.for_each(|(i, j)| {
+            let (rows, cols) = (height.min(m - i * height), RHS_PANEL.min(n - j * RHS_PANEL));
             if (rows, cols) == (height, RHS_PANEL) {
-                let (c, stride) = out.piece(i, j, height, RHS_PANEL);
-                // SAFETY: `steps` has checked that both panels have `words` words per row or column; `piece` has
-                // checked the output.
-                unsafe { microkernel::multiply(self.isa, pairs, rows, words, a, b, ahead, c, stride, add) };
+                let (c, stride) = out.piece(i * height, j * RHS_PANEL, height, RHS_PANEL);
+                kernel([i, j], rows, c, stride, add);
             } else {
-                // SAFETY: as above, and `edge` has [12, 32] elements.
-                unsafe {
-                    let c = edge.as_mut_ptr();
-                    microkernel::multiply(self.isa, pairs, rows, words, a, b, ahead, c, RHS_PANEL, false);
-                }
+                kernel([i, j], rows, edge.as_mut_ptr(), RHS_PANEL, false);
+                let (i, j) = (i * height, j * RHS_PANEL);
                 out.store(self.isa, i..i + rows, j..j + cols, edge, add);
             }
         });

@@ -1,9 +1,9 @@
 //! Linear layers: y = x W + b.
 
-use super::product::{Operand, PackedRhs, Panels, Rhs, multiply, multiply_packed, pack, pack_halves};
+use super::product::{Operand, PackedRhs, Rhs, multiply, multiply_packed, pack, pack_halves};
 use super::{Layers, fits};
 use crate::arch::{IsaToken, MulAdd, simd_dispatch};
-use crate::gemm::{Gemm, KAxis};
+use crate::gemm::{Gemm, KAxis, Panels};
 use crate::pages::{Aligned, output as output_of, zeros};
 use crate::threads::slices::*;
 use grpo_core::error::Result;
@@ -76,9 +76,8 @@ impl Layers {
     /// Packs a weight. A large weight for products of f32 words is packed as halves if products round its values to bf16, or if `is_exact`
     /// returns `true`: all of them are bf16 values.
     pub(super) fn packed(&self, rhs: &impl Rhs, dims: [usize; 2], is_exact: impl FnOnce() -> bool) -> PackedWeight {
-        let gemm = self.linear;
-        let is_large = Self::packs_narrow(dims[0].saturating_mul(dims[1]));
-        if gemm.packs_f32() && is_large && (gemm.rounds() || is_exact()) {
+        let [input, output] = dims;
+        if self.packs_halves(input, output) || self.has_halves(input, output) && is_exact() {
             return self.packed_halves(rhs, dims);
         }
         self.packed_words(rhs, dims)

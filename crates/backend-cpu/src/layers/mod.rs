@@ -101,7 +101,7 @@ impl Layers {
         self.linear.rounds()
     }
 
-    /// Returns the bytes of a [`PackedWeight`] `[in, out]` of f32 values, of which at least one is no bf16 value.
+    /// Returns the most bytes of a [`PackedWeight`] `[in, out]`. [`Layers::pack_weight`] takes half of them for a large weight of bf16 values.
     pub fn packed_bytes(&self, [input, output]: [usize; 2]) -> usize {
         let words = self.linear.rhs_words(output, input);
         words.saturating_mul(if self.packs_halves(input, output) { size_of::<u16>() } else { size_of::<u32>() })
@@ -109,7 +109,12 @@ impl Layers {
 
     /// Returns `true` if [`Layers::pack_weight`] stores the upper halves of words, whatever the values are.
     fn packs_halves(&self, input: usize, output: usize) -> bool {
-        self.linear.rounds() && self.linear.packs_f32() && Self::packs_narrow(input.saturating_mul(output))
+        self.linear.rounds() && self.has_halves(input, output)
+    }
+
+    /// Returns `true` if a weight of this size is packed as upper halves of words where it has bf16 values.
+    fn has_halves(&self, input: usize, output: usize) -> bool {
+        self.linear.packs_f32() && Self::packs_narrow(input.saturating_mul(output))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::scratch::Scratch;
 use crate::arch::panel::RHS_PANEL;
 use crate::arch::{MulAdd, simd_dispatch};
-use crate::gemm::{Cut, FewPanels, Gemm, KAxis, MatMut, Order, Packed, Rows};
+use crate::gemm::{Cut, Gemm, KAxis, MatMut, Order, Packed, Panels, Rows};
 use crate::host::Slice;
 use crate::threads::{count, slices::*};
 use std::ops::Range;
@@ -103,13 +103,6 @@ pub(super) struct PackedRhs<'a> {
     pub(super) columns: usize,
 }
 
-/// Words, or the upper halves of words with bf16 values, whose lower halves are zero.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Panels<'a> {
-    Words(&'a [u32]),
-    Halves(&'a [u16]),
-}
-
 /// Packs `rhs`, which must have bf16 values, into `halves`; as many as [`pack`] has words.
 pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
     let of_panel = gemm.rhs_stride(rhs.dims().1);
@@ -200,21 +193,11 @@ fn multiply_few(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>, out: &mut [f3
     let mut left = Scratch::words(m * gemm.words(k));
     gemm.pack_few(&lhs.cut(0..m, 0..k), &mut left);
     let (left, stride) = (&left[..], gemm.rhs_stride(k));
-    let bytes = stride
-        * match rhs.panels {
-            Panels::Words(_) => size_of::<u32>(),
-            Panels::Halves(_) => size_of::<u16>(),
-        };
-    let panels = n.div_ceil(RHS_PANEL);
+    let (panels, bytes) = (n.div_ceil(RHS_PANEL), stride * rhs.panels.word_bytes());
     let tasks = (panels * bytes / TASK_BYTES).clamp(1, TASKS * count());
     let size = panels.div_ceil(tasks) * RHS_PANEL;
     let run = |i: usize, out: &mut MatMut<'_>| {
-        let first = i * size / RHS_PANEL * stride;
-        let rhs = match rhs.panels {
-            Panels::Words(words) => FewPanels::Words(&words[first..]),
-            Panels::Halves(halves) => FewPanels::Halves(&halves[first..]),
-        };
-        gemm.multiply_few(k, left, rhs, out, add);
+        gemm.multiply_few(k, left, rhs.panels.from(i * size / RHS_PANEL * stride), out, add);
     };
     let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Columns, size, 0..n.div_ceil(size)).enumerate().collect();
     match &mut blocks[..] {

@@ -77,7 +77,7 @@ impl<'a> StoredWeight<'a> {
         [self.input, self.output]
     }
 
-    /// Returns `true` if [`Layers::pack_stored`] keeps it in bf16.
+    /// Returns `true` if it is stored in bf16 and so large that [`Layers::pack_stored`] keeps it in bf16.
     pub fn packs_narrow(&self) -> bool {
         let is_narrow = self.parts.iter().all(|(_, part)| matches!(part, Part::Values(Slice::Bf16(_))));
         is_narrow && Layers::packs_narrow(self.input * self.output)
@@ -114,7 +114,7 @@ fn len(values: Slice<'_>) -> usize {
 }
 
 /// The rows of a stored weight as the rhs of a product, with K along an axis.
-struct Stacked<'a> {
+pub(super) struct Stacked<'a> {
     of: &'a StoredWeight<'a>,
     along: KAxis,
     /// The instruction set of dequantisation.
@@ -152,7 +152,7 @@ impl Rhs for Stacked<'_> {
 }
 
 impl Layers {
-    fn stacked<'a>(&self, of: &'a StoredWeight<'a>, along: KAxis) -> Stacked<'a> {
+    pub(super) fn stacked<'a>(&self, of: &'a StoredWeight<'a>, along: KAxis) -> Stacked<'a> {
         Stacked { of, along, isa: self.gemm.isa() }
     }
 
@@ -175,13 +175,6 @@ impl Layers {
             }
         };
         self.packed(&self.stacked(weight, KAxis::Columns), weight.dims(), || weight.parts.iter().all(is_exact))
-    }
-
-    /// Like [`Layers::pack_stored`], with a choice between bf16, for bf16 values, and words.
-    #[cfg(test)]
-    pub(super) fn pack_stored_as(&self, weight: &StoredWeight<'_>, is_narrow: bool) -> PackedWeight {
-        let rhs = self.stacked(weight, KAxis::Columns);
-        if is_narrow { self.packed_halves(&rhs, weight.dims()) } else { self.packed_words(&rhs, weight.dims()) }
     }
 
     /// Like [`Layers::linear`] of x `[N, in]`, with `n` = N and a stored weight.

@@ -246,8 +246,9 @@ fn stored_weights_give_the_same_bits() {
                 assert_eq!(layers.linear_stored(&x, &stored, add, n).unwrap(), y);
                 assert_eq!(layers.linear_packed(&x, &layers.pack_stored(&stored), add, n).unwrap(), y);
                 // Both have bf16 values.
-                let halves = layers.pack_stored_as(&stored, true);
-                assert_eq!(2 * halves.bytes(), layers.pack_stored_as(&stored, false).bytes());
+                let rhs = layers.stacked(&stored, KAxis::Columns);
+                let halves = layers.packed_halves(&rhs, stored.dims());
+                assert_eq!(2 * halves.bytes(), layers.packed_words(&rhs, stored.dims()).bytes());
                 assert_eq!(layers.linear_packed(&x, &halves, add, n).unwrap(), y);
                 let dx = layers.linear_dx(&turned, &dy, [n, input, output]).unwrap();
                 assert_eq!(layers.linear_stored_dx(&stored, &dy, n).unwrap(), dx);
@@ -590,7 +591,7 @@ fn a_nan_key_affects_only_queries_that_attend_to_it() {
 
 #[test]
 fn attention_with_a_long_cache_matches_attention_over_all_rows() {
-    // Positions and widths beyond the sums that are in registers, groups of 4, 2 and 1 of 7 query heads, and several tasks.
+    // The groups of key heads are several tasks.
     const HEADS: Heads = Heads { query: 14, key_value: 2, width: 40 };
     const PROMPT: usize = 150;
     let (row, width, tokens) = (HEADS.row(), HEADS.query * HEADS.width, 3);

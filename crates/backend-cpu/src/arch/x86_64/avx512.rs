@@ -64,22 +64,7 @@ macro_rules! avx512_kernel {
     };
 }
 
-avx512_kernel!(multiply_f32, "avx512f", u32, |from| _mm512_loadu_si512(from.cast()), |sum, a, b| {
-    _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), *sum)
-});
-avx512_kernel!(
-    multiply_halves,
-    "avx512f",
-    u16,
-    |from| _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))),
-    |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), *sum)
-);
-avx512_kernel!(multiply_bf16, "avx512f,avx512bf16", u32, |from| _mm512_loadu_si512(from.cast()), |sum, a, b| {
-    _mm512_dpbf16_ps(*sum, std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b))
-});
-
-/// The bytes between a panel row that a kernel of few rows loads and the one that it prefetches. It hides the latency of memory at the share
-/// of its bandwidth that one core gets.
+/// The bytes between a panel row that a kernel of few rows loads and the one that it prefetches. Other distances were not measured.
 const DISTANCE: usize = 4096;
 
 /// Defines an AVX-512 kernel for few rows: `MADE` rows `a: [words, MADE]` times a panel `b: [words, 32]`.
@@ -147,19 +132,37 @@ macro_rules! few_rows_kernel {
     };
 }
 
-few_rows_kernel!(multiply_few_f32, "avx512f", u32, |from| _mm512_loadu_si512(from.cast()), |sum, a, b| {
+/// Defines a kernel of panels and one of few rows with the same loads of the rhs and the same step.
+macro_rules! avx512_kernels {
+    ($panels:ident, $few:ident, $features:literal, $element:ty, |$from:ident| $load:expr, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
+        avx512_kernel!($panels, $features, $element, |$from| $load, |$sum, $a, $b| $step);
+        few_rows_kernel!($few, $features, $element, |$from| $load, |$sum, $a, $b| $step);
+    };
+}
+
+avx512_kernels!(multiply_f32, multiply_few_f32, "avx512f", u32, |from| _mm512_loadu_si512(from.cast()), |sum, a, b| {
     _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), *sum)
 });
-few_rows_kernel!(
+avx512_kernels!(
+    multiply_halves,
     multiply_few_halves,
     "avx512f",
     u16,
     |from| _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))),
     |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), *sum)
 );
-few_rows_kernel!(multiply_few_bf16, "avx512f,avx512bf16", u32, |from| _mm512_loadu_si512(from.cast()), |sum, a, b| {
-    _mm512_dpbf16_ps(*sum, std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b))
-});
+avx512_kernels!(
+    multiply_bf16,
+    multiply_few_bf16,
+    "avx512f,avx512bf16",
+    u32,
+    |from| _mm512_loadu_si512(from.cast()),
+    |sum, a, b| _mm512_dpbf16_ps(
+        *sum,
+        std::mem::transmute::<__m512i, __m512bh>(a),
+        std::mem::transmute::<__m512i, __m512bh>(b)
+    )
+);
 
 /// Transposes a block of words in registers.
 #[target_feature(enable = "avx512f")]
