@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 VOCAB = 512
-# The tiny checkpoints have heads of 8 or 12 columns. The narrowest heads of vLLM on a CPU have 32, those of Gated DeltaNets 128.
+# The tiny checkpoints have heads of 8 or 12 columns. On a CPU, vLLM needs at least 32 columns, and 128 in Gated DeltaNets.
 SIZES = {"head_dim": 32, "global_head_dim": 64, "moe_intermediate_size": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
          # vLLM has the limit of the published models as a constant.
          "swiglu_limit": 7.0}
@@ -63,7 +63,7 @@ def make(out, names):
             model = generate.random_wrapper(name, seed)
         with torch.no_grad():
             for parameter in model.parameters():
-                # The sums of a product have four times as many terms as those of the tiny checkpoints, those of Gated DeltaNets sixteen times.
+                # Wider layers sum more terms: without this factor, logits would be larger than those of the tiny checkpoints.
                 if parameter.ndim > 1:
                     parameter *= 0.25 if name.startswith("qwen3_5") else 0.5
         if name in generate.CHECKPOINTS:
@@ -107,7 +107,7 @@ def scores(vllm, job, ids):
     sampling = vllm.SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False, logprobs=-1, prompt_logprobs=-1)
     rows = []
     for output in engine.generate([{"prompt_token_ids": row} for row in ids], sampling, use_tqdm=False):
-        # The logits before the first token do not exist; those after the last token are those of the sampled one.
+        # vLLM returns no logits for the first token. The logits after the last token come with the sampled token.
         positions = [*output.prompt_logprobs[1:], output.outputs[0].logprobs[0]]
         rows.append([[position[token].logprob for token in range(VOCAB)] for position in positions])
     return rows

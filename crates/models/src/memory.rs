@@ -119,7 +119,7 @@ pub enum Trained {
     All,
     /// Adapters, f32.
     Adapters {
-        /// The number of weights, including those of experts.
+        /// The number of weights of all adapters, including adapters of experts.
         weights: u64,
         /// The number of weights of adapters of experts, which devices of a mesh share like the experts.
         of_experts: u64,

@@ -31,7 +31,7 @@ impl GradientSum {
         visit_parameters(model, Which::Trained, |name, parameter| {
             let Some(parameter) = parameter else { return };
             let mut gradient = parameter.gradient(&mut gradients);
-            // The gradient of a tied head is complete before it is added to the sum, so that the order of additions is the same as for dense rows.
+            // Rows are added to the gradient of a tied head first, and then to the sum: the order in which autodiff adds gradients of one leaf.
             let rows = embedded.filter(|_| name == EMBED_TOKENS);
             if let (Some(rows), Some(gradient)) = (rows, &mut gradient) {
                 rows.add_to(gradient);

@@ -60,7 +60,7 @@ impl TrainingSizes {
     }
 
     /// Returns a lower bound of the memory of each device, part by part, without the compiler's temporary buffers. `rules` are the axis
-    /// rules of several devices. Every device holds whole adapters, except those of experts, which are sharded like the experts.
+    /// rules of several devices. Every device holds whole adapters; adapters of experts are sharded like the experts.
     ///
     /// # Errors
     /// The errors of [`saved_bytes`].

@@ -100,8 +100,8 @@ impl FolderWriter {
     ///
     /// `source` is the folder that the model was loaded from. Its `config.json` is copied with only the dtype changed, if it differs (and
     /// `tie_word_embeddings`, if the head was untied); the files of tokenizer, chat template, image processor, generation and licence, and
-    /// tensors that are not the text decoder's ([`super::Wrapper`], `mtp.*` of Qwen3.5), are copied byte for byte. Without `source`, `config.json` is that of the family with the features of `config`, in the layout of transformers 4, which 5
-    /// can read, too.
+    /// tensors that the text decoder does not use (the vision tower of a [`super::Wrapper`], `mtp.*` of Qwen3.5), are copied byte for byte.
+    /// Without `source`, `config.json` is that of the family with the features of `config`, in the layout of transformers 4, which 5 can read, too.
     ///
     /// # Errors
     /// [`Error::File`], also if `target` exists; [`Error::Config`] if no family has this configuration; [`Error::Field`] if the `config.json` of
@@ -129,7 +129,7 @@ impl FolderWriter {
         if let Some(card) = card {
             put("README.md", &card.render())?;
         }
-        // The files of a wrapper have more tensors, and the decoder's under other names; those of some families have more tensors.
+        // Files of a wrapper have other names for the decoder's tensors. Files of wrappers and of some families have tensors to carry along.
         let has_more = |source: &&ModelFolder| source.wrapper().is_some() || source.family().carried_prefix().is_some();
         let wrapped = source.filter(has_more).map(ModelFolder::weights).transpose()?;
         let names = wrapped.as_ref().and_then(Weights::text_names);

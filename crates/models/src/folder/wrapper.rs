@@ -133,7 +133,7 @@ impl WrapperTable {
         Ok(match outer.flag(key)? {
             Some(false) | None if self.inner_tie_holds && inner == Some(true) => true,
             Some(outer) => outer,
-            // The class does not read the field of the text decoder. transformers does not tie a head that files have beside the embedding.
+            // transformers' class ignores the field of `text_config`, and a stored head stays separate from the embedding.
             None => match (has_head(), inner) {
                 (Some(true), _) => false,
                 (Some(false), Some(inner)) => inner || self.ties_by_default,

@@ -120,10 +120,7 @@ impl Weights {
             match (names.own(&stored), &place.source) {
                 (Some(own), _) => drop(self.tensors.insert(own, place)),
                 (None, Source::Tensor(_)) => drop(self.carried.insert(stored, place)),
-                (None, _) => {
-                    let reason = format!("`{stored}` is an expert outside of the text decoder, which cannot be copied");
-                    return Err(Error::weights(&self.path, reason));
-                }
+                (None, _) => return Err(self.expert_outside(&stored)),
             }
         }
         self.names = Some(names);
@@ -140,13 +137,14 @@ impl Weights {
             match &place.source {
                 _ if !name.starts_with(prefix) => drop(self.tensors.insert(name, place)),
                 Source::Tensor(_) => drop(self.carried.insert(name, place)),
-                _ => {
-                    let reason = format!("`{name}` is an expert outside of the text decoder, which cannot be copied");
-                    return Err(Error::weights(&self.path, reason));
-                }
+                _ => return Err(self.expert_outside(&name)),
             }
         }
         Ok(self)
+    }
+
+    fn expert_outside(&self, name: &str) -> Error {
+        Error::weights(&self.path, format!("`{name}` is an expert outside of the text decoder, which cannot be copied"))
     }
 
     /// Returns the weights with other names.

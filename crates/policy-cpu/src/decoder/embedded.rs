@@ -1,11 +1,13 @@
-//! The looked-up rows of a trained embedding as a leaf of the graph. Their gradient is as large as the batch; a gradient of the embedding itself
-//! would be a matrix `[V, H]` of zeros but for these rows, which the head of a tied model would have to be added to.
+//! The rows of a trained embedding that a batch looks up, as a leaf of the autodiff graph.
+//!
+//! The gradient of this leaf is `[N, H]`. With the embedding as the leaf, it would be a matrix `[V, H]` that is zero except in these rows, and autodiff
+//! would add the whole matrix to the gradient of a tied head.
 
 use super::params::to_host;
 use burn::tensor::{Gradients, Tensor};
 use std::collections::BTreeMap;
 
-/// The rows `[N, H]` of an embedding for the tokens of a batch, which are a leaf of the graph.
+/// The rows `[N, H]` of a trained embedding for the tokens of a batch, a leaf of the autodiff graph.
 #[derive(Debug)]
 pub(crate) struct EmbeddedRows {
     ids: Vec<u32>,

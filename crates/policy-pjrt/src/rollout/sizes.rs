@@ -135,9 +135,9 @@ pub(crate) fn columns_read(length: usize, all: usize) -> usize {
 pub struct RequestOptions<'a> {
     /// How tokens are sampled.
     pub sampling: &'a Sampling,
-    /// See [`RolloutRequest::return_sampling_mask`].
+    /// `true` if completions have the token ids that sampling kept, as requested by [`RolloutRequest::return_sampling_mask`].
     pub return_sampling_mask: bool,
-    /// See [`RolloutRequest::return_routed_experts`]; for a model with experts.
+    /// `true` if completions have the experts of their tokens, as requested by [`RolloutRequest::return_routed_experts`]; for a model with experts.
     pub return_routed_experts: bool,
     /// The number of stop ids.
     pub stop_ids: usize,

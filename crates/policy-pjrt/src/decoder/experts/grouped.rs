@@ -69,7 +69,7 @@ pub(super) struct Blocks {
 
 impl ExpertProducts {
     /// Returns the share of the products of dense experts that each device computes for `tokens` tokens of a batch, on a mesh with these rules; 1 if
-    /// products are dense. `tokens` must divide evenly over the shards of [`Axis::Batch`], and the experts over those of [`Axis::Experts`].
+    /// products are dense. `tokens` must divide evenly over the shards of [`Axis::Batch`], and the experts over the shards of [`Axis::Experts`].
     ///
     /// ```
     /// use policy_pjrt::decoder::ExpertProducts;
