@@ -2,18 +2,13 @@
 
 use crate::decoder::{Cache, Decoder, Inference};
 use policy::{Completion, CompletionSampler, Result, RolloutRequest};
-use rayon::Yield;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 /// The number of weights from which all sequences decode together, and threads divide the products instead of the sequences. So many weights do
 /// not fit the caches, and every batch of sequences reads all of them from memory for each token.
 const LARGE: u64 = 1 << 25;
-/// The longest time that a thread waits for a task of a decode step without sleeping.
-const AWAKE: Duration = Duration::from_millis(1);
 /// The least logits that a thread samples from at a time.
 const LOGITS_PER_TASK: usize = 1 << 14;
 
@@ -183,34 +178,11 @@ fn decode(model: &Inference, mut samples: Vec<CompletionSampler<'_>>, cache: &mu
         if open.is_empty() {
             return Ok(samples.into_iter().map(CompletionSampler::finish).collect());
         }
-        let mut step = || model.decode(&last, &open, cache);
-        let logits = if model.weights() >= LARGE { with_awake_threads(step) } else { step() }?;
+        let logits = model.decode(&last, &open, cache)?;
         let mut open = open.iter().peekable();
         let of_open = samples.iter_mut().enumerate().filter(|(i, _)| open.next_if_eq(&i).is_some());
         extend(of_open.zip(logits.chunks_exact(model.vocab())), model.vocab(), cache)?;
     }
-}
-
-/// Calls `f` on the caller's thread of the pool while the other threads look for its tasks without sleeping. A decode step alternates between
-/// about a hundred short products on all threads and serial work of a few microseconds, in which rayon's threads would fall asleep; waking one
-/// takes about as long as a product. A thread that finds no task for [`AWAKE`] goes back to rayon's own loop.
-fn with_awake_threads<T>(f: impl FnOnce() -> T) -> T {
-    let (caller, is_done) = (rayon::current_thread_index(), AtomicBool::new(false));
-    let is_done = &is_done;
-    rayon::in_place_scope(|scope| {
-        scope.spawn_broadcast(move |_, context| {
-            let mut idle = Instant::now();
-            while Some(context.index()) != caller && !is_done.load(Ordering::Acquire) && idle.elapsed() < AWAKE {
-                match rayon::yield_now() {
-                    Some(Yield::Executed) => idle = Instant::now(),
-                    _ => std::hint::spin_loop(),
-                }
-            }
-        });
-        let result = f();
-        is_done.store(true, Ordering::Release);
-        result
-    })
 }
 
 /// Samples the next token of each sample from its logits `[vocab]`, in parallel. Samples have their index in the cache.
