@@ -10,10 +10,12 @@ use std::ops::Range;
 
 /// The maximum output rows of a task: the lhs of a piece of K stays in the L2 cache.
 const BLOCK: usize = 240;
-/// The maximum rows per thread of a product that is divided by columns: half a block. Not tuned.
-const FEW: usize = 120;
 /// The panels of either operand that one task packs.
 const PANELS: usize = 8;
+/// The most panels of a packed rhs in a task that multiplies them with many rows. With 8, narrow weights were slower; with 32 and more, wide ones.
+const RUN: usize = 24;
+/// The most entries of a lhs that are packed on the caller's thread, a few microseconds.
+const FEW_ENTRIES: usize = 1 << 15;
 /// The minimum columns per thread for a division by columns: two panels. Not tuned.
 const NARROW: usize = 64;
 /// The most tasks per thread of a product with few rows: a thread that starts late gets fewer of them.
@@ -162,27 +164,43 @@ fn pack_panels<T: Send>(
 
 /// Computes `out[m, n] (+)= lhs rhs` with a packed rhs, on the threads of the pool.
 pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>, out: &mut [f32], add: bool) {
-    let (m, n) = (lhs.dims().0, rhs.columns);
+    let ((m, k), n) = (lhs.dims(), rhs.columns);
     if m == 0 || n == 0 {
         return;
     }
     if m <= gemm.few_rows() && lhs.along == KAxis::Columns {
         return multiply_few(gemm, lhs, rhs, out, add);
     }
-    // Divide by rows; or by columns if threads would get few rows, so that each reads a part of the weight only.
-    let (cut, end, size) = match m <= FEW * count() {
-        true => (Cut::Columns, n, n.div_ceil(count()).next_multiple_of(RHS_PANEL)),
-        false => (Cut::Rows, m, share(m, BLOCK).next_multiple_of(gemm.lhs_panel())),
-    };
-    let mut blocks: Vec<_> = MatMut::split(out, [m, n], cut, size, 0..end.div_ceil(size)).enumerate().collect();
+    if n < NARROW * count() {
+        // Each thread packs the rows that it multiplies.
+        let size = share(m, BLOCK).next_multiple_of(gemm.lhs_panel());
+        let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Rows, size, 0..m.div_ceil(size)).enumerate().collect();
+        blocks.par_chunks_mut(1).for_each(|blocks| {
+            for (i, out) in blocks {
+                multiply_block(gemm, lhs, *i * size..m.min((*i + 1) * size), rhs, out, add);
+            }
+        });
+        return;
+    }
+    // Each thread reads a part of the weight only.
+    let mut left = Scratch::words(gemm.lhs_words(m, k));
+    pack_left(gemm, lhs, &mut left);
+    let left = &left[..];
+    let run = if m > BLOCK { RUN } else { PANELS };
+    let size = share(n, run * RHS_PANEL).next_multiple_of(RHS_PANEL);
+    let height = BLOCK.next_multiple_of(gemm.lhs_panel());
+    let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Columns, size, 0..n.div_ceil(size)).enumerate().collect();
     blocks.par_chunks_mut(1).for_each(|blocks| {
         for (i, out) in blocks {
-            let part = *i * size..end.min((*i + 1) * size);
-            let (rows, columns) = match cut {
-                Cut::Rows => (part, 0..n),
-                Cut::Columns => (0..m, part),
-            };
-            multiply_block(gemm, lhs, rows, rhs, columns, out, add);
+            for first in (0..m).step_by(height) {
+                let mut out = out.some_rows(first..m.min(first + height));
+                for piece in gemm.pieces(k) {
+                    let stride = gemm.lhs_stride(piece.len());
+                    let start = gemm.lhs_words(m, piece.start) + first / gemm.lhs_panel() * stride;
+                    let lhs = Packed { words: &left[start..], stride };
+                    multiply_piece(gemm, lhs, rhs, k, piece, *i * size, &mut out, add);
+                }
+            }
         }
     });
 }
@@ -212,47 +230,60 @@ fn share(all: usize, most: usize) -> usize {
     all.div_ceil(count() * turns.max(1))
 }
 
-/// Computes the rows `rows` and the columns `columns`, which start with a panel, of the product, on this thread.
+/// Computes the rows `rows` of the product on this thread.
 fn multiply_block(
     gemm: Gemm,
     lhs: &Operand<'_>,
     rows: Range<usize>,
     rhs: PackedRhs<'_>,
-    columns: Range<usize>,
     out: &mut MatMut<'_>,
     add: bool,
 ) {
     let k = lhs.dims().1;
-    let of_panel = gemm.rhs_stride(k);
     let mut words = Scratch::words(gemm.lhs_words(rows.len(), k.min(gemm.depth())));
     for piece in gemm.pieces(k) {
         let stride = gemm.lhs_stride(piece.len());
         gemm.pack_lhs(lhs.cut(rows.clone(), piece.clone()), lhs.along, 0, &mut words, stride);
-        let lhs = Packed { words: &words, stride };
-        let first = columns.start / RHS_PANEL * of_panel + gemm.rhs_stride(piece.start);
-        let (k, add) = (piece.len(), add || piece.start > 0);
-        match rhs.panels {
-            Panels::Words(rhs) => {
-                let rhs = Packed { words: &rhs[first..], stride: of_panel };
-                gemm.multiply(k, lhs, rhs, out, add, Order::ByColumns);
-            }
-            Panels::Halves(rhs) if gemm.multiplies_halves() => {
-                gemm.multiply_halves(k, lhs, &rhs[first..], of_panel, out, add);
-            }
-            Panels::Halves(rhs) => {
-                // Widen a few panels at a time, which then are in the L2 cache.
-                let stride = gemm.rhs_stride(k);
-                let mut wide = Scratch::words(NEAR * stride);
-                for run in (0..columns.len()).step_by(NEAR * RHS_PANEL) {
-                    let run = run..columns.len().min(run + NEAR * RHS_PANEL);
-                    let panels = rhs[first + run.start / RHS_PANEL * of_panel..].chunks(of_panel);
-                    for (halves, wide) in panels.zip(wide.chunks_exact_mut(stride)).take(run.len().div_ceil(RHS_PANEL))
-                    {
-                        widen(gemm.isa(), &halves[..stride], wide);
-                    }
-                    let mut out = out.columns(run);
-                    gemm.multiply(k, lhs, Packed { words: &wide, stride }, &mut out, add, Order::ByColumns);
+        multiply_piece(gemm, Packed { words: &words, stride }, rhs, k, piece, 0, out, add);
+    }
+}
+
+/// Computes the part of `piece`, a range of the `k` entries of K, of the product with the columns of the rhs from `column` on, which starts a
+/// panel. Adds to `out` if `add`, or if other pieces come before this one.
+#[allow(clippy::too_many_arguments)]
+fn multiply_piece(
+    gemm: Gemm,
+    lhs: Packed<'_>,
+    rhs: PackedRhs<'_>,
+    k: usize,
+    piece: Range<usize>,
+    column: usize,
+    out: &mut MatMut<'_>,
+    add: bool,
+) {
+    let of_panel = gemm.rhs_stride(k);
+    let first = column / RHS_PANEL * of_panel + gemm.rhs_stride(piece.start);
+    let (k, add) = (piece.len(), add || piece.start > 0);
+    match rhs.panels {
+        Panels::Words(rhs) => {
+            let rhs = Packed { words: &rhs[first..], stride: of_panel };
+            gemm.multiply(k, lhs, rhs, out, add, Order::ByColumns);
+        }
+        Panels::Halves(rhs) if gemm.multiplies_halves() => {
+            gemm.multiply_halves(k, lhs, &rhs[first..], of_panel, out, add);
+        }
+        Panels::Halves(rhs) => {
+            // Widen a few panels at a time, which then are in the L2 cache.
+            let (stride, columns) = (gemm.rhs_stride(k), out.cols());
+            let mut wide = Scratch::words(NEAR * stride);
+            for run in (0..columns).step_by(NEAR * RHS_PANEL) {
+                let run = run..columns.min(run + NEAR * RHS_PANEL);
+                let panels = rhs[first + run.start / RHS_PANEL * of_panel..].chunks(of_panel);
+                for (halves, wide) in panels.zip(wide.chunks_exact_mut(stride)).take(run.len().div_ceil(RHS_PANEL)) {
+                    widen(gemm.isa(), &halves[..stride], wide);
                 }
+                let mut out = out.columns(run);
+                gemm.multiply(k, lhs, Packed { words: &wide, stride }, &mut out, add, Order::ByColumns);
             }
         }
     }
@@ -293,14 +324,20 @@ pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &impl Rhs, out: &mut 
 fn pack_left(gemm: Gemm, lhs: &Operand<'_>, words: &mut [u32]) {
     let (m, k) = lhs.dims();
     let block = PANELS * gemm.lhs_panel();
+    let (mut tasks, mut rest) = (Vec::new(), words);
     for piece in gemm.pieces(k) {
         let stride = gemm.lhs_stride(piece.len());
-        let start = gemm.lhs_words(m, piece.start);
-        let of_piece = &mut words[start..start + gemm.lhs_words(m, piece.len())];
-        of_piece.par_chunks_mut(PANELS * stride).enumerate().for_each(|(i, words)| {
-            let rows = i * block..m.min((i + 1) * block);
-            gemm.pack_lhs(lhs.cut(rows, piece.clone()), lhs.along, 0, words, stride);
-        });
+        let of_piece;
+        (of_piece, rest) = std::mem::take(&mut rest).split_at_mut(gemm.lhs_words(m, piece.len()));
+        let blocks = of_piece.chunks_mut(PANELS * stride).enumerate();
+        tasks.extend(blocks.map(|(i, words)| (i * block..m.min((i + 1) * block), piece.clone(), words)));
+    }
+    let pack = |(rows, piece, words): &mut (Range<usize>, Range<usize>, &mut [u32])| {
+        gemm.pack_lhs(lhs.cut(rows.clone(), piece.clone()), lhs.along, 0, words, gemm.lhs_stride(piece.len()));
+    };
+    match m * k <= FEW_ENTRIES {
+        true => tasks.iter_mut().for_each(pack),
+        false => tasks.par_chunks_mut(1).for_each(|tasks| tasks.iter_mut().for_each(pack)),
     }
 }
 
@@ -313,5 +350,5 @@ pub(super) fn multiply_here(gemm: Gemm, lhs: &Operand<'_>, rhs: &Operand<'_>, ou
         gemm.pack_rhs(rhs.cut(0..n, piece.clone()), rhs.along, 0, to, gemm.rhs_stride(k));
     }
     let rhs = PackedRhs { panels: Panels::Words(&words), columns: n };
-    multiply_block(gemm, lhs, 0..lhs.dims().0, rhs, 0..n, out, add);
+    multiply_block(gemm, lhs, 0..lhs.dims().0, rhs, out, add);
 }
