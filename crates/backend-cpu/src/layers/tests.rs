@@ -591,8 +591,8 @@ fn a_nan_key_affects_only_queries_that_attend_to_it() {
 
 #[test]
 fn attention_with_a_long_cache_matches_attention_over_all_rows() {
-    // The groups of key heads are several tasks.
-    const HEADS: Heads = Heads { query: 14, key_value: 2, width: 40 };
+    // The groups of key heads are several tasks, and their query heads two blocks of rows.
+    const HEADS: Heads = Heads { query: 22, key_value: 2, width: 40 };
     const PROMPT: usize = 150;
     let (row, width, tokens) = (HEADS.row(), HEADS.query * HEADS.width, 3);
     let own = |sample: usize| PROMPT + sample * tokens..PROMPT + (sample + 1) * tokens;

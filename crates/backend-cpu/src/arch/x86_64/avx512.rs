@@ -3,6 +3,7 @@
 
 use crate::arch::microkernel::Ahead;
 use crate::arch::panel::LHS_PANEL;
+use crate::arch::strip::Strip;
 use std::arch::x86_64::*;
 use std::hint::black_box;
 use std::time::Instant;
@@ -163,6 +164,59 @@ avx512_kernels!(
         std::mem::transmute::<__m512i, __m512bh>(b)
     )
 );
+
+/// Computes `c[MADE, 16 VECTORS] (+)= a b` for `a: [MADE, k]` and a strip b, in the columns of `mask`.
+///
+/// # Safety
+/// - a has `k` elements in each row, and b in each column of the mask.
+/// - c holds the columns of the mask in each row, and nothing else accesses them at the same time.
+#[target_feature(enable = "avx512f")]
+#[allow(clippy::too_many_arguments)]
+pub(crate) unsafe fn multiply_strip<const MADE: usize, const VECTORS: usize>(
+    k: usize,
+    a: *const f32,
+    a_stride: usize,
+    strip: Strip<'_>,
+    c: *mut f32,
+    c_stride: usize,
+    mask: u32,
+    add: bool,
+) {
+    let Strip { values, step, second, ahead } = strip;
+    let mut b = values.as_ptr();
+    let masks: [__mmask16; VECTORS] = std::array::from_fn(|vector| (mask >> (16 * vector)) as __mmask16);
+    // SAFETY: the caller guarantees the elements of a, and those of b and c inside the masks; others are neither read nor written.
+    unsafe {
+        let mut sums = [[_mm512_setzero_ps(); VECTORS]; MADE];
+        let place = |i: usize, vector: usize| c.wrapping_add(i * c_stride + 16 * vector);
+        if add {
+            for (i, sums) in sums.iter_mut().enumerate() {
+                for (vector, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm512_maskz_loadu_ps(masks[vector], place(i, vector));
+                }
+            }
+        }
+        for t in 0..k {
+            let columns: [__m512; VECTORS] = std::array::from_fn(|vector| {
+                let column = b.wrapping_add(vector * second);
+                _mm_prefetch::<_MM_HINT_T0>(column.wrapping_add(ahead).cast());
+                _mm512_maskz_loadu_ps(masks[vector], column)
+            });
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let a = _mm512_set1_ps(a.add(i * a_stride + t).read());
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = _mm512_fmadd_ps(a, column, *sum);
+                }
+            }
+            b = b.wrapping_add(step);
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            for (vector, sum) in sums.into_iter().enumerate() {
+                _mm512_mask_storeu_ps(place(i, vector), masks[vector], sum);
+            }
+        }
+    }
+}
 
 /// Transposes a block of words in registers.
 #[target_feature(enable = "avx512f")]

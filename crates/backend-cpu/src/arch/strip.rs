@@ -1,0 +1,128 @@
+//! The product of a few rows with a strip of columns that is not packed: scores and mixed values of one new position in attention.
+//!
+//! The sums of up to 8 rows and 32 columns stay in registers. Every element is one chain of multiply-adds in the order of K.
+#![allow(unsafe_code)]
+
+use super::{Isa, IsaToken, MulAdd, simd_dispatch};
+use std::ops::Range;
+
+/// The columns of a vector.
+pub(crate) const VECTOR: usize = 16;
+/// The most rows of a product.
+pub(crate) const ROWS: usize = 8;
+
+/// A matrix `[K, 16]` or `[K, 32]` in memory: the rows of a vector of columns start `step` elements apart, and the second vector starts
+/// `second` elements after the first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Strip<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) step: usize,
+    pub(crate) second: usize,
+    /// The distance of the elements that are prefetched.
+    pub(crate) ahead: usize,
+}
+
+/// Rows of elements that start `stride` elements apart.
+#[derive(Debug)]
+pub(crate) struct Rows<T> {
+    pub(crate) values: T,
+    pub(crate) stride: usize,
+}
+
+/// Computes `out[rows, columns] = lhs[rows, k] strip[k, columns]`, or adds to it if `add`, for at most [`ROWS`] rows. `columns` are a range of
+/// the columns of the strip; the first of them is the first column of `out`. Elements of the strip outside of them are not read as products.
+///
+/// # Panics
+/// If an operand is too short, or for too many rows or columns.
+#[allow(clippy::too_many_arguments)]
+#[inline]
+pub(crate) fn multiply(
+    isa: IsaToken,
+    rows: usize,
+    k: usize,
+    lhs: Rows<&[f32]>,
+    strip: Strip<'_>,
+    columns: Range<usize>,
+    out: Rows<&mut [f32]>,
+    add: bool,
+) {
+    if rows == 0 || k == 0 || columns.is_empty() {
+        return;
+    }
+    let ends = |vector: usize| columns.end.saturating_sub(vector * VECTOR).min(VECTOR);
+    let holds = |vector: usize| (k - 1) * strip.step + vector * strip.second + ends(vector) <= strip.values.len();
+    assert!(rows <= ROWS && columns.end <= 2 * VECTOR, "a strip of columns");
+    assert!((rows - 1) * lhs.stride + k <= lhs.values.len(), "the rows of a product");
+    assert!((rows - 1) * out.stride + columns.len() <= out.values.len(), "the output of a product");
+    assert!(holds(0) && (ends(1) == 0 || holds(1)), "the columns of a product");
+    #[cfg(target_arch = "x86_64")]
+    if isa.get() >= Isa::Avx512 {
+        use super::x86_64::avx512::multiply_strip;
+        let (a, c) = (lhs.values.as_ptr(), out.values.as_mut_ptr().wrapping_sub(columns.start));
+        let mask = ((1_u64 << columns.end) - (1_u64 << columns.start)) as u32;
+        macro_rules! of_rows {
+            ($($rows:literal)*) => {
+                match rows {
+                    // SAFETY: the token proves the instruction set. Both operands have `k` elements in every row and column of the mask,
+                    // checked above, as has the output. The output is borrowed mutably.
+                    $($rows if ends(1) == 0 => unsafe {
+                        multiply_strip::<$rows, 1>(k, a, lhs.stride, strip, c, out.stride, mask, add)
+                    },
+                    // SAFETY: as above.
+                    $rows => unsafe {
+                        multiply_strip::<$rows, 2>(k, a, lhs.stride, strip, c, out.stride, mask, add)
+                    },)*
+                    _ => {}
+                }
+            };
+        }
+        of_rows!(1 2 3 4 5 6 7 8);
+        return;
+    }
+    let rows = lhs.values.chunks(lhs.stride.max(1)).zip(out.values.chunks_mut(out.stride.max(1))).take(rows);
+    for (row, out) in rows {
+        let of_vector = |vector: usize| {
+            let place = |column: usize| column.saturating_sub(vector * VECTOR).min(VECTOR);
+            place(columns.start)..place(columns.end)
+        };
+        let (first, second) = out.split_at_mut(of_vector(0).len());
+        for (vector, out) in [first, second].into_iter().enumerate() {
+            let columns = of_vector(vector);
+            if !columns.is_empty() {
+                multiply_row(isa, &row[..k], &strip.values[vector * strip.second..], strip.step, columns, out, add);
+            }
+        }
+    }
+}
+
+simd_dispatch! {
+    /// Computes the `columns` of one row and one vector of columns.
+    fn multiply_row(row: &[f32], strip: &[f32], step: usize, columns: Range<usize>, out: &mut [f32], add: bool) = multiply_row_body
+}
+
+#[inline(always)]
+fn multiply_row_body<M: MulAdd>(
+    row: &[f32],
+    strip: &[f32],
+    step: usize,
+    columns: Range<usize>,
+    out: &mut [f32],
+    add: bool,
+) {
+    let out = &mut out[..columns.len()];
+    let mut sums = [0.0; VECTOR];
+    if add {
+        sums[columns.clone()].copy_from_slice(out);
+    }
+    for (x, values) in row.iter().zip(strip.chunks(step)) {
+        match values.first_chunk::<VECTOR>() {
+            Some(values) if columns.end == VECTOR => {
+                sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = M::mul_add(*x, *value, *sum));
+            }
+            _ => {
+                sums.iter_mut().zip(&values[..columns.end]).for_each(|(sum, value)| *sum = M::mul_add(*x, *value, *sum))
+            }
+        }
+    }
+    out.copy_from_slice(&sums[columns]);
+}
