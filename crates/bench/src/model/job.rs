@@ -25,7 +25,7 @@ pub struct ModelJob {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
-    /// Continue every prompt by 2 tokens, which is not measured, then by one token, then by all tokens, from the prompts each time.
+    /// Continue every prompt by 2 tokens, which is not measured, then by all tokens, from the prompts each time.
     Generate {
         /// Prompts `[B]`, of equal length.
         prompts: Vec<Vec<u32>>,
@@ -51,8 +51,12 @@ pub enum Task {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelTimes {
-    /// The time of one token per prompt; none for an update.
+    /// The time until every sequence has its first token; none for an update.
     pub first_token: Option<Time>,
+    /// The time after that until the first sequence is complete.
+    pub decode: Time,
+    /// The number of tokens in that time.
+    pub decoded: usize,
     /// The time of all tokens, or of the step.
     pub whole: Time,
     /// Digest of the sampled tokens, if they depend on the seed alone.

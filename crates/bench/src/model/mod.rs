@@ -210,21 +210,15 @@ fn numbers(work: Work, times: &ModelTimes, floor: &Numbers) -> Numbers {
     let mut numbers: Numbers = times.peak_bytes.map(|bytes| ("peak_bytes", bytes as f64)).into_iter().collect();
     let whole = times.whole;
     match (work, times.first_token) {
-        (Work::Generation { rows, tokens, .. }, first) => {
-            let first = first.unwrap_or_default();
+        (Work::Generation { .. }, first) => {
+            let (first, decoded) = (first.unwrap_or_default(), times.decoded as f64);
             numbers.extend([
                 ("first_token_s", first.seconds),
                 ("first_token_processor_s", first.processor),
                 ("all_tokens_s", whole.seconds),
+                ("tokens_per_s", decoded / times.decode.seconds),
+                ("tokens_per_processor_s", decoded / times.decode.processor),
             ]);
-            // The prompts are part of both times. Noise may exceed the time of the other tokens of a tiny model.
-            let rates = [
-                ("tokens_per_s", whole.seconds - first.seconds),
-                ("tokens_per_processor_s", whole.processor - first.processor),
-            ];
-            let decoded = (rows * (tokens - 1)) as f64;
-            let rates = rates.into_iter().filter(|(_, seconds)| *seconds > 0.0);
-            numbers.extend(rates.map(|(name, seconds)| (name, decoded / seconds)));
         }
         (Work::Update { rows, prompt, completion, .. }, _) => {
             numbers.extend([

@@ -60,8 +60,8 @@ pub struct ModelMeasured {
     pub grad_norm: Option<f64>,
     /// Seconds, rates and bytes.
     ///
-    /// * Generation: `first_token_s` and `first_token_processor_s` of the first token of all rows; `all_tokens_s` of all tokens;
-    ///   `tokens_per_s` and `tokens_per_processor_s` of the tokens after the first, unless they take less time than the noise of both times.
+    /// * Generation: `first_token_s` and `first_token_processor_s` until all rows have their first token; `all_tokens_s` of all tokens;
+    ///   `tokens_per_s` and `tokens_per_processor_s` of the tokens after that, while no row is complete.
     /// * Update: `step_s` and `processor_s` of a step; `tokens_per_s` of prompts and completions; `mfu`, the useful flops over the peak of
     ///   multiply-adds in that time, as in the metric of runs.
     /// * Both: `peak_bytes`, the peak of resident memory after loading, without file-backed pages.

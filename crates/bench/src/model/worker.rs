@@ -7,10 +7,13 @@ use backend_cpu::{CpuBackend, keep_freed_memory};
 use grpo_core::aggregate::token_weights;
 use grpo_core::{Implementation, LossConfig};
 use models::ModelFolder;
-use policy::{LogitsProcessors, Policy, RolloutRequest, Sampling, Sequence, SequenceBatch, StepLoss, token_batch};
+use policy::{
+    LogitsProcessors, Policy, RolloutRequest, Sampling, Sequence, SequenceBatch, StepLoss, StopCondition, token_batch,
+};
 use policy_cpu::{CpuPolicy, PolicyLoss};
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Loads the model and measures the job.
@@ -50,20 +53,18 @@ fn generate(policy: CpuPolicy, prompts: &[Vec<u32>], tokens: usize) -> Result<Mo
     let mut policy = policy.with_rollout_batch_size(prompts.len());
     // The first call allocates.
     sample(&mut policy, prompts, 2)?;
-    let (first_token, _) = sample(&mut policy, prompts, 1)?;
-    let (whole, digest) = sample(&mut policy, prompts, tokens)?;
-    let digest = Some(format!("{digest:016x}"));
-    Ok(ModelTimes { first_token: Some(first_token), whole, digest, ..ModelTimes::default() })
+    sample(&mut policy, prompts, tokens)
 }
 
-/// Continues the prompts by a number of tokens; returns the time and a digest of the samples.
-fn sample(policy: &mut CpuPolicy, prompts: &[Vec<u32>], tokens: usize) -> Result<(Time, u64)> {
+/// Continues the prompts by a number of tokens, all of them together.
+fn sample(policy: &mut CpuPolicy, prompts: &[Vec<u32>], tokens: usize) -> Result<ModelTimes> {
+    let watch = FirstTokens { rows: prompts.len(), seen: AtomicUsize::new(0), all: OnceLock::new() };
     let request = RolloutRequest {
         prompts,
         num_generations: 1,
         max_completion_length: tokens,
         stop_ids: &[],
-        stop: None,
+        stop: Some(&watch),
         sampling: Sampling::Random {
             temperature: 1.0,
             processors: LogitsProcessors::default(),
@@ -76,9 +77,37 @@ fn sample(policy: &mut CpuPolicy, prompts: &[Vec<u32>], tokens: usize) -> Result
         return_routed_experts: false,
         turn: None,
     };
-    let (time, completions) = timed(|| policy.generate(&request));
+    let began = Clock::now();
+    let completions = policy.generate(&request)?;
+    let ended = Clock::now();
+    let first = *watch.all.get().unwrap_or(&ended);
     let digest = |sum: u64, id: &u32| sum.wrapping_mul(1_000_003).wrapping_add(u64::from(*id));
-    Ok((time, completions?.iter().flat_map(|completion| &completion.ids).fold(0, digest)))
+    let digest = completions.iter().flat_map(|completion| &completion.ids).fold(0, digest);
+    Ok(ModelTimes {
+        first_token: Some(first.since(began)),
+        decode: ended.since(first),
+        decoded: prompts.len() * (tokens - 1),
+        whole: ended.since(began),
+        digest: Some(format!("{digest:016x}")),
+        ..ModelTimes::default()
+    })
+}
+
+/// Notes when every sequence has its first token; no sequence ends.
+#[derive(Debug)]
+struct FirstTokens {
+    rows: usize,
+    seen: AtomicUsize,
+    all: OnceLock<Clock>,
+}
+
+impl StopCondition for FirstTokens {
+    fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
+        if completion.len() == 1 && self.seen.fetch_add(1, Ordering::Relaxed) + 1 == self.rows {
+            self.all.get_or_init(Clock::now);
+        }
+        Ok(false)
+    }
 }
 
 fn update(
@@ -107,13 +136,28 @@ fn update(
     Ok(ModelTimes { whole, grad_norm: Some(first.grad_norm), ..ModelTimes::default() })
 }
 
+/// Wall time and the processor time of the process.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    wall: Instant,
+    processor: f64,
+}
+
+impl Clock {
+    fn now() -> Self {
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        Self { wall: Instant::now(), processor: time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64 }
+    }
+
+    fn since(self, earlier: Self) -> Time {
+        let seconds = self.wall.duration_since(earlier.wall).as_secs_f64();
+        Time { seconds, processor: self.processor - earlier.processor }
+    }
+}
+
 /// Calls `f` and returns its time.
 fn timed<T>(f: impl FnOnce() -> T) -> (Time, T) {
-    let processor = || {
-        let time = clock_gettime(ClockId::ProcessCPUTime);
-        time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
-    };
-    let (busy, began) = (processor(), Instant::now());
+    let began = Clock::now();
     let result = f();
-    (Time { seconds: began.elapsed().as_secs_f64(), processor: processor() - busy }, result)
+    (Clock::now().since(began), result)
 }
