@@ -49,11 +49,14 @@ pub(crate) fn multiply(
     if rows == 0 || k == 0 || columns.is_empty() {
         return;
     }
+    // The end of the last of `count` rows of `len` elements.
+    let end = |count: usize, stride: usize, len: usize| (count - 1).saturating_mul(stride).saturating_add(len);
     let ends = |vector: usize| columns.end.saturating_sub(vector * VECTOR).min(VECTOR);
-    let holds = |vector: usize| (k - 1) * strip.step + vector * strip.second + ends(vector) <= strip.values.len();
+    let first = |vector: usize| vector.saturating_mul(strip.second);
+    let holds = |vector: usize| end(k, strip.step, first(vector).saturating_add(ends(vector))) <= strip.values.len();
     assert!(rows <= ROWS && columns.end <= 2 * VECTOR, "a strip of columns");
-    assert!((rows - 1) * lhs.stride + k <= lhs.values.len(), "the rows of a product");
-    assert!((rows - 1) * out.stride + columns.len() <= out.values.len(), "the output of a product");
+    assert!(end(rows, lhs.stride, k) <= lhs.values.len(), "the rows of a product");
+    assert!(end(rows, out.stride, columns.len()) <= out.values.len(), "the output of a product");
     assert!(holds(0) && (ends(1) == 0 || holds(1)), "the columns of a product");
     #[cfg(target_arch = "x86_64")]
     if isa.get() >= Isa::Avx512 {
@@ -125,4 +128,58 @@ fn multiply_row_body<M: MulAdd>(
         }
     }
     out.copy_from_slice(&sums[columns]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_of_strips_match_the_formula_and_leave_other_columns() {
+        const K: usize = 37;
+        let number = |i: usize| (i * 2_654_435_761 % 1009) as f32 / 1009.0 - 0.5;
+        let lhs: Vec<f32> = (0..ROWS * (K + 3)).map(number).collect();
+        // Two vectors of columns one after the other, and side by side in rows of 40.
+        let (panels, wide): (Vec<f32>, Vec<f32>) =
+            ((0..2 * K * VECTOR).map(number).collect(), (0..K * 40).map(number).collect());
+        let strips = [
+            Strip { values: &panels, step: VECTOR, second: K * VECTOR, ahead: 64 },
+            Strip { values: &wide, step: 40, second: VECTOR, ahead: 640 },
+        ];
+        for isa in IsaToken::available() {
+            for (strip, columns) in
+                strips.iter().flat_map(|s| [0..32, 0..16, 5..16, 3..20, 0..31, 7..7].map(|c| (s, c)))
+            {
+                for (rows, add) in (1..=ROWS).flat_map(|rows| [(rows, false), (rows, true)]) {
+                    let mut out = vec![2.0; ROWS * 50];
+                    let (of_lhs, of_out) =
+                        (Rows { values: &lhs[..], stride: K + 3 }, Rows { values: &mut out[1..], stride: 50 });
+                    multiply(isa, rows, K, of_lhs, *strip, columns.clone(), of_out, add);
+                    for (i, found) in out.iter().enumerate() {
+                        let (row, column) = (i / 50, (columns.start + i % 50).wrapping_sub(1));
+                        let is_made = row < rows && i % 50 > 0 && columns.contains(&column);
+                        let element =
+                            |t: usize| strip.values[t * strip.step + column / VECTOR * strip.second + column % VECTOR];
+                        let product = |t: usize| f64::from(lhs[row * (K + 3) + t]) * f64::from(element(t));
+                        let expected = match is_made {
+                            true => (0..K).map(product).sum::<f64>() + if add { 2.0 } else { 0.0 },
+                            false => 2.0,
+                        };
+                        assert!(
+                            (f64::from(*found) - expected).abs() < 1e-5,
+                            "{isa:?} {rows} {columns:?} {add} {i}: {found} {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "the columns of a product")]
+    fn a_strip_without_its_last_element_is_refused() {
+        let strip = Strip { values: &[0.0; 63], step: 32, second: VECTOR, ahead: 0 };
+        let (lhs, out) = (Rows { values: &[1.0; 2][..], stride: 2 }, Rows { values: &mut [0.0; 32][..], stride: 32 });
+        multiply(IsaToken::detect(), 1, 2, lhs, strip, 0..32, out, false);
+    }
 }

@@ -19,9 +19,9 @@ const FEW_ENTRIES: usize = 1 << 15;
 /// The minimum columns per thread for a division by columns: two panels. Not tuned.
 const NARROW: usize = 64;
 /// The most tasks per thread of a product with few rows: a thread that starts late gets fewer of them.
-const TASKS: usize = 4;
+const TASKS: usize = 16;
 /// The least bytes of a weight for a task of a product with few rows; a smaller weight is multiplied on the caller's thread.
-const TASK_BYTES: usize = 64 << 10;
+const TASK_BYTES: usize = 128 << 10;
 /// The rhs panels that are widened before they are multiplied: 80 KiB of words.
 const NEAR: usize = 4;
 

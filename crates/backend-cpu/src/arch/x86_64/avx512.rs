@@ -65,8 +65,9 @@ macro_rules! avx512_kernel {
     };
 }
 
-/// The bytes between a panel row that a kernel of few rows loads and the one that it prefetches. Other distances were not measured.
-const DISTANCE: usize = 4096;
+/// The bytes between a panel row that a kernel of few rows loads and the one that it prefetches. One row decoded up to 4 % slower with half and with
+/// twice the distance.
+const DISTANCE: usize = 8192;
 
 /// Defines an AVX-512 kernel for few rows: `MADE` rows `a: [words, MADE]` times a panel `b: [words, 32]`.
 macro_rules! few_rows_kernel {
