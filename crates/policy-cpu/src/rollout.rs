@@ -12,8 +12,8 @@ const LARGE: u64 = 1 << 25;
 /// The least logits that a thread samples from at a time.
 const LOGITS_PER_TASK: usize = 1 << 14;
 
-/// The packed weights and the KV caches of a request with [`RolloutRequest::turn`], for the next such request.
-pub(crate) struct Turns {
+/// The packed weights of a request, for the next one, and its KV caches if it had a [`RolloutRequest::turn`].
+pub(crate) struct Prepared {
     inference: Inference,
     chunks: Vec<Sampled>,
 }
@@ -34,23 +34,24 @@ struct Kept<'a> {
 }
 
 /// Samples the completions of a request. At most `batch_size` sequences decode together, in one batch for every thread unless the model is
-/// large, and samples of one prompt share its prefill; none of this changes the samples. `turns` has the caches of the first `batch_size`
-/// conversations of an earlier turn, and is replaced.
+/// large, and samples of one prompt share its prefill; none of this changes the samples. `prepared` has the packed weights of
+/// an earlier request, and the caches of the first `batch_size` conversations of an earlier turn; it is replaced.
 pub(crate) fn generate(
     model: impl FnOnce() -> Decoder,
     request: &RolloutRequest<'_>,
     batch_size: usize,
-    turns: &mut Option<Turns>,
+    prepared: &mut Option<Prepared>,
 ) -> Result<Vec<Completion>> {
     request.check()?;
-    let (inference, earlier) = match turns.take() {
-        Some(Turns { inference, chunks })
-            if request.turn.is_some() && inference.records_experts() == request.return_routed_experts =>
-        {
+    let (inference, mut earlier) = match prepared.take() {
+        Some(Prepared { inference, chunks }) if inference.records_experts() == request.return_routed_experts => {
             (inference, chunks)
         }
         _ => (model().inference()?.recording_experts(request.return_routed_experts), Vec::new()),
     };
+    if request.turn.is_none() {
+        earlier.clear();
+    }
     let (prompts, per_prompt) = (request.prompts, request.num_generations);
     let chunks = sample(&inference, request, batch_size, &earlier)?;
     drop(earlier);
@@ -68,9 +69,7 @@ pub(crate) fn generate(
         }
         indices.into_iter().zip(of_chunk).for_each(|(index, completion)| completions[index] = completion);
     }
-    if request.turn.is_some() {
-        *turns = Some(Turns { inference, chunks: kept });
-    }
+    *prepared = Some(Prepared { inference, chunks: kept });
     Ok(completions)
 }
 
@@ -425,8 +424,10 @@ mod tests {
             prompts.iter().zip(&first).map(|(prompt, c)| [&prompt[..], &c.ids, &[11]].concat()).collect();
         let next = RolloutRequest { turn, ..request(&longer, 1, random(0)) };
         super::generate(|| unreachable!("the packed weights are kept"), &next, 1000, &mut turns).unwrap();
-        // A request without turns drops them.
-        super::generate(model, &request(&prompts, 1, random(0)), 1000, &mut turns).unwrap();
-        assert!(turns.is_none());
+        // A request without a turn drops the caches and keeps the packed weights.
+        let plain = request(&prompts, 1, random(0));
+        let kept = super::generate(|| unreachable!("the packed weights are kept"), &plain, 1000, &mut turns).unwrap();
+        assert!(turns.as_ref().unwrap().chunks.is_empty());
+        assert_eq!(kept, generate(1000, &plain));
     }
 }

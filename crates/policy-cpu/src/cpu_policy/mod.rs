@@ -6,7 +6,7 @@ use crate::gradients::GradientSum;
 use crate::loss::{PartialLoss, PlannedLoss, PolicyLoss};
 use crate::micro_batch::accumulate;
 use crate::ref_policy::{freeze, has_values, mix};
-use crate::rollout::{self, Turns};
+use crate::rollout::{self, Prepared};
 use crate::sequences::{Observed, completion_hidden, observed_hidden};
 use burn::module::Module;
 use burn::tensor::Device;
@@ -38,8 +38,8 @@ pub struct CpuPolicy {
     optimizer: AdamW,
     sums: GradientSum,
     rollout_batch_size: usize,
-    /// The KV caches of the last request with a turn, until a call other than [`Policy::generate`].
-    turns: Option<Turns>,
+    /// The packed weights of the last request, and its KV caches if it had a turn, until a call other than [`Policy::generate`].
+    prepared: Option<Prepared>,
     /// The measured peak of multiply-adds in the dtype of products.
     peak_flops: OnceLock<f64>,
     remembered: Option<Remembered>,
@@ -125,7 +125,7 @@ impl CpuPolicy {
 
     fn adapted(mut self, adapt: impl FnOnce(Decoder) -> Result<Decoder>) -> Result<Self> {
         self.model = adapt(self.model)?;
-        self.turns = None;
+        self.prepared = None;
         self.optimizer = AdamW::new(&self.optimizer.config);
         (self.sums, self.ref_policy, self.remembered, self.in_files) = (GradientSum::new(), None, None, None);
         Ok(self)
@@ -143,7 +143,7 @@ impl CpuPolicy {
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
-            turns: None,
+            prepared: None,
             peak_flops: OnceLock::new(),
             remembered: None,
             in_files: None,
@@ -167,7 +167,7 @@ impl CpuPolicy {
         self.model = self.model.with_products(dtype);
         self.in_files = self.in_files.map(|model| model.with_products(dtype));
         self.ref_policy = self.ref_policy.map(|model| model.with_products(dtype));
-        (self.turns, self.remembered, self.peak_flops) = (None, None, OnceLock::new());
+        (self.prepared, self.remembered, self.peak_flops) = (None, None, OnceLock::new());
         Ok(self)
     }
 
@@ -239,7 +239,7 @@ impl CpuPolicy {
 
     /// Replaces the trained weights; the caller has checked names and shapes.
     fn replace(&mut self, weights: &dyn TensorSource) -> Result<()> {
-        self.turns = None;
+        self.prepared = None;
         let (model, replaced) = replace_parameters(self.model.take(), weights);
         self.model = model;
         replaced
@@ -282,11 +282,11 @@ impl Policy for CpuPolicy {
             let expected = "a model with a mixture of experts, for routed experts";
             return Err(Error::argument("generate", expected, "a model without"));
         }
-        rollout::generate(|| self.model.valid(), request, self.rollout_batch_size, &mut self.turns)
+        rollout::generate(|| self.model.valid(), request, self.rollout_batch_size, &mut self.prepared)
     }
 
     fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores> {
-        self.turns = None;
+        self.prepared = None;
         let model = match of {
             Weights::Policy => self.model.valid(),
             Weights::RefPolicy => self.ref_policy.clone().ok_or_else(|| Self::no_ref_policy("score"))?,
@@ -311,7 +311,7 @@ impl Policy for CpuPolicy {
     }
 
     fn values(&mut self, batches: &[SequenceBatch<'_>]) -> Result<Vec<f32>> {
-        self.turns = None;
+        self.prepared = None;
         let values = of_each(&self.model.valid(), batches, |model, batch| {
             let hidden = completion_hidden(model, batch.sequences, batch.routed_experts)?;
             Ok(to_host(model.values(hidden)?))
@@ -320,7 +320,7 @@ impl Policy for CpuPolicy {
     }
 
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
-        self.turns = None;
+        self.prepared = None;
         let (grpo, cross_entropy, value_loss) = (&self.loss, &self.cross_entropy, self.value_loss.as_ref());
         let aux_loss = self.router_aux_loss_coef / batches.len().max(1) as f64;
         accumulate(&self.model, batches, &mut self.sums, |model, batch| {
@@ -349,7 +349,7 @@ impl Policy for CpuPolicy {
     }
 
     fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport> {
-        self.turns = None;
+        self.prepared = None;
         let sums = std::mem::take(&mut self.sums);
         if sums.is_empty() {
             return Err(Error::argument("apply", "an accumulated gradient", "none"));
@@ -412,7 +412,7 @@ impl Policy for CpuPolicy {
             return Err(Error::state("the policy", "a state saved by `begin`", "none"));
         };
         (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);
-        self.turns = None;
+        self.prepared = None;
         self.sums = GradientSum::new();
         Ok(())
     }

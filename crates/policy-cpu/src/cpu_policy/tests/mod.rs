@@ -39,9 +39,9 @@ policy::contract_tests!(Cpu);
 
 mod bf16;
 
-/// The caches of turns hold keys and values of the weights before an update.
+/// Packed weights and caches are of the weights before an update.
 #[test]
-fn an_update_drops_the_caches_of_turns() {
+fn an_update_drops_packed_weights_and_caches() {
     let setup = Setup::default();
     let loss = PolicyLoss::cross_entropy(Dtype::F32);
     let mut policy = CpuPolicy::new(&setup.config, 1, loss).unwrap();
@@ -61,7 +61,7 @@ fn an_update_drops_the_caches_of_turns() {
         return_routed_experts: false,
     };
     policy.generate(&request).unwrap();
-    assert!(policy.turns.is_some());
+    assert!(policy.prepared.is_some());
     assert!(policy.apply(0.1).unwrap().applied);
-    assert!(policy.turns.is_none());
+    assert!(policy.prepared.is_none());
 }
