@@ -57,7 +57,7 @@ pub(crate) fn zeros<T: Pod>(len: usize) -> Aligned<T> {
     buffer
 }
 
-/// Allocates `len` zeros for the output of a product, on huge pages if the system grants them.
+/// Allocates `len` zeros for the output of a product or a cache, on huge pages if the system grants them.
 pub(crate) fn output(len: usize) -> Vec<f32> {
     let mut buffer = vec![0.0; len];
     advise_huge_pages(&mut buffer);

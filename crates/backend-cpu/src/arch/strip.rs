@@ -1,6 +1,7 @@
-//! The product of a few rows with a strip of columns that is not packed: scores and mixed values of one new position in attention.
+//! The product of a few rows with up to 32 columns of a matrix that is not packed. Attention of one new position computes its scores and its
+//! values with it.
 //!
-//! The sums of up to 8 rows and 32 columns stay in registers. Every element is one chain of multiply-adds in the order of K.
+//! The sums of 8 rows and 32 columns stay in 16 AVX-512 registers. Every element is one chain of multiply-adds in the order of K.
 #![allow(unsafe_code)]
 
 use super::{Isa, IsaToken, MulAdd, simd_dispatch};
@@ -11,26 +12,27 @@ pub(crate) const VECTOR: usize = 16;
 /// The most rows of a product.
 pub(crate) const ROWS: usize = 8;
 
-/// A matrix `[K, 16]` or `[K, 32]` in memory: the rows of a vector of columns start `step` elements apart, and the second vector starts
-/// `second` elements after the first.
+/// Up to 32 columns of a matrix with K rows, as two vectors of 16 columns. The rows of a vector start `step` elements apart, and the second
+/// vector starts `second` elements after the first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Strip<'a> {
     pub(crate) values: &'a [f32],
     pub(crate) step: usize,
     pub(crate) second: usize,
-    /// The distance of the elements that are prefetched.
+    /// The number of elements between a loaded row of a vector and the prefetched one.
     pub(crate) ahead: usize,
 }
 
 /// Rows of elements that start `stride` elements apart.
 #[derive(Debug)]
-pub(crate) struct Rows<T> {
+pub(crate) struct Strided<T> {
     pub(crate) values: T,
     pub(crate) stride: usize,
 }
 
-/// Computes `out[rows, columns] = lhs[rows, k] strip[k, columns]`, or adds to it if `add`, for at most [`ROWS`] rows. `columns` are a range of
-/// the columns of the strip; the first of them is the first column of `out`. Elements of the strip outside of them are not read as products.
+/// Computes `out[rows, columns] = lhs[rows, k] strip[k, columns]`, or adds the product to `out` if `add`, for at most [`ROWS`] rows. `columns` is
+/// a range of the strip's columns; column `columns.start` of the strip belongs to column 0 of `out`. Other columns of the strip may lie outside
+/// of its slice.
 ///
 /// # Panics
 /// If an operand is too short, or for too many rows or columns.
@@ -40,10 +42,10 @@ pub(crate) fn multiply(
     isa: IsaToken,
     rows: usize,
     k: usize,
-    lhs: Rows<&[f32]>,
+    lhs: Strided<&[f32]>,
     strip: Strip<'_>,
     columns: Range<usize>,
-    out: Rows<&mut [f32]>,
+    out: Strided<&mut [f32]>,
     add: bool,
 ) {
     if rows == 0 || k == 0 || columns.is_empty() {
@@ -75,7 +77,7 @@ pub(crate) fn multiply(
                     $rows => unsafe {
                         multiply_strip::<$rows, 2>(k, a, lhs.stride, strip, c, out.stride, mask, add)
                     },)*
-                    _ => {}
+                    _ => unreachable!("at most 8 rows, checked above"),
                 }
             };
         }
@@ -153,7 +155,7 @@ mod tests {
                 for (rows, add) in (1..=ROWS).flat_map(|rows| [(rows, false), (rows, true)]) {
                     let mut out = vec![2.0; ROWS * 50];
                     let (of_lhs, of_out) =
-                        (Rows { values: &lhs[..], stride: K + 3 }, Rows { values: &mut out[1..], stride: 50 });
+                        (Strided { values: &lhs[..], stride: K + 3 }, Strided { values: &mut out[1..], stride: 50 });
                     multiply(isa, rows, K, of_lhs, *strip, columns.clone(), of_out, add);
                     for (i, found) in out.iter().enumerate() {
                         let (row, column) = (i / 50, (columns.start + i % 50).wrapping_sub(1));
@@ -179,7 +181,8 @@ mod tests {
     #[should_panic(expected = "the columns of a product")]
     fn a_strip_without_its_last_element_is_refused() {
         let strip = Strip { values: &[0.0; 63], step: 32, second: VECTOR, ahead: 0 };
-        let (lhs, out) = (Rows { values: &[1.0; 2][..], stride: 2 }, Rows { values: &mut [0.0; 32][..], stride: 32 });
+        let (lhs, out) =
+            (Strided { values: &[1.0; 2][..], stride: 2 }, Strided { values: &mut [0.0; 32][..], stride: 32 });
         multiply(IsaToken::detect(), 1, 2, lhs, strip, 0..32, out, false);
     }
 }

@@ -4,12 +4,16 @@
 //! inside the window only: of a prompt its last ones, and of a sample a ring, in which a new position replaces the one that leaves the
 //! window.
 //!
-//! A block has, per key/value head, its keys in panels `[D, 16]` of 16 positions, the last of which may be narrower, and its values
-//! `[positions, D]`. Products of a query head's group read both in order.
+//! A block of positions has the layout
+//!
+//! * keys `[K, panels, D, 16]`: a panel has 16 positions, and the last panel the remaining ones, `[D, positions % 16]`;
+//! * values `[K, positions, D]`.
+//!
+//! The query heads of a key head read both from start to end.
 
 use super::attention::{Heads, Mixed, Scores, Span, softmax_row};
 use super::{Layers, fits};
-use crate::arch::strip::{self, ROWS, Strip, VECTOR};
+use crate::arch::strip::{self, ROWS, Strided, Strip, VECTOR};
 use crate::arch::{IsaToken, MulAdd, simd_dispatch};
 use crate::pages::output;
 use crate::threads::slices::*;
@@ -35,18 +39,18 @@ pub struct KvCache {
     filled: Vec<usize>,
 }
 
-/// A layer's keys and values in blocks.
+/// A layer's keys and values in blocks; the [module](self) has their layout.
 #[derive(Debug)]
 struct Layer {
     heads: Heads,
     scores: Scores,
-    /// One block per prompt, `[2, K, positions x D]`: its last positions.
+    /// One block per prompt, with its last positions.
     prompts: Vec<f32>,
-    /// The first value of each prompt's block, and the end of the last.
-    places: Vec<usize>,
-    /// The number of stored prompts.
+    /// The index of the first value of each prompt's block in `prompts`, and the number of all values.
+    starts: Vec<usize>,
+    /// The number of prompts whose blocks are filled.
     stored: usize,
-    /// One block per sample, `[2, K, slots x D]`. Position i of the sample is in slot i modulo the number of slots.
+    /// One block per sample, with `slots` positions. Position i of the sample is in slot i modulo the number of slots.
     samples: Vec<f32>,
     /// The number of slots of a sample.
     slots: usize,
@@ -60,17 +64,17 @@ impl Layer {
 
     /// Returns the block of a prompt.
     fn prompt(&self, prompt: usize) -> &[f32] {
-        &self.prompts[self.places[prompt]..self.places[prompt + 1]]
+        &self.prompts[self.starts[prompt]..self.starts[prompt + 1]]
     }
 
     /// Returns the blocks of the next `count` prompts, which then count as stored.
     fn next_prompts(&mut self, count: usize) -> Vec<&mut [f32]> {
         let next = self.stored..self.stored + count;
         self.stored = next.end;
-        let mut rest = &mut self.prompts[self.places[next.start]..];
+        let mut rest = &mut self.prompts[self.starts[next.start]..];
         let blocks = next.map(|prompt| {
             let block;
-            (block, rest) = std::mem::take(&mut rest).split_at_mut(self.places[prompt + 1] - self.places[prompt]);
+            (block, rest) = std::mem::take(&mut rest).split_at_mut(self.starts[prompt + 1] - self.starts[prompt]);
             block
         });
         blocks.collect()
@@ -103,11 +107,11 @@ impl KvCache {
         let layer = |&(heads, scores): &(Heads, Scores)| {
             let slots = scores.window.map_or(capacity, |window| window.min(capacity));
             let mut layer =
-                Layer { heads, scores, prompts: Vec::new(), places: vec![0], stored: 0, samples: Vec::new(), slots };
+                Layer { heads, scores, prompts: Vec::new(), starts: vec![0], stored: 0, samples: Vec::new(), slots };
             for length in prompts {
-                layer.places.push(layer.places[layer.places.len() - 1] + layer.kept(*length) * layer.position());
+                layer.starts.push(layer.starts[layer.starts.len() - 1] + layer.kept(*length) * layer.position());
             }
-            layer.prompts = output(layer.places[prompts.len()]);
+            layer.prompts = output(layer.starts[prompts.len()]);
             layer.samples = output(samples * slots * layer.position());
             layer
         };
@@ -135,14 +139,17 @@ impl KvCache {
         let lengths: Vec<usize> = sequences.iter().map(|(cache, sample)| cache.position(*sample)).collect();
         let mut all = Self::new(&layers, &lengths, 1, capacity);
         for (index, layer) in all.layers.iter_mut().enumerate() {
-            for ((cache, sample), block) in sequences.iter().zip(layer.next_prompts(sequences.len())) {
-                cache.copy_sequence(index, *sample, block);
-            }
+            let mut blocks: Vec<_> = sequences.iter().zip(layer.next_prompts(sequences.len())).collect();
+            blocks.par_chunks_mut(1).for_each(|blocks| {
+                for ((cache, sample), block) in blocks {
+                    cache.copy_sequence(index, *sample, block);
+                }
+            });
         }
         Ok(all)
     }
 
-    /// Fills the block of a prompt with the positions of a sample in a layer that its next one attends to, including those of its own prompt.
+    /// Copies the positions of a sample and of its prompt to the block `to` of another cache: all that the sample's next position attends to.
     fn copy_sequence(&self, layer: usize, sample: usize, to: &mut [f32]) {
         let (layer, prompt) = (&self.layers[layer], sample / self.per_prompt);
         let heads = layer.heads;
@@ -193,12 +200,13 @@ impl KvCache {
         let layer = &mut self.layers[layer];
         let heads = layer.heads;
         fits("fill_prompts", "qkv", qkv.len(), &[lengths.iter().sum(), heads.row()])?;
-        let kept: Vec<usize> = lengths.iter().map(|length| layer.kept(*length)).collect();
-        let mut blocks: Vec<_> = layer.next_prompts(spans.len()).into_iter().zip(spans).zip(kept).collect();
+        let position = layer.position().max(1);
+        let mut blocks: Vec<_> = layer.next_prompts(spans.len()).into_iter().zip(spans).collect();
         blocks.par_chunks_mut(1).for_each(|blocks| {
-            for ((block, span), len) in blocks {
-                for (i, row) in (span.rows.end - *len..span.rows.end).enumerate() {
-                    write(block, heads, *len, i, &qkv[row * heads.row()..(row + 1) * heads.row()]);
+            for (block, span) in blocks {
+                let len = block.len() / position;
+                for (i, row) in (span.rows.end - len..span.rows.end).enumerate() {
+                    write(block, heads, len, i, &qkv[row * heads.row()..(row + 1) * heads.row()]);
                 }
             }
         });
@@ -211,8 +219,8 @@ impl KvCache {
     }
 }
 
-/// Returns the place of the first key element of position `i` among the keys of a head in a block of `len` positions, and the distance of
-/// the elements.
+/// Returns the index of the first element of key `i` among the keys of a head in a block of `len` positions, and the distance from each element
+/// to the next.
 fn key_place(d: usize, len: usize, i: usize) -> (usize, usize) {
     let panel = i / VECTOR * VECTOR;
     (panel * d + i - panel, VECTOR.min(len - panel))
@@ -323,8 +331,8 @@ const AHEAD: usize = 16;
 /// The bytes of values that are multiplied with all their columns before the next ones: they stay in the L1 cache.
 const NEAR_VALUES: usize = 32 << 10;
 
-/// Computes the means of the parts' values `[R, D]` of key head `k`, weighted by the probabilities of the queries `[R, D]`, and the
-/// log-sum-exp `[R]` of their scores.
+/// Computes the means `out: [R, D]` of the parts' values of key head `k`, weighted by the probabilities of the queries `[R, D]`, and the
+/// log-sum-exp `[R]` of their scores. `scores` is a buffer.
 #[allow(clippy::too_many_arguments)]
 fn mix(
     isa: IsaToken,
@@ -337,45 +345,73 @@ fn mix(
     out: &mut [f32],
     lse: &mut [f32],
 ) {
-    let (d, stride) = (heads.width, parts.iter().map(|part| part.visible.len()).sum());
-    let per_key = lse.len();
-    scores.resize(per_key * stride, 0.0);
-    let groups = || (0..per_key).step_by(ROWS).map(|row| (row, ROWS.min(per_key - row)));
-    let mut done = 0;
-    for Part { block, len, visible } in parts {
+    let width = parts.iter().map(|part| part.visible.len()).sum();
+    scores.resize(lse.len() * width, 0.0);
+    let mut first = 0;
+    for part in parts {
+        part.score(isa, heads, k, queries, Strided { values: &mut scores[first..], stride: width });
+        first += part.visible.len();
+    }
+    softmax_rows(isa, scores, width, scale, lse);
+    let mut first = 0;
+    for part in parts {
+        part.add_values(isa, heads, k, Strided { values: &scores[first..], stride: width }, out, first > 0);
+        first += part.visible.len();
+    }
+}
+
+/// Returns the rows of a group of query heads in blocks of at most [`ROWS`].
+fn blocks_of(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(ROWS).map(move |row| row..rows.min(row + ROWS))
+}
+
+impl Part<'_> {
+    /// Computes the scores `[R, visible]` of the queries `[R, D]` and the keys of key head `k`, without their factor.
+    fn score(&self, isa: IsaToken, heads: Heads, k: usize, queries: &[f32], scores: Strided<&mut [f32]>) {
+        let (Self { block, len, visible }, d) = (self, heads.width);
         let mut at = visible.start / VECTOR * VECTOR;
         while at < visible.end {
-            let pair = at + 2 * VECTOR <= *len && at + VECTOR < visible.end;
+            let is_pair = at + 2 * VECTOR <= *len && at + VECTOR < visible.end;
             let step = VECTOR.min(len - at);
-            let end = if pair { at + 2 * VECTOR } else { at + step };
+            let end = if is_pair { at + 2 * VECTOR } else { at + step };
             let columns = visible.start.max(at) - at..visible.end.min(end) - at;
             let keys = Strip { values: &block[(k * len + at) * d..], step, second: VECTOR * d, ahead: 2 * VECTOR * d };
-            let place = done + at + columns.start - visible.start;
-            for (row, rows) in groups() {
-                let lhs = strip::Rows { values: &queries[row * d..], stride: d };
-                let out = strip::Rows { values: &mut scores[row * stride + place..], stride };
-                strip::multiply(isa, rows, d, lhs, keys, columns.clone(), out, false);
+            let column = at + columns.start - visible.start;
+            for rows in blocks_of(heads.per_key_head()) {
+                let lhs = Strided { values: &queries[rows.start * d..], stride: d };
+                let start = rows.start * scores.stride + column;
+                let out = Strided { values: &mut scores.values[start..], stride: scores.stride };
+                strip::multiply(isa, rows.len(), d, lhs, keys, columns.clone(), out, false);
             }
             at = end;
         }
-        done += visible.len();
     }
-    softmax_rows(isa, scores, stride, scale, lse);
-    let (mut done, run) = (0, (NEAR_VALUES / size_of::<f32>() / d.max(1)).max(1));
-    for Part { block, len, visible } in parts {
+
+    /// Computes the sums `out: [R, D]` of the values of key head `k` times their `probabilities: [R, visible]`, or adds them to `out` if `add`.
+    fn add_values(
+        &self,
+        isa: IsaToken,
+        heads: Heads,
+        k: usize,
+        probabilities: Strided<&[f32]>,
+        out: &mut [f32],
+        add: bool,
+    ) {
+        let (Self { block, len, visible }, d) = (self, heads.width);
         let values = &block[(heads.key_value + k) * len * d..];
-        for start in visible.clone().step_by(run) {
-            let count = run.min(visible.end - start);
+        let near = (NEAR_VALUES / size_of::<f32>() / d.max(1)).max(1);
+        for start in visible.clone().step_by(near) {
+            let (first, count) = (start - visible.start, near.min(visible.end - start));
             for column in (0..d).step_by(2 * VECTOR) {
                 let columns = 0..(2 * VECTOR).min(d - column);
                 let values = Strip { values: &values[start * d + column..], step: d, second: VECTOR, ahead: AHEAD * d };
-                for (row, rows) in groups() {
-                    let lhs = strip::Rows { values: &scores[row * stride + done..], stride };
-                    let out = strip::Rows { values: &mut out[row * d + column..], stride: d };
-                    strip::multiply(isa, rows, count, lhs, values, columns.clone(), out, done > 0);
+                for rows in blocks_of(heads.per_key_head()) {
+                    let stride = probabilities.stride;
+                    let lhs = Strided { values: &probabilities.values[rows.start * stride + first..], stride };
+                    let out = Strided { values: &mut out[rows.start * d + column..], stride: d };
+                    strip::multiply(isa, rows.len(), count, lhs, values, columns.clone(), out, add || first > 0);
                 }
             }
-            done += count;
         }
     }
 }

@@ -174,13 +174,9 @@ pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>,
     if n < NARROW * count() {
         // Each thread packs the rows that it multiplies.
         let size = share(m, BLOCK).next_multiple_of(gemm.lhs_panel());
-        let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Rows, size, 0..m.div_ceil(size)).enumerate().collect();
-        blocks.par_chunks_mut(1).for_each(|blocks| {
-            for (i, out) in blocks {
-                multiply_block(gemm, lhs, *i * size..m.min((*i + 1) * size), rhs, out, add);
-            }
+        return for_blocks(out, [m, n], Cut::Rows, size, |first, out| {
+            multiply_block(gemm, lhs, first..first + out.rows(), rhs, out, add);
         });
-        return;
     }
     // Each thread reads a part of the weight only.
     let mut left = Scratch::words(gemm.lhs_words(m, k));
@@ -189,20 +185,31 @@ pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>,
     let run = if m > BLOCK { RUN } else { PANELS };
     let size = share(n, run * RHS_PANEL).next_multiple_of(RHS_PANEL);
     let height = BLOCK.next_multiple_of(gemm.lhs_panel());
-    let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Columns, size, 0..n.div_ceil(size)).enumerate().collect();
-    blocks.par_chunks_mut(1).for_each(|blocks| {
-        for (i, out) in blocks {
-            for first in (0..m).step_by(height) {
-                let mut out = out.some_rows(first..m.min(first + height));
-                for piece in gemm.pieces(k) {
-                    let stride = gemm.lhs_stride(piece.len());
-                    let start = gemm.lhs_words(m, piece.start) + first / gemm.lhs_panel() * stride;
-                    let lhs = Packed { words: &left[start..], stride };
-                    multiply_piece(gemm, lhs, rhs, k, piece, *i * size, &mut out, add);
-                }
+    for_blocks(out, [m, n], Cut::Columns, size, |column, out| {
+        for first in (0..m).step_by(height) {
+            let mut out = out.some_rows(first..m.min(first + height));
+            for piece in gemm.pieces(k) {
+                let stride = gemm.lhs_stride(piece.len());
+                let start = gemm.lhs_words(m, piece.start) + first / gemm.lhs_panel() * stride;
+                let lhs = Packed { words: &left[start..], stride };
+                multiply_piece(gemm, lhs, rhs, k, piece, column, &mut out, add);
             }
         }
     });
+}
+
+/// Divides the matrix `out: [m, n]` into blocks of `size` rows or columns, and calls `f` with the first row or column of each block and the
+/// block, on the threads of the pool. One block is computed on the caller's thread.
+fn for_blocks(out: &mut [f32], dims: [usize; 2], cut: Cut, size: usize, f: impl Fn(usize, &mut MatMut<'_>) + Sync) {
+    let length = match cut {
+        Cut::Rows => dims[0],
+        Cut::Columns => dims[1],
+    };
+    let mut blocks: Vec<_> = MatMut::split(out, dims, cut, size, 0..length.div_ceil(size)).enumerate().collect();
+    match &mut blocks[..] {
+        [(_, out)] => f(0, out),
+        blocks => blocks.par_chunks_mut(1).for_each(|blocks| blocks.iter_mut().for_each(|(i, out)| f(*i * size, out))),
+    }
 }
 
 /// Computes [`multiply_packed`] for few rows.
@@ -214,14 +221,9 @@ fn multiply_few(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>, out: &mut [f3
     let (panels, bytes) = (n.div_ceil(RHS_PANEL), stride * rhs.panels.word_bytes());
     let tasks = (panels * bytes / TASK_BYTES).clamp(1, TASKS * count());
     let size = panels.div_ceil(tasks) * RHS_PANEL;
-    let run = |i: usize, out: &mut MatMut<'_>| {
-        gemm.multiply_few(k, left, rhs.panels.from(i * size / RHS_PANEL * stride), out, add);
-    };
-    let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Columns, size, 0..n.div_ceil(size)).enumerate().collect();
-    match &mut blocks[..] {
-        [(_, out)] => run(0, out),
-        blocks => blocks.par_chunks_mut(1).for_each(|blocks| blocks.iter_mut().for_each(|(i, out)| run(*i, out))),
-    }
+    for_blocks(out, [m, n], Cut::Columns, size, |first, out| {
+        gemm.multiply_few(k, left, rhs.panels.from(first / RHS_PANEL * stride), out, add);
+    });
 }
 
 /// Returns the largest block of at most `most` that divides `all` into about equally many blocks per thread.
@@ -248,8 +250,8 @@ fn multiply_block(
     }
 }
 
-/// Computes the part of `piece`, a range of the `k` entries of K, of the product with the columns of the rhs from `column` on, which starts a
-/// panel. Adds to `out` if `add`, or if other pieces come before this one.
+/// Computes the product over `piece`, a range of the `k` entries of K, with the columns of the rhs from `column` on, the first of a panel. Adds
+/// the product to `out` if `add`, or if `piece` is not the first one.
 #[allow(clippy::too_many_arguments)]
 fn multiply_piece(
     gemm: Gemm,
@@ -301,21 +303,23 @@ pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &impl Rhs, out: &mut 
     let mut left = Scratch::words(gemm.lhs_words(m, k));
     pack_left(gemm, lhs, &mut left);
     let size = share(n, PANELS * RHS_PANEL).next_multiple_of(RHS_PANEL);
-    let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Columns, size, 0..n.div_ceil(size)).enumerate().collect();
-    blocks.par_chunks_mut(1).for_each(|blocks| {
-        for (i, out) in blocks {
-            let columns = *i * size..n.min((*i + 1) * size);
-            let mut words = Scratch::words(gemm.rhs_words(columns.len(), k.min(gemm.depth())));
-            for piece in gemm.pieces(k) {
-                let stride = gemm.rhs_stride(piece.len());
-                rhs.with(columns.clone(), piece.clone(), |rows| {
-                    gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride);
-                });
-                let lhs =
-                    Packed { words: &left[gemm.lhs_words(m, piece.start)..], stride: gemm.lhs_stride(piece.len()) };
-                let rhs = Packed { words: &words, stride };
-                gemm.multiply(piece.len(), lhs, rhs, out, add || piece.start > 0, Order::ByColumns);
-            }
+    for_blocks(out, [m, n], Cut::Columns, size, |first, out| {
+        let columns = first..first + out.cols();
+        let mut words = Scratch::words(gemm.rhs_words(columns.len(), k.min(gemm.depth())));
+        for piece in gemm.pieces(k) {
+            let stride = gemm.rhs_stride(piece.len());
+            rhs.with(columns.clone(), piece.clone(), |rows| {
+                gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride);
+            });
+            let lhs = Packed { words: &left[gemm.lhs_words(m, piece.start)..], stride: gemm.lhs_stride(piece.len()) };
+            gemm.multiply(
+                piece.len(),
+                lhs,
+                Packed { words: &words, stride },
+                out,
+                add || piece.start > 0,
+                Order::ByColumns,
+            );
         }
     });
 }

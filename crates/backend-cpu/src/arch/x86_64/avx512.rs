@@ -65,8 +65,8 @@ macro_rules! avx512_kernel {
     };
 }
 
-/// The bytes between a panel row that a kernel of few rows loads and the one that it prefetches. One row decoded up to 4 % slower with half and with
-/// twice the distance.
+/// The bytes between a panel row that a kernel of few rows loads and the one that it prefetches. With half and with twice
+/// the distance, steps of one row were 6 to 10 % slower (docs/notes/host-trainer.md).
 const DISTANCE: usize = 8192;
 
 /// Defines an AVX-512 kernel for few rows: `MADE` rows `a: [words, MADE]` times a panel `b: [words, 32]`.
@@ -186,7 +186,7 @@ pub(crate) unsafe fn multiply_strip<const MADE: usize, const VECTORS: usize>(
     let Strip { values, step, second, ahead } = strip;
     let mut b = values.as_ptr();
     let masks: [__mmask16; VECTORS] = std::array::from_fn(|vector| (mask >> (16 * vector)) as __mmask16);
-    // SAFETY: the caller guarantees the elements of a, and those of b and c inside the masks; others are neither read nor written.
+    // SAFETY: the caller guarantees the rows of a, and the columns of b and c in `mask`. Masked loads and stores access no other column.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); VECTORS]; MADE];
         let place = |i: usize, vector: usize| c.wrapping_add(i * c_stride + 16 * vector);
