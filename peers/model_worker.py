@@ -154,7 +154,7 @@ def vllm(job):
         for i, prompt in enumerate(inputs):
             engine.llm_engine.add_request(str(i), prompt, sampling)
         counts, first, complete = [0] * len(inputs), None, None
-        # Prompts are processed in pieces beside the decoding of others, so sequences begin and end in different steps.
+        # vLLM prefills chunks of prompts in the same steps as it decodes other sequences, so sequences start and finish in different steps.
         while engine.llm_engine.has_unfinished_requests():
             for output in engine.llm_engine.step():
                 counts[int(output.request_id)] += len(output.outputs[0].token_ids)

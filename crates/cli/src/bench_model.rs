@@ -43,9 +43,8 @@ pub(crate) fn text(document: &Document<ModelCase>, config: &ModelBenchConfig, ma
     }
     text.push_str(
         "\nRates of generation are of the time between the first token of the last row and the last token of the first\n\
-         row. Processor seconds are of all threads. The floor\n\
-         is the larger of the weights' bytes over the bandwidth of memory and the flops over the peak of\n\
-         multiply-adds, both measured; mfu is the share of that peak.\n",
+         row. Processor seconds are of all threads. The floor is the larger of the weights' bytes over the bandwidth of\n\
+         memory and the flops over the peak of multiply-adds, both measured; mfu is the share of that peak.\n",
     );
     for reason in reasons(document) {
         let _ = writeln!(text, "{reason}");

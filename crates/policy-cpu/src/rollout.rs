@@ -405,10 +405,10 @@ mod tests {
         let prompts = prompts();
         let (streams, limits) = ([0, 1, 2, 3], [6; 4]);
         let turn = Some(Turn { streams: &streams, limits: &limits, finished: None });
-        let mut turns = None;
+        let mut prepared = None;
         let first = RolloutRequest { turn, ..request(&prompts, 1, random(0)) };
-        let first = super::generate(model, &first, 1000, &mut turns).unwrap();
-        let kept = turns.as_ref().unwrap();
+        let first = super::generate(model, &first, 1000, &mut prepared).unwrap();
+        let kept = prepared.as_ref().unwrap();
         let mut ids: Vec<Vec<u32>> =
             kept.chunks.iter().flat_map(|chunk| chunk.ids.iter().map(|(_, ids)| ids.clone())).collect();
         // The last token of a completion was never an input.
@@ -423,11 +423,12 @@ mod tests {
         let longer: Vec<Vec<u32>> =
             prompts.iter().zip(&first).map(|(prompt, c)| [&prompt[..], &c.ids, &[11]].concat()).collect();
         let next = RolloutRequest { turn, ..request(&longer, 1, random(0)) };
-        super::generate(|| unreachable!("the packed weights are kept"), &next, 1000, &mut turns).unwrap();
+        super::generate(|| unreachable!("the packed weights are kept"), &next, 1000, &mut prepared).unwrap();
         // A request without a turn drops the caches and keeps the packed weights.
         let plain = request(&prompts, 1, random(0));
-        let kept = super::generate(|| unreachable!("the packed weights are kept"), &plain, 1000, &mut turns).unwrap();
-        assert!(turns.as_ref().unwrap().chunks.is_empty());
+        let kept =
+            super::generate(|| unreachable!("the packed weights are kept"), &plain, 1000, &mut prepared).unwrap();
+        assert!(prepared.as_ref().unwrap().chunks.is_empty());
         assert_eq!(kept, generate(1000, &plain));
     }
 }

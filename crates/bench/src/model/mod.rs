@@ -216,9 +216,11 @@ fn numbers(work: Work, times: &ModelTimes, floor: &Numbers) -> Numbers {
                 ("first_token_s", first.seconds),
                 ("first_token_processor_s", first.processor),
                 ("all_tokens_s", whole.seconds),
-                ("tokens_per_s", decoded / times.decode.seconds),
-                ("tokens_per_processor_s", decoded / times.decode.processor),
             ]);
+            // The clock of a tiny model may stand still.
+            let rates = [("tokens_per_s", times.decode.seconds), ("tokens_per_processor_s", times.decode.processor)];
+            let rates = rates.into_iter().filter(|(_, seconds)| *seconds > 0.0);
+            numbers.extend(rates.map(|(name, seconds)| (name, decoded / seconds)));
         }
         (Work::Update { rows, prompt, completion, .. }, _) => {
             numbers.extend([
