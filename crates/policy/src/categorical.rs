@@ -39,7 +39,8 @@ impl<'a> Categorical<'a> {
         };
         let (best, max) = scores.best();
         let blocks = (0..scores.len()).step_by(BLOCK).map(|first| first..scores.len().min(first + BLOCK));
-        let sums: Vec<f64> = blocks.map(|block| sum(scores.weights(block.clone(), max, &mut [0.0; BLOCK]))).collect();
+        let mut weights = [0.0; BLOCK];
+        let sums: Vec<f64> = blocks.map(|block| scores.weights(block, max, &mut weights)).collect();
         Self { best, max, total: sums.iter().sum(), sums, scores }
     }
 
@@ -60,9 +61,10 @@ impl<'a> Categorical<'a> {
         };
         point += self.sums[block];
         let first = block * BLOCK;
+        let block = first..self.scores.len().min(first + BLOCK);
         let mut weights = [0.0; BLOCK];
-        let weights = self.scores.weights(first..self.scores.len().min(first + BLOCK), self.max, &mut weights);
-        weights.iter().position(|weight| passes(&mut point, *weight)).map_or(self.best, |i| first + i)
+        self.scores.weights(block.clone(), self.max, &mut weights);
+        weights[..block.len()].iter().position(|weight| passes(&mut point, *weight)).map_or(self.best, |i| first + i)
     }
 
     /// Returns the log-probability of a token.
@@ -95,31 +97,50 @@ impl Scores<'_> {
 
     /// Returns the first token with the highest score, and the score.
     fn best(&self) -> (usize, f64) {
-        fn first_of<T: Copy + PartialOrd>(values: &[T], lowest: T) -> usize {
-            let larger = |best: (usize, T), (i, x): (usize, &T)| if *x > best.1 { (i, *x) } else { best };
-            values.iter().enumerate().fold((0, lowest), larger).0
-        }
         let best = match self {
-            Self::Logits { logits, .. } => first_of(logits, f32::NEG_INFINITY),
-            Self::Processed(scores) => first_of(scores, f64::NEG_INFINITY),
+            Self::Logits { logits, .. } => Arch::new().dispatch(First { values: logits, lowest: f32::NEG_INFINITY }),
+            Self::Processed(scores) => Arch::new().dispatch(First { values: scores, lowest: f64::NEG_INFINITY }),
         };
         (best, self.get(best))
     }
 
-    /// Computes the weights of a block of at most [`BLOCK`] tokens.
-    fn weights<'a>(&self, block: Range<usize>, max: f64, to: &'a mut [f64; BLOCK]) -> &'a [f64] {
+    /// Computes the weights of a block of at most [`BLOCK`] tokens, and returns their sum.
+    fn weights(&self, block: Range<usize>, max: f64, to: &mut [f64; BLOCK]) -> f64 {
         let to = &mut to[..block.len()];
         match self {
             Self::Logits { logits, temperature } => {
-                Arch::new().dispatch(Weights { scores: &logits[block], divisor: *temperature, max, to });
+                Arch::new().dispatch(Weights { scores: &logits[block], divisor: *temperature, max, to })
             }
             Self::Processed(scores) => Arch::new().dispatch(Weights { scores: &scores[block], divisor: 1.0, max, to }),
         }
-        to
     }
 }
 
-/// Computes exp(score / divisor - max), with the best instructions of the processor.
+/// Finds the first of the largest values, with the best instructions of the processor. The index is 0 if no value is above `lowest`.
+struct First<'a, T> {
+    values: &'a [T],
+    lowest: T,
+}
+
+impl<T: Copy + PartialOrd> WithSimd for First<'_, T> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> usize {
+        let Self { values, lowest } = self;
+        let larger = |a: T, b: T| if b > a { b } else { a };
+        let mut lanes = [lowest; 8 * LANES];
+        let chunks = values.chunks_exact(lanes.len());
+        let rest = chunks.remainder();
+        for values in chunks {
+            lanes.iter_mut().zip(values).for_each(|(lane, value)| *lane = larger(*lane, *value));
+        }
+        let largest = lanes.iter().chain(rest).copied().fold(lowest, larger);
+        if largest > lowest { values.iter().position(|value| *value == largest).unwrap_or(0) } else { 0 }
+    }
+}
+
+/// Computes exp(score / divisor - max), with the best instructions of the processor, and returns the sum.
 struct Weights<'a, T> {
     scores: &'a [T],
     divisor: f64,
@@ -128,24 +149,21 @@ struct Weights<'a, T> {
 }
 
 impl<T: Copy + Into<f64>> WithSimd for Weights<'_, T> {
-    type Output = ();
+    type Output = f64;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
+    fn with_simd<S: Simd>(self, _: S) -> f64 {
         let Self { scores, divisor, max, to } = self;
         for (to, score) in to.iter_mut().zip(scores) {
             *to = exp((*score).into() / divisor - max);
         }
+        // In a fixed order.
+        let mut lanes = [0.0; LANES];
+        for weights in to.chunks(LANES) {
+            lanes.iter_mut().zip(weights).for_each(|(lane, weight)| *lane += weight);
+        }
+        lanes.iter().sum()
     }
-}
-
-/// Sums the weights of a block in a fixed order.
-fn sum(weights: &[f64]) -> f64 {
-    let mut lanes = [0.0; LANES];
-    for weights in weights.chunks(LANES) {
-        lanes.iter_mut().zip(weights).for_each(|(lane, weight)| *lane += weight);
-    }
-    lanes.iter().sum()
 }
 
 /// The factors 1 / i! of the series of e^r.
@@ -203,6 +221,19 @@ mod tests {
             prop_assert!((p.iter().sum::<f64>() - 1.0).abs() < 1e-12);
             prop_assert!(before - 1e-12 <= share && share <= before + p[id] + 1e-12, "{share}: {id} from {before}");
         }
+    }
+
+    #[test]
+    fn the_first_of_the_most_likely_tokens_is_the_best() {
+        for length in [1, 2, 63, 64, 65, 1000] {
+            for first in 0..length {
+                let mut logits: Vec<f32> = (0..length).map(|i| -((i % 5) as f32) - 1.0).collect();
+                (first..length).step_by(7).for_each(|i| logits[i] = 2.0);
+                assert_eq!(plain(&logits).best(), first, "{length}");
+            }
+        }
+        assert_eq!(plain(&[f32::NAN, f32::NEG_INFINITY, -3.0, f32::NAN]).best(), 2);
+        assert_eq!(plain(&[f32::NEG_INFINITY; 200]).best(), 0);
     }
 
     #[test]
