@@ -43,12 +43,12 @@ impl CpuPolicy {
         let inference = self.model().valid().inference()?;
         let vocab = inference.vocab();
         let firsts: Vec<&[u32]> = sequences.iter().map(|ids| &ids[..1]).collect();
-        let (logits, mut cache) = inference.prefill(&firsts, 1, longest - 1)?;
+        let (mut logits, mut cache) = inference.prefill(&firsts, 1, longest - 1)?;
         logits.chunks_exact(vocab).enumerate().for_each(|(i, logits)| see(i, 0, logits));
         for position in 1..longest {
             let (open, ids): (Vec<usize>, Vec<u32>) =
                 sequences.iter().enumerate().filter_map(|(i, ids)| Some((i, *ids.get(position)?))).unzip();
-            let logits = inference.decode(&ids, &open, &mut cache)?;
+            inference.decode(&ids, &open, &mut cache, &mut logits)?;
             open.iter().zip(logits.chunks_exact(vocab)).for_each(|(i, logits)| see(*i, position, logits));
         }
         Ok(())

@@ -171,13 +171,14 @@ fn check_lengths(model: &Inference, request: &RolloutRequest<'_>, indices: &[usi
 
 /// Samples until every completion is finished. All of them have their first token.
 fn decode(model: &Inference, mut samples: Vec<CompletionSampler<'_>>, cache: &mut Cache) -> Result<Vec<Completion>> {
+    let mut logits = Vec::new();
     loop {
         let (open, last): (Vec<usize>, Vec<u32>) =
             samples.iter().enumerate().filter_map(|(i, sample)| Some((i, sample.next_input()?))).unzip();
         if open.is_empty() {
             return Ok(samples.into_iter().map(CompletionSampler::finish).collect());
         }
-        let logits = model.decode(&last, &open, cache)?;
+        model.decode(&last, &open, cache, &mut logits)?;
         let mut open = open.iter().peekable();
         let of_open = samples.iter_mut().enumerate().filter(|(i, _)| open.next_if_eq(&i).is_some());
         extend(of_open.zip(logits.chunks_exact(model.vocab())), model.vocab(), cache)?;

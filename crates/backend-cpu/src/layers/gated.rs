@@ -3,6 +3,7 @@
 //! With f = silu, silu(z) = z sigmoid(z), this is SwiGLU. With the tanh approximation of GELU it is GeGLU, and as
 //! 0.5 (1 + tanh(u)) = sigmoid(2u), GELU is z sigmoid(2u) with u = sqrt(2/pi) (z + 0.044715 z^3).
 
+use super::linear::of_length;
 use super::{Layers, ROWS, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::softmax::exp;
@@ -36,9 +37,23 @@ impl Layers {
     /// # Errors
     /// [`grpo_core::Error::Shape`] if `gate_up` is not a whole number of rows.
     pub fn gated(&self, gate_up: &[f32], activation: Activation, width: usize) -> Result<Vec<f32>> {
+        self.gated_in(Vec::new(), gate_up, activation, width)
+    }
+
+    /// Like [`Layers::gated`], in the memory of an earlier result; see [`Layers::linear_packed_in`].
+    ///
+    /// # Errors
+    /// As [`Layers::gated`].
+    pub fn gated_in(
+        &self,
+        memory: Vec<f32>,
+        gate_up: &[f32],
+        activation: Activation,
+        width: usize,
+    ) -> Result<Vec<f32>> {
         let n = gate_up.len() / (2 * width).max(1);
         fits("gated", "gate_up", gate_up.len(), &[n, 2, width])?;
-        let mut y = vec![0.0; n * width];
+        let mut y = of_length(memory, n * width);
         // Few rows, as in sampling, are divided among the threads if they are long.
         let rows = if width >= WIDE { ROWS.min(n.div_ceil(count())).max(1) } else { ROWS };
         let block = rows * width.max(1);

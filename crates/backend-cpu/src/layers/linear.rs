@@ -119,9 +119,29 @@ impl Layers {
     /// # Errors
     /// As [`Layers::linear`].
     pub fn linear_packed(&self, x: &[f32], weight: &PackedWeight, add: Add<'_>, n: usize) -> Result<Vec<f32>> {
+        self.linear_packed_in(Vec::new(), x, weight, add, n)
+    }
+
+    /// Like [`Layers::linear_packed`], in the memory of an earlier result, which need not be filled with zeros again. What `memory` holds
+    /// does not matter.
+    ///
+    /// # Errors
+    /// As [`Layers::linear`].
+    pub fn linear_packed_in(
+        &self,
+        memory: Vec<f32>,
+        x: &[f32],
+        weight: &PackedWeight,
+        add: Add<'_>,
+        n: usize,
+    ) -> Result<Vec<f32>> {
         let [input, output] = weight.dims;
         fits("linear_packed", "x", x.len(), &[n, input])?;
-        let mut y = start(add, n, output)?;
+        let mut y = match add {
+            // The product overwrites every element if it has a term.
+            Add::Nothing if input > 0 => of_length(memory, n * output),
+            _ => start(add, n, output)?,
+        };
         let lhs = Operand::new(x, input, KAxis::Columns);
         let panels = match &weight.entries {
             Entries::Words(words) => Panels::Words(words),
@@ -193,6 +213,15 @@ simd_dispatch! {
 #[inline(always)]
 fn lower_bits_body<M: MulAdd>(values: &[f32]) -> u32 {
     values.iter().fold(0, |bits, value| bits | value.to_bits()) & 0xffff
+}
+
+/// Returns `memory` with a length and unspecified contents, or new memory if it is too small.
+pub(super) fn of_length(mut memory: Vec<f32>, length: usize) -> Vec<f32> {
+    if memory.capacity() < length {
+        return output_of(length);
+    }
+    memory.resize(length, 0.0);
+    memory
 }
 
 /// Returns the initial value of the product's output.

@@ -53,6 +53,11 @@ pub(super) fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|x| f64::from(*x)).collect()
 }
 
+/// Returns results of earlier calls, longer and shorter than `length`.
+fn used_memory(length: usize) -> [Vec<f32>; 3] {
+    [vec![f32::NAN; length + 7], vec![f32::NAN; length], vec![f32::NAN; length / 2]]
+}
+
 #[test]
 fn linear_layers_match_f64() {
     // Shapes around panels of 12 rows and 32 columns, pieces of 256 and blocks of 240, divided by rows or by columns.
@@ -250,11 +255,20 @@ fn stored_weights_give_the_same_bits() {
                 let halves = layers.packed_halves(&rhs, stored.dims());
                 assert_eq!(2 * halves.bytes(), layers.packed_words(&rhs, stored.dims()).bytes());
                 assert_eq!(layers.linear_packed(&x, &halves, add, n).unwrap(), y);
+                let plain = layers.linear_packed(&x, &halves, Add::Nothing, n).unwrap();
+                for memory in used_memory(n * output) {
+                    assert_eq!(layers.linear_packed_in(memory.clone(), &x, &halves, Add::Nothing, n).unwrap(), plain);
+                    assert_eq!(layers.linear_packed_in(memory, &x, &halves, add, n).unwrap(), y);
+                }
                 let dx = layers.linear_dx(&turned, &dy, [n, input, output]).unwrap();
                 assert_eq!(layers.linear_stored_dx(&stored, &dy, n).unwrap(), dx);
             }
         }
     }
+    // A product without terms.
+    let empty = Layers::new().pack_weight(&[], [0, 3]).unwrap();
+    let y = Layers::new().linear_packed_in(vec![f32::NAN; 6], &[], &empty, Add::Nothing, 2).unwrap();
+    assert_eq!(y, [0.0; 6]);
     assert!(StoredWeight::new(&[(&[1.0_f32; 3]).into()], 2).is_err());
 }
 
@@ -445,7 +459,11 @@ fn gated_activations_and_their_gradients_match_the_formulas() {
         };
         let gradient = differences(&gate_up, &dy, of);
         for layers in all_layers() {
-            assert_close(&layers.gated(&gate_up, activation, width).unwrap(), &of(&wide(&gate_up)), 1e-6);
+            let y = layers.gated(&gate_up, activation, width).unwrap();
+            assert_close(&y, &of(&wide(&gate_up)), 1e-6);
+            for memory in used_memory(y.len()) {
+                assert_eq!(layers.gated_in(memory, &gate_up, activation, width).unwrap(), y);
+            }
             assert_close(&layers.gated_grad(&gate_up, &dy, activation, width).unwrap(), &gradient, 1e-5);
             // Large gates saturate, and a NaN propagates.
             let far = layers.gated(&[200.0, -200.0, 2.0, 3.0], activation, 2).unwrap();

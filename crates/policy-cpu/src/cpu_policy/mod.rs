@@ -18,7 +18,7 @@ use policy::{
     TensorSink, TensorSource, UpdateReport, Weights, check_tensors, imitation,
 };
 use rayon::prelude::*;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Default of the largest number of sequences that decode together.
 const ROLLOUT_BATCH_SIZE: usize = 256;
@@ -38,8 +38,9 @@ pub struct CpuPolicy {
     optimizer: AdamW,
     sums: GradientSum,
     rollout_batch_size: usize,
-    /// The packed weights of the last request, and its KV caches if it had a turn, until a call other than [`Policy::generate`].
-    prepared: Option<Prepared>,
+    /// The packed weights of the last request, and its KV caches if it had a turn, until a call other than [`Policy::generate`]. A mutex,
+    /// because exports, which need the memory, do not change the policy.
+    prepared: Mutex<Option<Prepared>>,
     /// The measured peak of multiply-adds in the dtype of products.
     peak_flops: OnceLock<f64>,
     remembered: Option<Remembered>,
@@ -125,7 +126,7 @@ impl CpuPolicy {
 
     fn adapted(mut self, adapt: impl FnOnce(Decoder) -> Result<Decoder>) -> Result<Self> {
         self.model = adapt(self.model)?;
-        self.prepared = None;
+        self.release();
         self.optimizer = AdamW::new(&self.optimizer.config);
         (self.sums, self.ref_policy, self.remembered, self.in_files) = (GradientSum::new(), None, None, None);
         Ok(self)
@@ -143,7 +144,7 @@ impl CpuPolicy {
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
-            prepared: None,
+            prepared: Mutex::default(),
             peak_flops: OnceLock::new(),
             remembered: None,
             in_files: None,
@@ -167,7 +168,8 @@ impl CpuPolicy {
         self.model = self.model.with_products(dtype);
         self.in_files = self.in_files.map(|model| model.with_products(dtype));
         self.ref_policy = self.ref_policy.map(|model| model.with_products(dtype));
-        (self.prepared, self.remembered, self.peak_flops) = (None, None, OnceLock::new());
+        self.release();
+        (self.remembered, self.peak_flops) = (None, OnceLock::new());
         Ok(self)
     }
 
@@ -237,9 +239,14 @@ impl CpuPolicy {
         &self.sums
     }
 
+    /// Drops what the last request left for the next one.
+    fn release(&self) {
+        *self.prepared.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Replaces the trained weights; the caller has checked names and shapes.
     fn replace(&mut self, weights: &dyn TensorSource) -> Result<()> {
-        self.prepared = None;
+        self.release();
         let (model, replaced) = replace_parameters(self.model.take(), weights);
         self.model = model;
         replaced
@@ -282,11 +289,12 @@ impl Policy for CpuPolicy {
             let expected = "a model with a mixture of experts, for routed experts";
             return Err(Error::argument("generate", expected, "a model without"));
         }
-        rollout::generate(|| self.model.valid(), request, self.rollout_batch_size, &mut self.prepared)
+        let prepared = self.prepared.get_mut().unwrap_or_else(PoisonError::into_inner);
+        rollout::generate(|| self.model.valid(), request, self.rollout_batch_size, prepared)
     }
 
     fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores> {
-        self.prepared = None;
+        self.release();
         let model = match of {
             Weights::Policy => self.model.valid(),
             Weights::RefPolicy => self.ref_policy.clone().ok_or_else(|| Self::no_ref_policy("score"))?,
@@ -311,7 +319,7 @@ impl Policy for CpuPolicy {
     }
 
     fn values(&mut self, batches: &[SequenceBatch<'_>]) -> Result<Vec<f32>> {
-        self.prepared = None;
+        self.release();
         let values = of_each(&self.model.valid(), batches, |model, batch| {
             let hidden = completion_hidden(model, batch.sequences, batch.routed_experts)?;
             Ok(to_host(model.values(hidden)?))
@@ -320,7 +328,7 @@ impl Policy for CpuPolicy {
     }
 
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
-        self.prepared = None;
+        self.release();
         let (grpo, cross_entropy, value_loss) = (&self.loss, &self.cross_entropy, self.value_loss.as_ref());
         let aux_loss = self.router_aux_loss_coef / batches.len().max(1) as f64;
         accumulate(&self.model, batches, &mut self.sums, |model, batch| {
@@ -349,7 +357,7 @@ impl Policy for CpuPolicy {
     }
 
     fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport> {
-        self.prepared = None;
+        self.release();
         let sums = std::mem::take(&mut self.sums);
         if sums.is_empty() {
             return Err(Error::argument("apply", "an accumulated gradient", "none"));
@@ -412,12 +420,13 @@ impl Policy for CpuPolicy {
             return Err(Error::state("the policy", "a state saved by `begin`", "none"));
         };
         (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);
-        self.prepared = None;
+        self.release();
         self.sums = GradientSum::new();
         Ok(())
     }
 
     fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
+        self.release();
         match group {
             StateGroup::Weights(Weights::Policy) => export_parameters(&self.model, Which::Trained, sink),
             StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
@@ -430,6 +439,7 @@ impl Policy for CpuPolicy {
     }
 
     fn export_model(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        self.release();
         self.model.export(sink)
     }
 
@@ -437,6 +447,7 @@ impl Policy for CpuPolicy {
         if !self.model.has_adapters() {
             return Err(Error::argument("export_adapter", "a policy with LoRA adapters", "one without"));
         }
+        self.release();
         self.model.export_adapter(sink)
     }
 

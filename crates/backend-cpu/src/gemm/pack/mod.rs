@@ -15,7 +15,7 @@ use crate::arch::panel::RHS_PANEL;
 use crate::arch::{IsaToken, amx, generic, prefetch};
 use crate::host::Slice;
 use half::bf16;
-use word::{Packable, SIDE, Word, words_of, words_of_row};
+use word::{Packable, SIDE, Word, whole_words, words_of, words_of_row};
 
 /// The bytes of a cache line.
 const LINE: usize = 64;
@@ -151,15 +151,23 @@ fn panels_of_columns<E: Packable, const FAST: bool, W: Word, const P: usize>(
     for (panel, top) in (0..rows).step_by(P).enumerate() {
         let to = &mut out[panel * stride..][..words * P];
         for word in (0..words).step_by(SIDE) {
+            // The branch is outside of the loop over rows, so that words go from one register to another.
+            let is_whole = source.columns.len() >= (word + SIDE) * W::ENTRIES;
             for left in (0..P).step_by(SIDE) {
                 let mut block = [[0; SIDE]; SIDE];
-                for (i, words) in block.iter_mut().enumerate().take((P - left).min(rows.saturating_sub(top + left))) {
-                    *words = words_of_row::<E, W>(&data[source.place(top + left + i)], word);
+                let height = SIDE.min(P - left).min(rows.saturating_sub(top + left));
+                let rows_of = block[..height].iter_mut().zip(top + left..);
+                let row = |i: usize| {
                     // Prefetch the same words for the next panel.
-                    if top + left + i + P < rows {
-                        let next = source.place(top + left + i + P).start + word * W::ENTRIES;
-                        prefetch(data.as_ptr().wrapping_add(next));
+                    if i + P < rows {
+                        prefetch(data.as_ptr().wrapping_add(source.place(i + P).start + word * W::ENTRIES));
                     }
+                    &data[source.place(i)]
+                };
+                if is_whole {
+                    rows_of.for_each(|(words, i)| *words = whole_words::<E, W>(&row(i)[word * W::ENTRIES..]));
+                } else {
+                    rows_of.for_each(|(words, i)| *words = words_of_row::<E, W>(row(i), word));
                 }
                 transpose_16x16::<FAST>(&mut block);
                 let width = SIDE.min(P - left);

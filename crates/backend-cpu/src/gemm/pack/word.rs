@@ -113,16 +113,19 @@ pub(super) fn words_of<E: Packable, W: Word, const P: usize>(first: &[E], second
 #[inline(always)]
 pub(super) fn words_of_row<E: Packable, W: Word>(row: &[E], word: usize) -> [u32; SIDE] {
     let entries = &row[(word * W::ENTRIES).min(row.len())..];
-    let mut words = [0; SIDE];
     if entries.len() >= SIDE * W::ENTRIES {
-        let entries = &entries[..SIDE * W::ENTRIES];
-        for (x, to) in words.iter_mut().enumerate() {
-            *to = W::of(entries[x * W::ENTRIES], entries[x * W::ENTRIES + W::ENTRIES - 1]);
-        }
-    } else {
-        for (to, entries) in words.iter_mut().zip(entries.chunks(W::ENTRIES)) {
-            *to = W::of(entries[0], entries.get(1).copied().unwrap_or(E::ZERO));
-        }
+        return whole_words::<E, W>(entries);
+    }
+    let mut words = [0; SIDE];
+    for (to, entries) in words.iter_mut().zip(entries.chunks(W::ENTRIES)) {
+        *to = W::of(entries[0], entries.get(1).copied().unwrap_or(E::ZERO));
     }
     words
+}
+
+/// Returns the first 16 words of `entries`.
+#[inline(always)]
+pub(super) fn whole_words<E: Packable, W: Word>(entries: &[E]) -> [u32; SIDE] {
+    let entries = &entries[..SIDE * W::ENTRIES];
+    std::array::from_fn(|x| W::of(entries[x * W::ENTRIES], entries[x * W::ENTRIES + W::ENTRIES - 1]))
 }

@@ -6,6 +6,7 @@ use crate::decoder::params::read;
 use backend_cpu::layers::{Add, HeadNorms, Heads};
 use policy::Result;
 use std::borrow::Cow;
+use std::mem::take;
 
 impl Inference {
     /// Returns the rows `wanted`, which ascend, of the residual stream `[N, H]` after the last layer, and the experts `[N, L, k]` of all rows if they are recorded. `attend` computes
@@ -29,14 +30,14 @@ impl Inference {
         };
         scale(&mut x, self.config.embedding_multiplier);
         let width = self.recorded_width();
-        let mut recorded = vec![0; ids.len() * width];
+        let (mut recorded, mut memory) = (vec![0; ids.len() * width], Memory::default());
         let ropes = self.ropes.tables(positions.iter().max().map_or(0, |position| position + 1))?;
         for (number, layer) in self.layers.iter().enumerate() {
             let normed = self.optionally_normalised(&x, &layer.input_norm)?;
             let (mut mixed, project) = match &layer.mixer {
                 LayerMixer::Attention { index, attention } => {
                     let heads = attention.heads;
-                    let mut qkv = self.linear(&normed, &attention.qkv, None)?;
+                    let mut qkv = self.linear(Vec::new(), &normed, &attention.qkv, None)?;
                     let gates = attention.has_gates.then(|| take_gates(&mut qkv, heads));
                     if let Some(values) = attention.values {
                         qkv = values.forward(&qkv)?.0;
@@ -55,7 +56,7 @@ impl Inference {
                     (values, &attention.o)
                 }
                 LayerMixer::GatedDeltaNet { index, net } => {
-                    (recur(*index, net, self.linear(&normed, &net.in_proj, None)?)?, &net.out_proj)
+                    (recur(*index, net, self.linear(Vec::new(), &normed, &net.in_proj, None)?)?, &net.out_proj)
                 }
             };
             drop(normed);
@@ -63,17 +64,19 @@ impl Inference {
             if number + 1 == self.layers.len() && width == 0 {
                 [&mut x, &mut mixed].into_iter().for_each(|rows| keep_rows(rows, ids.len(), wanted));
             }
-            x = self.added(x, mixed, project, &layer.attn_output_norm)?;
+            x = self.added(x, &mut mixed, project, &layer.attn_output_norm)?;
             let normed = self.optionally_normalised(&x, &layer.post_norm)?;
             match &layer.mlp {
                 LayerMlp::Dense { gate_up, down } => {
-                    let gate_up = self.linear(&normed, gate_up, None)?;
-                    let mixed = kernels.gated(&gate_up, self.activation, self.config.intermediate_size)?;
+                    let gate_up = self.linear(take(&mut memory.gate_up), &normed, gate_up, None)?;
+                    let width = self.config.intermediate_size;
+                    let mut mixed = kernels.gated_in(take(&mut memory.gated), &gate_up, self.activation, width)?;
                     drop(normed);
-                    x = self.added(x, mixed, down, &layer.mlp_output_norm)?;
+                    x = self.added(x, &mut mixed, down, &layer.mlp_output_norm)?;
+                    memory = Memory { gate_up, gated: mixed };
                 }
                 LayerMlp::Experts { router, gate_up, down, spec } => {
-                    let logits = self.linear(&normed, router, None)?;
+                    let logits = self.linear(Vec::new(), &normed, router, None)?;
                     let routing =
                         kernels.route(&logits, spec.num_experts, spec.num_experts_per_tok, spec.norm_topk_prob)?;
                     if width > 0 {
@@ -108,22 +111,22 @@ impl Inference {
     }
 
     /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.
-    fn added(&self, x: Vec<f32>, mut mixed: Vec<f32>, project: &Weight, norm: &Option<Norm>) -> Result<Vec<f32>> {
+    fn added(&self, x: Vec<f32>, mixed: &mut [f32], project: &Weight, norm: &Option<Norm>) -> Result<Vec<f32>> {
         if norm.is_none() && project.bias.is_none() {
             // The projection is linear.
-            scale(&mut mixed, self.config.residual_multiplier);
-            return self.linear(&mixed, project, Some(&x));
+            scale(mixed, self.config.residual_multiplier);
+            return self.linear(Vec::new(), mixed, project, Some(&x));
         }
-        let update = self.linear(&mixed, project, None)?;
+        let update = self.linear(Vec::new(), mixed, project, None)?;
         self.plus(x, update, norm)
     }
 
-    /// Applies the final norm and the head.
-    pub(super) fn logits(&self, x: &[f32]) -> Result<Vec<f32>> {
+    /// Applies the final norm and the head; the logits are in `memory`, as those of [`backend_cpu::layers::Layers::linear_packed_in`].
+    pub(super) fn logits(&self, memory: Vec<f32>, x: &[f32]) -> Result<Vec<f32>> {
         let n = x.len() / self.config.hidden_size;
         let mut hidden = self.normalised(x, &self.norm)?;
         scale(&mut hidden, 1.0 / self.config.logits_scaling);
-        let mut logits = self.kernels.linear_packed(&hidden, &self.head, Add::Nothing, n)?;
+        let mut logits = self.kernels.linear_packed_in(memory, &hidden, &self.head, Add::Nothing, n)?;
         cap(&mut logits, self.config.final_logit_softcapping);
         Ok(logits)
     }
@@ -139,7 +142,8 @@ impl Inference {
         Ok(self.kernels.rms_norm(x, &norm.weight, norm.eps)?.0)
     }
 
-    fn linear(&self, x: &[f32], of: &Weight, residual: Option<&[f32]>) -> Result<Vec<f32>> {
+    /// Applies a linear layer; see [`backend_cpu::layers::Layers::linear_packed_in`] for `memory`.
+    fn linear(&self, memory: Vec<f32>, x: &[f32], of: &Weight, residual: Option<&[f32]>) -> Result<Vec<f32>> {
         let n = x.len() / of.matrix.dims()[0];
         let add = match (&of.bias, residual) {
             (Some(bias), _) => Add::Rows(bias),
@@ -147,12 +151,19 @@ impl Inference {
             (None, None) => Add::Nothing,
         };
         let mut y = match &of.matrix {
-            Matrix::Packed(weight) => self.kernels.linear_packed(x, weight, add, n)?,
+            Matrix::Packed(weight) => self.kernels.linear_packed_in(memory, x, weight, add, n)?,
             Matrix::Quantized(weight) => self.kernels.linear_stored(x, &weight.view()?, add, n)?,
         };
         of.adapters.iter().try_for_each(|adapter| adapter.add_to(self.kernels, x, &mut y, n))?;
         Ok(y)
     }
+}
+
+/// The largest activations of a layer, whose memory the next layer uses.
+#[derive(Default)]
+struct Memory {
+    gate_up: Vec<f32>,
+    gated: Vec<f32>,
 }
 
 /// Keeps the rows `wanted`, which ascend, of `n` rows.

@@ -141,7 +141,7 @@ impl Inference {
             last.extend(self.prefill_piece(&PackedBatch::new(piece)?, per_prompt, &mut cache)?);
             (rest, lengths) = (of_piece, &lengths[count..]);
         }
-        Ok((self.logits(&last)?, cache))
+        Ok((self.logits(Vec::new(), &last)?, cache))
     }
 
     /// Fills the cache of the next prompts. Returns the residual stream `[B, H]` after their last tokens.
@@ -169,12 +169,13 @@ impl Inference {
         Ok(x)
     }
 
-    /// Returns logits `[samples, V]` after one more token of each of `samples`, which are ascending sample indices of the cache.
+    /// Computes logits `[samples, V]` after one more token of each of `samples`, which are ascending sample indices of the cache. `logits` may
+    /// hold those of an earlier token: their memory is used.
     ///
     /// # Errors
     /// [`Error::Argument`] if ids and samples do not fit each other or the cache, a sample is full, or samples do not ascend;
     /// [`Error::TooLong`] beyond the model's positions; [`Error::Model`] for an unknown token.
-    pub fn decode(&self, ids: &[u32], samples: &[usize], cache: &mut Cache) -> Result<Vec<f32>> {
+    pub fn decode(&self, ids: &[u32], samples: &[usize], cache: &mut Cache, logits: &mut Vec<f32>) -> Result<()> {
         let Cache { kv, states, routed } = cache;
         let is_free = |sample: &usize| *sample < kv.samples() && kv.free(*sample) > 0;
         if ids.len() != samples.len() || !samples.iter().all(is_free) || !samples.is_sorted_by(|a, b| a < b) {
@@ -199,7 +200,8 @@ impl Inference {
         for (sample, chosen) in samples.iter().zip(chosen.chunks(self.recorded_width().max(1))) {
             routed[*sample].ids.extend_from_slice(chosen);
         }
-        self.logits(&x)
+        *logits = self.logits(std::mem::take(logits), &x)?;
+        Ok(())
     }
 
     /// Returns logits `[samples, V]` after one or more further tokens of each sample of the cache.
@@ -259,6 +261,6 @@ impl Inference {
         for ((routed, first), ids) in routed.iter_mut().zip(&firsts).zip(ids) {
             routed.ids.extend_from_slice(&chosen[first * width..(first + ids.len()) * width]);
         }
-        self.logits(&x)
+        self.logits(Vec::new(), &x)
     }
 }

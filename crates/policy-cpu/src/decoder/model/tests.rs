@@ -63,8 +63,8 @@ fn bad_input_is_an_error() {
 
     let inference = decoder.inference().unwrap();
     let (_, mut cache) = inference.prefill(&[&LONG[..3]], 2, 1).unwrap();
-    inference.decode(&[3], &[0], &mut cache).unwrap();
-    assert!(inference.decode(&[3], &[0], &mut cache).is_err(), "sample 0 is full");
-    assert!(inference.decode(&[3], &[2], &mut cache).is_err(), "there is no sample 2");
-    assert!(inference.decode(&[9999], &[1], &mut cache).is_err(), "there is no such token");
+    inference.decode(&[3], &[0], &mut cache, &mut Vec::new()).unwrap();
+    assert!(inference.decode(&[3], &[0], &mut cache, &mut Vec::new()).is_err(), "sample 0 is full");
+    assert!(inference.decode(&[3], &[2], &mut cache, &mut Vec::new()).is_err(), "there is no sample 2");
+    assert!(inference.decode(&[9999], &[1], &mut cache, &mut Vec::new()).is_err(), "there is no such token");
 }
