@@ -39,9 +39,9 @@ policy::contract_tests!(Cpu);
 
 mod bf16;
 
-/// Packed weights and caches are of the weights before an update.
+/// Packed weights and caches are of the weights before an update, and exports need their memory.
 #[test]
-fn an_update_drops_packed_weights_and_caches() {
+fn an_update_and_exports_drop_packed_weights_and_caches() {
     let setup = Setup::default();
     let loss = PolicyLoss::cross_entropy(Dtype::F32);
     let mut policy = CpuPolicy::new(&setup.config, 1, loss).unwrap();
@@ -60,8 +60,16 @@ fn an_update_drops_packed_weights_and_caches() {
         return_sampling_mask: false,
         return_routed_experts: false,
     };
+    let is_kept = |policy: &CpuPolicy| policy.prepared.lock().unwrap().is_some();
+    let mut sink = Vec::new();
     policy.generate(&request).unwrap();
-    assert!(policy.prepared.is_some());
+    assert!(is_kept(&policy));
     assert!(policy.apply(0.1).unwrap().applied);
-    assert!(policy.prepared.is_none());
+    assert!(!is_kept(&policy));
+    policy.generate(&request).unwrap();
+    policy.export(StateGroup::Weights(Weights::Policy), &mut sink).unwrap();
+    assert!(!is_kept(&policy));
+    policy.generate(&request).unwrap();
+    policy.export_model(&mut sink).unwrap();
+    assert!(!is_kept(&policy));
 }
