@@ -20,7 +20,7 @@ impl Cache {
     /// more tokens each.
     ///
     /// # Errors
-    /// [`Error::Loss`] for an index beyond the samples of its cache.
+    /// [`policy::Error::Loss`] for an index beyond the samples of its cache.
     pub fn continued(sequences: &[(&Cache, usize)], capacity: usize) -> Result<Self> {
         let caches: Vec<_> = sequences.iter().map(|(cache, sample)| (&cache.kv, *sample)).collect();
         let kv = KvCache::continued(&caches, capacity)?;
@@ -37,7 +37,7 @@ impl Cache {
         self.kv.position(sample)
     }
 
-    /// Returns the experts of the tokens of a sample in the cache; none unless [`Inference::recording_experts`].
+    /// Returns the experts of the tokens of a sample in the cache; none unless [`super::Inference::recording_experts`].
     pub fn routed_experts(&self, sample: usize) -> RoutedExperts {
         self.routed.get(sample).cloned().unwrap_or_default()
     }
