@@ -40,7 +40,7 @@ impl Layers {
         self.gated_in(Vec::new(), gate_up, activation, width)
     }
 
-    /// Like [`Layers::gated`], in the memory of an earlier result; see [`Layers::linear_packed_in`].
+    /// Like [`Layers::gated`], but y `[N, I]` is written into `memory` if its capacity suffices; see [`Layers::linear_packed_in`].
     ///
     /// # Errors
     /// As [`Layers::gated`].

@@ -122,8 +122,8 @@ impl Layers {
         self.linear_packed_in(Vec::new(), x, weight, add, n)
     }
 
-    /// Like [`Layers::linear_packed`], in the memory of an earlier result, which need not be filled with zeros again. What `memory` holds
-    /// does not matter.
+    /// Like [`Layers::linear_packed`], but with [`Add::Nothing`] y `[N, out]` is written into `memory`, such as an earlier result, if its capacity
+    /// suffices. This saves the allocation and the zeros of a new vector. The contents of `memory` are not read.
     ///
     /// # Errors
     /// As [`Layers::linear`].

@@ -60,7 +60,7 @@ impl Inference {
                 }
             };
             drop(normed);
-            // What follows computes each row by itself.
+            // No later operation mixes rows, so the last layer computes only those that the caller reads.
             if number + 1 == self.layers.len() && width == 0 {
                 [&mut x, &mut mixed].into_iter().for_each(|rows| keep_rows(rows, ids.len(), wanted));
             }
@@ -121,7 +121,7 @@ impl Inference {
         self.plus(x, update, norm)
     }
 
-    /// Applies the final norm and the head; the logits are in `memory`, as those of [`backend_cpu::layers::Layers::linear_packed_in`].
+    /// Returns the logits `[N, V]` of x `[N, H]` after the final norm and the head. See [`backend_cpu::layers::Layers::linear_packed_in`] for `memory`.
     pub(super) fn logits(&self, memory: Vec<f32>, x: &[f32]) -> Result<Vec<f32>> {
         let n = x.len() / self.config.hidden_size;
         let mut hidden = self.normalised(x, &self.norm)?;

@@ -169,8 +169,8 @@ impl Inference {
         Ok(x)
     }
 
-    /// Computes logits `[samples, V]` after one more token of each of `samples`, which are ascending sample indices of the cache. `logits` may
-    /// hold those of an earlier token: their memory is used.
+    /// Computes logits `[samples, V]` after one more token of each of `samples`, which are ascending sample indices of the cache. Overwrites
+    /// `logits`; a loop over tokens passes the same vector, whose memory then is allocated once.
     ///
     /// # Errors
     /// [`Error::Argument`] if ids and samples do not fit each other or the cache, a sample is full, or samples do not ascend;
