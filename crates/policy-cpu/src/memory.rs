@@ -80,14 +80,9 @@ impl StepMemory {
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
         // Large weights that are bf16 in their file are packed in bf16, except a head with an adapter.
         let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
-        // Columns are padded to whole panels.
         let kernels = Layers::new().with_products(self.products);
         let bytes = |[input, output]: &[u64; 2], is_sum: bool| {
-            if kernels.rounds_operands() {
-                return kernels.packed_bytes([*input as usize, *output as usize]) as u64;
-            }
-            let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
-            product([*input, output.next_multiple_of(32), if is_narrow { 2 } else { SINGLE }])
+            kernels.packed_bytes([*input as usize, *output as usize], in_files && !is_sum) as u64
         };
         // Quantised matrices are not packed.
         let of_layers = if weights.quantized.is_some() { Vec::new() } else { all_matrices(config) };

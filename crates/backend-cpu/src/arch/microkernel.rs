@@ -11,30 +11,102 @@
 use super::panel::LHS_PANEL;
 use super::{Isa, IsaToken, generic};
 
-/// The prefetches of a kernel: the word at `from`, and in each further step the word `step` words after the previous
-/// one. A prefetch of any address is harmless.
+/// The prefetches of a kernel: the cache line at `from`, and for each further line of its rhs panel the line `step` bytes after the
+/// previous one. A prefetch of any address is harmless.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ahead {
-    pub(crate) from: *const u32,
+    pub(crate) from: *const u8,
     pub(crate) step: usize,
 }
 
-/// Computes `c[12, 32] (+)= a b` for panels `a: [words, 12]`, `b: [words, 32]`; rows of c are `stride` apart. If
-/// `pairs`, words are bf16 pairs. At least the first `rows` rows of c are computed, so that a partial panel can be
-/// cheaper.
+/// A panel `[words, 32]` of a packed rhs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RhsPanel {
+    /// Words of f32.
+    F32(*const u32),
+    /// Words of bf16 pairs.
+    Pairs(*const u32),
+    /// The upper halves of words of f32, whose lower halves are zero.
+    Halves(*const u16),
+    /// Words of bf16 pairs as coded groups.
+    CodedPairs(CodedPanel),
+    /// The upper halves of words of f32 as coded groups.
+    CodedHalves(CodedPanel),
+}
+
+/// A panel of coded groups, which [`crate::gemm::coded`] describes.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(crate) struct CodedPanel {
+    /// The groups, of 96 u16 each.
+    pub(crate) groups: *const u16,
+    /// The exponents of 32 codes.
+    pub(crate) table: *const u16,
+    /// The number of the first group.
+    pub(crate) group: u32,
+    /// The numbers of the escaped groups from the first one on; after the last, `u32::MAX`.
+    pub(crate) escapes: *const u32,
+    /// The values of these groups, 128 each.
+    pub(crate) values: *const u16,
+}
+
+impl RhsPanel {
+    /// Returns the words per step of a kernel: `words` must be a multiple of them.
+    pub(crate) fn step(self) -> usize {
+        match self {
+            Self::F32(_) | Self::Pairs(_) | Self::Halves(_) => 1,
+            Self::CodedPairs(_) => 2,
+            Self::CodedHalves(_) => 4,
+        }
+    }
+
+    /// Returns the address of the first word.
+    pub(crate) fn address(self) -> *const u8 {
+        match self {
+            Self::F32(words) | Self::Pairs(words) => words.cast(),
+            Self::Halves(halves) => halves.cast(),
+            Self::CodedPairs(panel) | Self::CodedHalves(panel) => panel.groups.cast(),
+        }
+    }
+
+    /// Returns the bytes of so many words.
+    pub(crate) fn bytes(self, words: usize) -> usize {
+        words
+            * match self {
+                Self::F32(_) | Self::Pairs(_) => 128,
+                Self::Halves(_) => 64,
+                Self::CodedPairs(_) => 96,
+                Self::CodedHalves(_) => 48,
+            }
+    }
+
+    /// Returns the cache lines of so many words, for each of which [`multiply`] prefetches one.
+    pub(crate) fn lines(self, words: usize) -> usize {
+        self.bytes(words) / 64
+    }
+}
+
+/// Returns `true` if panels other than words of f32 have kernels of this instruction set, and [`multiply_few`] has kernels.
+pub(crate) fn multiplies_narrow(isa: IsaToken) -> bool {
+    isa.get() >= Isa::Avx512
+}
+
+/// Computes `c[12, 32] (+)= a b` for panels `a: [words, 12]` and `b: [words, 32]`; rows of c are `stride` apart. At least the first `rows` rows of
+/// c are computed, so that a partial panel can be cheaper. The words of b are written to `copy`, too, unless b consists of words of f32.
 ///
 /// # Safety
-/// - The panels hold that many words.
-/// - c holds these elements, and nothing else accesses them at the same time.
+/// - The panels and the copy hold that many words, a multiple of [`RhsPanel::step`].
+/// - Panels other than words of f32: [`multiplies_narrow`] returned `true`, and for pairs the instruction set has products of bf16 pairs.
+/// - c holds these elements, and nothing else accesses them or the copy at the same time.
 #[allow(clippy::too_many_arguments)]
 #[inline]
 pub(crate) unsafe fn multiply(
     isa: IsaToken,
-    pairs: bool,
     rows: usize,
     words: usize,
     a: *const u32,
-    b: *const u32,
+    b: RhsPanel,
+    copy: Option<*mut u32>,
     ahead: Ahead,
     c: *mut f32,
     stride: usize,
@@ -42,91 +114,50 @@ pub(crate) unsafe fn multiply(
 ) {
     #[cfg(target_arch = "x86_64")]
     {
-        use super::x86_64::{avx2, avx512};
+        use super::x86_64::avx512::{multiply_bf16, multiply_f32};
+        use super::x86_64::panel::{Coded, Halves, Words};
+        macro_rules! of_rows {
+            ($kernel:ident, $step:literal, $b:expr) => {
+                match rows {
+                    0..=4 => $kernel::<4, $step, _>(words, a, $b, copy, ahead, c, stride, add),
+                    5..=8 => $kernel::<8, $step, _>(words, a, $b, copy, ahead, c, stride, add),
+                    _ => $kernel::<LHS_PANEL, $step, _>(words, a, $b, copy, ahead, c, stride, add),
+                }
+            };
+        }
         // SAFETY: a token exists only for instruction sets of this processor; the caller guarantees the rest.
         unsafe {
-            match isa.get() {
-                Isa::Avx512Bf16 | Isa::Amx if pairs => match rows {
-                    0..=4 => return avx512::multiply_bf16::<4>(words, a, b, ahead, c, stride, add),
-                    5..=8 => return avx512::multiply_bf16::<8>(words, a, b, ahead, c, stride, add),
-                    _ => return avx512::multiply_bf16::<LHS_PANEL>(words, a, b, ahead, c, stride, add),
-                },
-                Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => match rows {
-                    0..=4 => return avx512::multiply_f32::<4>(words, a, b, ahead, c, stride, add),
-                    5..=8 => return avx512::multiply_f32::<8>(words, a, b, ahead, c, stride, add),
-                    _ => return avx512::multiply_f32::<LHS_PANEL>(words, a, b, ahead, c, stride, add),
-                },
-                Isa::Avx2 => return avx2::multiply(words, a, b, c, stride, add),
-                Isa::Portable => {}
+            match b {
+                RhsPanel::F32(b) if isa.get() >= Isa::Avx512 => return of_rows!(multiply_f32, 1, Words(b)),
+                RhsPanel::F32(b) if isa.get() == Isa::Avx2 => {
+                    return super::x86_64::avx2::multiply(words, a, b, c, stride, add);
+                }
+                RhsPanel::F32(_) => {}
+                RhsPanel::Pairs(b) => return of_rows!(multiply_bf16, 1, Words(b)),
+                RhsPanel::Halves(b) => return of_rows!(multiply_f32, 1, Halves(b)),
+                RhsPanel::CodedPairs(b) => return of_rows!(multiply_bf16, 2, Coded(b)),
+                RhsPanel::CodedHalves(b) => return of_rows!(multiply_f32, 4, Coded(b)),
             }
         }
     }
-    let _ = (isa, pairs, rows, ahead);
-    // SAFETY: guaranteed by the caller.
-    unsafe { generic::multiply(words, a, b, c, stride, add) }
-}
-
-/// Computes [`multiply`] with f32 words and a panel `b: [words, 32]` of their upper halves, which are widened in registers.
-///
-/// # Safety
-/// As [`multiply`]; and [`multiplies_few`] returned `true`.
-#[allow(clippy::too_many_arguments)]
-#[inline]
-pub(crate) unsafe fn multiply_halves(
-    rows: usize,
-    words: usize,
-    a: *const u32,
-    b: *const u16,
-    ahead: Ahead,
-    c: *mut f32,
-    stride: usize,
-    add: bool,
-) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use super::x86_64::avx512;
+    let _ = (isa, rows, copy, ahead);
+    match b {
         // SAFETY: guaranteed by the caller.
-        unsafe {
-            match rows {
-                0..=4 => avx512::multiply_halves::<4>(words, a, b, ahead, c, stride, add),
-                5..=8 => avx512::multiply_halves::<8>(words, a, b, ahead, c, stride, add),
-                _ => avx512::multiply_halves::<LHS_PANEL>(words, a, b, ahead, c, stride, add),
-            }
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = (rows, words, a, b, ahead, c, stride, add);
-        unreachable!("`multiplies_few` is false");
+        RhsPanel::F32(b) => unsafe { generic::multiply(words, a, b, c, stride, add) },
+        _ => unreachable!("`multiplies_narrow` is false"),
     }
 }
 
 /// The most rows of [`multiply_few`].
 pub(crate) const FEW_ROWS: usize = 4;
 
-/// A panel `[words, 32]` of a packed rhs in memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FewPanel {
-    /// Words of f32.
-    F32(*const u32),
-    /// The upper halves of words of f32, whose lower halves are zero.
-    Halves(*const u16),
-    /// Words of bf16 pairs.
-    Pairs(*const u32),
-}
-
-/// Returns `true` if [`multiply_few`] and [`multiply_halves`] have kernels of this instruction set.
-pub(crate) fn multiplies_few(isa: IsaToken) -> bool {
-    isa.get() >= Isa::Avx512
-}
-
 /// Computes `c[rows, columns] (+)= a b` for at most [`FEW_ROWS`] rows `a: [words, rows]` and a panel `b: [words, 32]`; rows of c are `stride`
 /// apart. Multiply-adds form one chain per `piece` words, and chains are added in order, as by a call of [`multiply`] per piece: the bits are
 /// equal. The panel is read from memory once, in order, and prefetched at a constant distance.
 ///
 /// # Safety
-/// - [`multiplies_few`] returned `true`, and for pairs the instruction set has products of bf16 pairs.
-/// - a and b hold that many words.
+/// - [`multiplies_narrow`] returned `true`, and for pairs the instruction set has products of bf16 pairs.
+/// - a and b hold that many words; `words` and `piece` are multiples of [`RhsPanel::step`].
 /// - c holds these elements, and nothing else accesses them at the same time.
 #[allow(clippy::too_many_arguments)]
 #[inline]
@@ -135,7 +166,7 @@ pub(crate) unsafe fn multiply_few(
     words: usize,
     piece: usize,
     a: *const u32,
-    b: FewPanel,
+    b: RhsPanel,
     c: *mut f32,
     columns: usize,
     stride: usize,
@@ -143,29 +174,32 @@ pub(crate) unsafe fn multiply_few(
 ) {
     #[cfg(target_arch = "x86_64")]
     {
-        use super::x86_64::avx512::{multiply_few_bf16, multiply_few_f32, multiply_few_halves};
+        use super::x86_64::avx512::{multiply_few_bf16, multiply_few_f32};
+        use super::x86_64::panel::{Coded, Halves, Words};
         macro_rules! of_rows {
-            ($kernel:ident, $b:ident) => {
+            ($kernel:ident, $step:literal, $b:expr) => {
                 match rows {
-                    1 => $kernel::<1>(words, piece, a, $b, c, columns, stride, add),
-                    2 => $kernel::<2>(words, piece, a, $b, c, columns, stride, add),
-                    3 => $kernel::<3>(words, piece, a, $b, c, columns, stride, add),
-                    _ => $kernel::<FEW_ROWS>(words, piece, a, $b, c, columns, stride, add),
+                    1 => $kernel::<1, $step, _>(words, piece, a, $b, c, columns, stride, add),
+                    2 => $kernel::<2, $step, _>(words, piece, a, $b, c, columns, stride, add),
+                    3 => $kernel::<3, $step, _>(words, piece, a, $b, c, columns, stride, add),
+                    _ => $kernel::<FEW_ROWS, $step, _>(words, piece, a, $b, c, columns, stride, add),
                 }
             };
         }
         // SAFETY: guaranteed by the caller.
         unsafe {
             match b {
-                FewPanel::F32(b) => of_rows!(multiply_few_f32, b),
-                FewPanel::Halves(b) => of_rows!(multiply_few_halves, b),
-                FewPanel::Pairs(b) => of_rows!(multiply_few_bf16, b),
+                RhsPanel::F32(b) => of_rows!(multiply_few_f32, 1, Words(b)),
+                RhsPanel::Pairs(b) => of_rows!(multiply_few_bf16, 1, Words(b)),
+                RhsPanel::Halves(b) => of_rows!(multiply_few_f32, 1, Halves(b)),
+                RhsPanel::CodedPairs(b) => of_rows!(multiply_few_bf16, 2, Coded(b)),
+                RhsPanel::CodedHalves(b) => of_rows!(multiply_few_f32, 4, Coded(b)),
             }
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = (rows, words, piece, a, b, c, columns, stride, add);
-        unreachable!("`multiplies_few` is false");
+        unreachable!("`multiplies_narrow` is false");
     }
 }

@@ -1,16 +1,19 @@
-//! Products that read a packed weight at the rate of the memory: of few rows, and of weights in half the memory.
+//! Products that read a packed weight at the rate of the memory: of few rows, and of weights in less memory.
 
+use super::coded::CodedPanels;
 use super::pack::{self, Bf16Pair, F32Word, KAxis, RoundedF32, RoundedPair, Rows};
 use super::{Gemm, GemmKernel, MatMut, Packed};
-use crate::arch::microkernel::{self, Ahead, FewPanel};
+use crate::arch::microkernel::{self, Ahead, RhsPanel};
 use crate::arch::panel::{LHS_PANEL, RHS_PANEL};
 use crate::profile::{Clock, Work, timed};
 
-/// The panels of a packed rhs: words, or the upper halves of f32 words, whose lower halves are zero.
+/// The panels of a packed rhs, one after the other, each with all of K.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Panels<'a> {
     Words(&'a [u32]),
+    /// The upper halves of f32 words, whose lower halves are zero.
     Halves(&'a [u16]),
+    Coded(&'a CodedPanels),
 }
 
 impl Panels<'_> {
@@ -19,72 +22,97 @@ impl Panels<'_> {
         match self {
             Self::Words(words) => words.len(),
             Self::Halves(halves) => halves.len(),
+            Self::Coded(panels) => panels.len(),
         }
     }
 
-    /// Returns the bytes of a word.
-    pub(crate) fn word_bytes(self) -> usize {
+    /// Returns the bytes.
+    pub(crate) fn bytes(self) -> usize {
         match self {
-            Self::Words(_) => size_of::<u32>(),
-            Self::Halves(_) => size_of::<u16>(),
+            Self::Words(words) => size_of_val(words),
+            Self::Halves(halves) => size_of_val(halves),
+            Self::Coded(panels) => panels.bytes(),
         }
     }
 
-    /// Returns the panels from the word `first` on.
-    pub(crate) fn from(self, first: usize) -> Self {
-        match self {
-            Self::Words(words) => Self::Words(&words[first..]),
-            Self::Halves(halves) => Self::Halves(&halves[first..]),
+    /// Returns the panel that begins with the word `word`. Words are f32 if `is_f32`, otherwise bf16 pairs.
+    ///
+    /// # Panics
+    /// Beyond the end.
+    fn panel(self, is_f32: bool, word: usize) -> RhsPanel {
+        match (self, is_f32) {
+            (Self::Words(words), true) => RhsPanel::F32(words[word..].as_ptr()),
+            (Self::Words(words), false) => RhsPanel::Pairs(words[word..].as_ptr()),
+            (Self::Halves(halves), _) => RhsPanel::Halves(halves[word..].as_ptr()),
+            (Self::Coded(panels), true) => RhsPanel::CodedHalves(panels.panel(word)),
+            (Self::Coded(panels), false) => RhsPanel::CodedPairs(panels.panel(word)),
         }
     }
 }
 
+/// A piece of K of panels: their words from `first` on; panels are `stride` words apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PanelPiece<'a> {
+    pub(crate) panels: Panels<'a>,
+    pub(crate) first: usize,
+    pub(crate) stride: usize,
+}
+
 impl Gemm {
-    /// Returns `true` if [`Self::multiply_halves`] has a kernel.
-    pub(crate) fn multiplies_halves(self) -> bool {
-        self.packs_f32() && microkernel::multiplies_few(self.isa)
+    /// Returns `true` if [`Self::multiply_narrow`] has a kernel.
+    pub(crate) fn multiplies_narrow(self) -> bool {
+        self.kernel != GemmKernel::Amx && microkernel::multiplies_narrow(self.isa)
     }
 
-    /// Like [`Self::multiply`] column by column, with a rhs of the upper halves of words, whose panels start `stride` halves apart.
+    /// Like [`Self::multiply`] column by column, with a rhs in less memory than words. The first product with a panel copies its words into `near`,
+    /// which has at least those of a panel, and the others read them there.
     ///
     /// # Panics
     /// As [`Self::multiply`], and without a kernel.
-    pub(crate) fn multiply_halves(
+    pub(crate) fn multiply_narrow(
         self,
         k: usize,
         lhs: Packed<'_>,
-        rhs: &[u16],
-        stride: usize,
+        rhs: PanelPiece<'_>,
+        near: &mut [u32],
         out: &mut MatMut<'_>,
         add: bool,
     ) {
-        /// The u32 of a row of a panel of halves.
-        const ROW: usize = RHS_PANEL / 2;
         let _clock = Clock::start(Work::Products);
-        let (m, n, words) = (out.rows(), out.cols(), self.words(k));
+        let (m, n, words, is_f32) = (out.rows(), out.cols(), self.words(k), self.packs_f32());
         let (lhs_panels, rhs_panels) = (m.div_ceil(LHS_PANEL), n.div_ceil(RHS_PANEL));
         let ends = |panels: usize, stride: usize, width: usize| panels.max(1) * stride - stride + width * words;
-        assert!(self.multiplies_halves() && words <= self.most);
+        assert!(self.multiplies_narrow() && words <= self.most && RHS_PANEL * words <= near.len());
         assert!(
             ends(lhs_panels, lhs.stride, LHS_PANEL) <= lhs.words.len()
-                && ends(rhs_panels, stride, RHS_PANEL) <= rhs.len()
+                && rhs.first + ends(rhs_panels, rhs.stride, RHS_PANEL) <= rhs.panels.len()
         );
-        let step = ROW.div_ceil(lhs_panels.max(1));
-        let of_panels = stride;
+        let near = near.as_mut_ptr();
         let steps = (0..rhs_panels).flat_map(|j| (0..lhs_panels).map(move |i| (i, j)));
         self.for_blocks(steps, out, add, |[i, j], rows, c, stride, add| {
-            let (a, b) = (lhs.words[i * lhs.stride..].as_ptr(), rhs[j * of_panels..].as_ptr());
-            let next = rhs.as_ptr().wrapping_add((j + 1) * of_panels).cast::<u32>();
-            let ahead = Ahead { from: next.wrapping_add(i * step * words), step };
-            // SAFETY: both panels have `words` words per row or column, checked above; `for_blocks` passes an output of [12, 32] elements.
-            unsafe { microkernel::multiply_halves(rows, words, a, b, ahead, c, stride, add) };
+            let a = lhs.words[i * lhs.stride..].as_ptr();
+            let first = rhs.first + j * rhs.stride;
+            let (b, copy) = match i {
+                0 => (rhs.panels.panel(is_f32, first), (lhs_panels > 1).then_some(near)),
+                _ if is_f32 => (RhsPanel::F32(near), None),
+                _ => (RhsPanel::Pairs(near), None),
+            };
+            assert!(words.is_multiple_of(b.step()));
+            // Prefetch the next panel during work on this one, a part of it with each lhs panel.
+            let next = first + if j + 1 < rhs_panels { rhs.stride } else { 0 };
+            let next = rhs.panels.panel(is_f32, next);
+            let step = next.bytes(words).div_ceil(lhs_panels * b.lines(words).max(1));
+            let ahead = Ahead { from: next.address().wrapping_add(i * step * b.lines(words)), step };
+            // SAFETY: both panels have `words` words per row or column, checked above, as `near` has; `for_blocks` passes an output of [12, 32]
+            // elements.
+            unsafe { microkernel::multiply(self.isa, rows, words, a, b, copy, ahead, c, stride, add) };
         });
     }
 
     /// Returns the most rows of a lhs for [`Self::multiply_few`]; 0 without such a kernel. Products of tiles have none, so that the bits of a row
     /// do not depend on the number of rows.
     pub(crate) fn few_rows(self) -> usize {
-        if self.kernel != GemmKernel::Amx && microkernel::multiplies_few(self.isa) { microkernel::FEW_ROWS } else { 0 }
+        if self.multiplies_narrow() { microkernel::FEW_ROWS } else { 0 }
     }
 
     /// Packs the rows of `source: [m, k]`, with K along its columns, as the lhs `[K', m]` of [`Self::multiply_few`].
@@ -99,26 +127,31 @@ impl Gemm {
     }
 
     /// Computes `out (+)= lhs rhs` over all `k` entries of K for few rows, with the bits of [`Self::multiply`] for each of [`Self::pieces`].
-    /// `lhs` is from [`Self::pack_few`]; panels of the rhs are contiguous, with all of K. Weights are read from memory once and in order, which
-    /// is the time of such a product.
+    /// `lhs` is from [`Self::pack_few`]; `first` is the first word of the rhs panels, which are contiguous, with all of K. Weights are read from
+    /// memory once and in order, which is the time of such a product.
     ///
     /// # Panics
     /// If the operands are too short, or `out` has more than [`Self::few_rows`] rows.
-    pub(crate) fn multiply_few(self, k: usize, lhs: &[u32], rhs: Panels<'_>, out: &mut MatMut<'_>, add: bool) {
+    pub(crate) fn multiply_few(
+        self,
+        k: usize,
+        lhs: &[u32],
+        rhs: Panels<'_>,
+        first: usize,
+        out: &mut MatMut<'_>,
+        add: bool,
+    ) {
         let _clock = Clock::start(Work::Products);
         let (m, n, words) = (out.rows(), out.cols(), self.words(k));
         let (stride, panels) = (self.rhs_stride(k), n.div_ceil(RHS_PANEL));
         let piece = self.pieces(k).next().map_or(0, |piece| self.words(piece.len()));
-        assert!((1..=self.few_rows()).contains(&m) && m * words <= lhs.len() && panels * stride <= rhs.len());
+        assert!((1..=self.few_rows()).contains(&m) && m * words <= lhs.len() && first + panels * stride <= rhs.len());
         for panel in 0..panels {
-            let (at, first) = (panel * stride, panel * RHS_PANEL);
-            let columns = RHS_PANEL.min(n - first);
-            let b = match rhs {
-                Panels::Words(rhs) if self.kernel == GemmKernel::F32 => FewPanel::F32(rhs[at..].as_ptr()),
-                Panels::Words(rhs) => FewPanel::Pairs(rhs[at..].as_ptr()),
-                Panels::Halves(rhs) => FewPanel::Halves(rhs[at..].as_ptr()),
-            };
-            let (c, row) = out.piece(0, first, m, columns);
+            let column = panel * RHS_PANEL;
+            let columns = RHS_PANEL.min(n - column);
+            let b = rhs.panel(self.packs_f32(), first + panel * stride);
+            assert!(words.is_multiple_of(b.step()) && piece.is_multiple_of(b.step()));
+            let (c, row) = out.piece(0, column, m, columns);
             // SAFETY: `few_rows` is above 0 only with kernels of this instruction set, which are of pairs if the operands are; the operands
             // hold `words` words, checked above; `piece` has checked the output.
             unsafe { microkernel::multiply_few(m, words, piece, lhs.as_ptr(), b, c, columns, row, add) };

@@ -23,17 +23,19 @@
 //! length of pieces, which the L1 cache determines, but not on the shape of the product or the position in it.
 #![allow(unsafe_code)]
 
+mod coded;
 mod few;
 mod mat_mut;
 mod pack;
 
 pub(crate) use crate::arch::panel::RHS_PANEL;
-pub(crate) use few::Panels;
+pub(crate) use coded::{CodedPanels, Exponents, GROUP_U16};
+pub(crate) use few::{PanelPiece, Panels};
 pub(crate) use mat_mut::{Cut, MatMut};
 pub(crate) use pack::{KAxis, Rows};
 
 use crate::arch::caches::{first_cache, second_cache};
-use crate::arch::microkernel::Ahead;
+use crate::arch::microkernel::{Ahead, RhsPanel};
 use crate::arch::panel::LHS_PANEL;
 #[cfg(test)]
 use crate::arch::tiles::Tiles;
@@ -160,6 +162,11 @@ impl Gemm {
     /// Returns `true` if words are f32. The lower half of a word then is zero for a bf16 value.
     pub(crate) fn packs_f32(self) -> bool {
         self.kernel == GemmKernel::F32
+    }
+
+    /// Returns `true` if products are of tiles.
+    pub(crate) fn multiplies_tiles(self) -> bool {
+        self.kernel == GemmKernel::Amx
     }
 
     /// Returns `true` if f32 operands are rounded to bf16 when they are packed.
@@ -400,20 +407,22 @@ impl Gemm {
         let Product { k, lhs, rhs } = product;
         let (height, words) = (self.lhs_panel(), self.words(k));
         let m = out.rows();
-        let pairs = self.kernel == GemmKernel::Bf16Dot;
+        let is_f32 = self.packs_f32();
         self.for_blocks(self.steps(product, out, order), out, add, |[i, j], rows, c, stride, add| {
             let (a, b) = (lhs.words[i * lhs.stride..].as_ptr(), rhs.words[j * rhs.stride..].as_ptr());
+            let panel = if is_f32 { RhsPanel::F32(b) } else { RhsPanel::Pairs(b) };
             // Prefetch the next rhs panel during work on this one, a part of it with each lhs panel.
             let ahead = match order {
                 Order::ByColumns => {
-                    let step = RHS_PANEL.div_ceil(m.div_ceil(height));
-                    Ahead { from: rhs.words.as_ptr().wrapping_add((j + 1) * rhs.stride + i * step * words), step }
+                    let step = 64_usize.div_ceil(m.div_ceil(height));
+                    let next = rhs.words.as_ptr().wrapping_add((j + 1) * rhs.stride);
+                    Ahead { from: next.cast::<u8>().wrapping_add(i * step * panel.lines(words)), step }
                 }
-                Order::ByRows => Ahead { from: b, step: 0 },
+                Order::ByRows => Ahead { from: b.cast(), step: 0 },
             };
             // SAFETY: `steps` has checked that both panels have `words` words per row or column; `for_blocks` passes an output of [12, 32]
             // elements.
-            unsafe { microkernel::multiply(self.isa, pairs, rows, words, a, b, ahead, c, stride, add) };
+            unsafe { microkernel::multiply(self.isa, rows, words, a, panel, None, ahead, c, stride, add) };
         });
     }
 

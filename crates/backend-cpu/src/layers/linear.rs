@@ -1,9 +1,9 @@
 //! Linear layers: y = x W + b.
 
-use super::product::{Operand, PackedRhs, Rhs, multiply, multiply_packed, pack, pack_halves};
+use super::product::{Operand, PackedRhs, Rhs, multiply, multiply_packed, pack, pack_coded, pack_halves};
 use super::{Layers, fits};
 use crate::arch::{IsaToken, MulAdd, simd_dispatch};
-use crate::gemm::{Gemm, KAxis, Panels};
+use crate::gemm::{CodedPanels, Gemm, KAxis, Panels};
 use crate::pages::{Aligned, output as output_of, zeros};
 use crate::threads::slices::*;
 use grpo_core::error::Result;
@@ -34,6 +34,18 @@ enum Entries {
     Words(Aligned<u32>),
     /// Words of bf16 values, in half the memory.
     Halves(Aligned<u16>),
+    /// bf16 values in about 12 bits each.
+    Coded(CodedPanels),
+}
+
+impl Entries {
+    fn panels(&self) -> Panels<'_> {
+        match self {
+            Self::Words(words) => Panels::Words(words),
+            Self::Halves(halves) => Panels::Halves(halves),
+            Self::Coded(panels) => Panels::Coded(panels),
+        }
+    }
 }
 
 impl PackedWeight {
@@ -44,16 +56,13 @@ impl PackedWeight {
 
     /// Returns the bytes of the packed weight.
     pub fn bytes(&self) -> usize {
-        match &self.entries {
-            Entries::Words(words) => size_of_val::<[u32]>(words),
-            Entries::Halves(halves) => size_of_val::<[u16]>(halves),
-        }
+        self.entries.panels().bytes()
     }
 }
 
 impl Layers {
     /// Packs a weight `[in, out]` for [`Layers::linear_packed`]. A large weight whose values are all bf16 values, as after widening a bf16
-    /// model, takes half the memory, with bit-identical products.
+    /// model, takes 12 to 16 bits per value, with bit-identical products.
     ///
     /// # Errors
     /// [`grpo_core::Error::Shape`] if the slice has another length.
@@ -73,14 +82,22 @@ impl Layers {
         Ok(self.packed(&rhs, [input, output], || are_bf16(self.gemm.isa(), head)))
     }
 
-    /// Packs a weight. A large weight for products of f32 words is packed as halves if products round its values to bf16, or if `is_exact`
-    /// returns `true`: all of them are bf16 values.
+    /// Packs a weight. A large weight is packed narrow if products round its values to bf16, or if `is_exact` returns `true`: all of them are bf16
+    /// values.
     pub(super) fn packed(&self, rhs: &impl Rhs, dims: [usize; 2], is_exact: impl FnOnce() -> bool) -> PackedWeight {
-        let [input, output] = dims;
-        if self.packs_halves(input, output) || self.has_halves(input, output) && is_exact() {
-            return self.packed_halves(rhs, dims);
+        if self.is_large(dims) && (self.linear.rounds() || is_exact()) {
+            return self.packed_narrow(rhs, dims);
         }
         self.packed_words(rhs, dims)
+    }
+
+    /// Packs a weight of bf16 values in 12 bits per value if possible, otherwise in 16 bits.
+    pub(super) fn packed_narrow(&self, rhs: &impl Rhs, dims: [usize; 2]) -> PackedWeight {
+        match pack_coded(self.linear, rhs) {
+            Some(panels) => PackedWeight { entries: Entries::Coded(panels), gemm: self.linear, dims },
+            None if self.linear.packs_f32() => self.packed_halves(rhs, dims),
+            None => self.packed_words(rhs, dims),
+        }
     }
 
     /// Packs a weight as words.
@@ -143,11 +160,7 @@ impl Layers {
             _ => start(add, n, output)?,
         };
         let lhs = Operand::new(x, input, KAxis::Columns);
-        let panels = match &weight.entries {
-            Entries::Words(words) => Panels::Words(words),
-            Entries::Halves(halves) => Panels::Halves(halves),
-        };
-        let rhs = PackedRhs { panels, columns: output };
+        let rhs = PackedRhs { panels: weight.entries.panels(), columns: output };
         multiply_packed(weight.gemm, &lhs, rhs, &mut y, !matches!(add, Add::Nothing));
         Ok(y)
     }

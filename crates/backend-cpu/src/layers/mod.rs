@@ -101,20 +101,20 @@ impl Layers {
         self.linear.rounds()
     }
 
-    /// Returns the most bytes of a [`PackedWeight`] `[in, out]`. [`Layers::pack_weight`] takes half of them for a large weight of bf16 values.
-    pub fn packed_bytes(&self, [input, output]: [usize; 2]) -> usize {
+    /// Returns the most bytes of a [`PackedWeight`] `[in, out]` of which `are_bf16` says whether its values are bf16 values, after rounding with
+    /// [`Layers::with_products`]. Of bf16 values whose exponents are spread too widely for 4 bits, a large weight takes a third more.
+    pub fn packed_bytes(&self, [input, output]: [usize; 2], are_bf16: bool) -> usize {
         let words = self.linear.rhs_words(output, input);
-        words.saturating_mul(if self.packs_halves(input, output) { size_of::<u16>() } else { size_of::<u32>() })
+        match self.is_large([input, output]) && (are_bf16 || self.linear.rounds()) {
+            true if self.linear.codes(input) => self.linear.coded_bytes(words),
+            true if self.linear.packs_f32() => words.saturating_mul(size_of::<u16>()),
+            _ => words.saturating_mul(size_of::<u32>()),
+        }
     }
 
-    /// Returns `true` if [`Layers::pack_weight`] stores the upper halves of words, whatever the values are.
-    fn packs_halves(&self, input: usize, output: usize) -> bool {
-        self.linear.rounds() && self.has_halves(input, output)
-    }
-
-    /// Returns `true` if a weight of this size is packed as upper halves of words where it has bf16 values.
-    fn has_halves(&self, input: usize, output: usize) -> bool {
-        self.linear.packs_f32() && Self::packs_narrow(input.saturating_mul(output))
+    /// Returns `true` if a weight of this size is packed in less memory where it has bf16 values. Tiles have one layout.
+    fn is_large(&self, [input, output]: [usize; 2]) -> bool {
+        !self.linear.multiplies_tiles() && Self::packs_narrow(input.saturating_mul(output))
     }
 }
 

@@ -3,10 +3,14 @@
 use super::scratch::Scratch;
 use crate::arch::panel::RHS_PANEL;
 use crate::arch::{MulAdd, simd_dispatch};
-use crate::gemm::{Cut, Gemm, KAxis, MatMut, Order, Packed, Panels, Rows};
+use crate::gemm::{
+    CodedPanels, Cut, Exponents, GROUP_U16, Gemm, KAxis, MatMut, Order, Packed, PanelPiece, Panels, Rows,
+};
 use crate::host::Slice;
+use crate::pages::zeros;
 use crate::threads::{count, slices::*};
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// The maximum output rows of a task: the lhs of a piece of K stays in the L2 cache.
 const BLOCK: usize = 240;
@@ -108,7 +112,7 @@ pub(super) struct PackedRhs<'a> {
 /// Packs `rhs`, which must have bf16 values, into `halves`; as many as [`pack`] has words.
 pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
     let of_panel = gemm.rhs_stride(rhs.dims().1);
-    pack_panels(gemm, rhs, halves, |rows, piece, halves| {
+    pack_panels(gemm, rhs, halves, of_panel, |_, rows, piece, halves| {
         let (start, stride) = (gemm.rhs_stride(piece.start), gemm.rhs_stride(piece.len()));
         let mut words = Scratch::words(halves.len().div_ceil(of_panel.max(1)) * stride);
         gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride);
@@ -116,6 +120,45 @@ pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
             narrow(gemm.isa(), words, &mut halves[start..start + stride]);
         }
     });
+}
+
+/// Packs `rhs`, which must have bf16 values in words of f32, as coded groups. Returns `None` if kernels do not decode them, or if too many groups
+/// have exponents without a code.
+pub(super) fn pack_coded(gemm: Gemm, rhs: &impl Rhs) -> Option<CodedPanels> {
+    /// The panels that the exponents are chosen from.
+    const SAMPLES: usize = 8;
+    let (n, k) = rhs.dims();
+    let (panels, of_panel) = (n.div_ceil(RHS_PANEL), gemm.rhs_stride(k));
+    if !gemm.codes(k) || panels == 0 {
+        return None;
+    }
+    let first = gemm.pieces(k).next()?;
+    let stride = gemm.rhs_stride(first.len());
+    let mut words = Scratch::words(SAMPLES * stride);
+    let samples = panels.min(SAMPLES);
+    for (i, words) in words.chunks_exact_mut(stride).enumerate().take(samples) {
+        let column = i * panels / samples * RHS_PANEL;
+        let columns = column..n.min(column + RHS_PANEL);
+        rhs.with(columns, first.clone(), |rows| gemm.pack_rhs(rows, rhs.along(), 0, words, stride));
+    }
+    let exponents = Exponents::of(gemm, &words[..samples * stride]);
+    let mut groups = zeros(gemm.coded(panels * of_panel));
+    let escapes = Mutex::new(Vec::new());
+    let coded_panel = gemm.coded(of_panel);
+    pack_panels(gemm, rhs, &mut groups, coded_panel, |first, rows, piece, groups| {
+        let (start, stride) = (gemm.coded(gemm.rhs_stride(piece.start)), gemm.rhs_stride(piece.len()));
+        let mut words = Scratch::words(groups.len() / coded_panel * stride);
+        gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride);
+        let mut of_task = Vec::new();
+        for (i, (groups, words)) in groups.chunks_exact_mut(coded_panel).zip(words.chunks_exact(stride)).enumerate() {
+            let number = ((first + i) * coded_panel + start) / GROUP_U16;
+            gemm.code(words, exponents, number, &mut groups[start..][..gemm.coded(stride)], &mut of_task);
+        }
+        escapes.lock().unwrap_or_else(PoisonError::into_inner).append(&mut of_task);
+    });
+    let mut escapes = escapes.into_inner().unwrap_or_else(PoisonError::into_inner);
+    escapes.sort_unstable_by_key(|(number, _)| *number);
+    CodedPanels::new(gemm, groups, exponents, &escapes)
 }
 
 simd_dispatch! {
@@ -141,23 +184,26 @@ fn widen_body<M: MulAdd>(halves: &[u16], words: &mut [u32]) {
 /// Packs `rhs` into `words`, of length `gemm.rhs_words(n, k)`.
 pub(super) fn pack(gemm: Gemm, rhs: &impl Rhs, words: &mut [u32]) {
     let stride = gemm.rhs_stride(rhs.dims().1);
-    pack_panels(gemm, rhs, words, |rows, piece, words| {
+    pack_panels(gemm, rhs, words, stride, |_, rows, piece, words| {
         gemm.pack_rhs(rows, rhs.along(), 0, &mut words[gemm.rhs_stride(piece.start)..], stride);
     });
 }
 
-/// Calls `f` with rows of `rhs`, their piece of K, and the place of their panels in `out`, for every few panels.
+/// Calls `f` with the index of a panel, rows of `rhs` from it on, their piece of K, and the place of their panels in `out`, for every few panels.
+/// Panels are `of_panel` elements apart.
 fn pack_panels<T: Send>(
     gemm: Gemm,
     rhs: &impl Rhs,
     out: &mut [T],
-    f: impl Fn(Rows<'_>, Range<usize>, &mut [T]) + Sync,
+    of_panel: usize,
+    f: impl Fn(usize, Rows<'_>, Range<usize>, &mut [T]) + Sync,
 ) {
     let (n, k) = rhs.dims();
-    out.par_chunks_mut((PANELS * gemm.rhs_stride(k)).max(1)).enumerate().for_each(|(i, out)| {
+    out.par_chunks_mut((PANELS * of_panel).max(1)).enumerate().for_each(|(i, out)| {
         let first = i * PANELS * RHS_PANEL;
         for piece in gemm.pieces(k) {
-            rhs.with(first..n.min(first + PANELS * RHS_PANEL), piece.clone(), |rows| f(rows, piece, out));
+            let columns = first..n.min(first + PANELS * RHS_PANEL);
+            rhs.with(columns, piece.clone(), |rows| f(i * PANELS, rows, piece, out));
         }
     });
 }
@@ -218,11 +264,10 @@ fn multiply_few(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>, out: &mut [f3
     let mut left = Scratch::words(m * gemm.words(k));
     gemm.pack_few(&lhs.cut(0..m, 0..k), &mut left);
     let (left, stride) = (&left[..], gemm.rhs_stride(k));
-    let (panels, bytes) = (n.div_ceil(RHS_PANEL), stride * rhs.panels.word_bytes());
-    let tasks = (panels * bytes / TASK_BYTES).clamp(1, TASKS * count());
-    let size = panels.div_ceil(tasks) * RHS_PANEL;
+    let tasks = (rhs.panels.bytes() / TASK_BYTES).clamp(1, TASKS * count());
+    let size = n.div_ceil(RHS_PANEL).div_ceil(tasks) * RHS_PANEL;
     for_blocks(out, [m, n], Cut::Columns, size, |first, out| {
-        gemm.multiply_few(k, left, rhs.panels.from(first / RHS_PANEL * stride), out, add);
+        gemm.multiply_few(k, left, rhs.panels, first / RHS_PANEL * stride, out, add);
     });
 }
 
@@ -271,9 +316,12 @@ fn multiply_piece(
             let rhs = Packed { words: &rhs[first..], stride: of_panel };
             gemm.multiply(k, lhs, rhs, out, add, Order::ByColumns);
         }
-        Panels::Halves(rhs) if gemm.multiplies_halves() => {
-            gemm.multiply_halves(k, lhs, &rhs[first..], of_panel, out, add);
+        panels @ (Panels::Coded(_) | Panels::Halves(_)) if gemm.multiplies_narrow() => {
+            let mut near = Scratch::words(gemm.rhs_stride(k));
+            let rhs = PanelPiece { panels, first, stride: of_panel };
+            gemm.multiply_narrow(k, lhs, rhs, &mut near, out, add);
         }
+        Panels::Coded(_) => unreachable!("coded without kernels"),
         Panels::Halves(rhs) => {
             // Widen a few panels at a time, which then are in the L2 cache.
             let (stride, columns) = (gemm.rhs_stride(k), out.cols());

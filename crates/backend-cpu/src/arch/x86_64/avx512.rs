@@ -4,6 +4,7 @@
 use crate::arch::microkernel::Ahead;
 use crate::arch::panel::LHS_PANEL;
 use crate::arch::strip::Strip;
+use crate::arch::x86_64::panel::{LINE, Panel};
 use std::arch::x86_64::*;
 use std::hint::black_box;
 use std::time::Instant;
@@ -16,22 +17,28 @@ pub(crate) const SPIN_FMA_FLOPS: usize = ACCUMULATORS * 16 * 2;
 /// Floating-point operations of an iteration of [`spin_bf16`].
 pub(crate) const SPIN_BF16_FLOPS: usize = ACCUMULATORS * 16 * 2 * 2;
 
-/// Defines an AVX-512 kernel with the given multiplication of words. Kernels compute the first `MADE` rows.
-macro_rules! avx512_kernel {
-    ($name:ident, $features:literal, $element:ty, |$from:ident| $load:expr, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
+/// The bytes between a panel row that a kernel of few rows loads and the one that it prefetches. With half and with twice
+/// the distance, steps of one row were 6 to 10 % slower (docs/notes/host-trainer.md).
+const DISTANCE: usize = 8192;
+
+/// Defines a kernel of panels and one of few rows with the given multiplication of words. Kernels compute the first `MADE` rows.
+macro_rules! avx512_kernels {
+    ($panels:ident, $few:ident, $features:literal, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
         /// # Safety
-        /// As [`crate::arch::microkernel::multiply`].
+        /// As [`crate::arch::microkernel::multiply`]; `words` is a multiple of `WORDS`.
         #[target_feature(enable = $features)]
-        pub(crate) unsafe fn $name<const MADE: usize>(
+        #[allow(clippy::too_many_arguments)]
+        pub(crate) unsafe fn $panels<const MADE: usize, const WORDS: usize, B: Panel<WORDS>>(
             words: usize,
             mut a: *const u32,
-            mut b: *const $element,
+            mut b: B,
+            mut copy: Option<*mut u32>,
             mut ahead: Ahead,
             c: *mut f32,
             stride: usize,
             add: bool,
         ) {
-            // SAFETY: the caller guarantees [words, 12], [words, 32] and the rows of c; prefetches may have any address.
+            // SAFETY: the caller guarantees [words, 12], [words, 32], the copy and the rows of c; prefetches may have any address.
             unsafe {
                 // Prefetch c, to hide memory latency behind the products.
                 for i in 0..MADE {
@@ -39,17 +46,27 @@ macro_rules! avx512_kernel {
                     _mm_prefetch::<_MM_HINT_T0>(c.add(i * stride + 16).cast());
                 }
                 let mut sums = [[_mm512_setzero_ps(); 2]; MADE];
-                for _ in 0..words {
-                    _mm_prefetch::<_MM_HINT_T0>(ahead.from.cast());
-                    ahead.from = ahead.from.wrapping_add(ahead.step);
-                    let columns = [b, b.add(16)].map(|$from| $load);
-                    for (i, sums) in sums.iter_mut().enumerate() {
-                        let $a = _mm512_set1_epi32(a.add(i).cast::<i32>().read());
-                        for ($sum, $b) in sums.iter_mut().zip(columns) {
-                            *$sum = $step;
-                        }
+                for _ in 0..words / WORDS {
+                    for _ in 0..B::BYTES / LINE {
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.from.cast());
+                        ahead.from = ahead.from.wrapping_add(ahead.step);
                     }
-                    (a, b) = (a.add(LHS_PANEL), b.add(32));
+                    let panel = b.next();
+                    if let Some(copy) = &mut copy {
+                        for (j, words) in panel.as_flattened().iter().enumerate() {
+                            _mm512_storeu_si512(copy.add(16 * j).cast(), *words);
+                        }
+                        *copy = copy.add(32 * WORDS);
+                    }
+                    for columns in panel {
+                        for (i, sums) in sums.iter_mut().enumerate() {
+                            let $a = _mm512_set1_epi32(a.add(i).cast::<i32>().read());
+                            for ($sum, $b) in sums.iter_mut().zip(columns) {
+                                *$sum = $step;
+                            }
+                        }
+                        a = a.add(LHS_PANEL);
+                    }
                 }
                 for (i, sums) in sums.into_iter().enumerate() {
                     for (j, mut sum) in sums.into_iter().enumerate() {
@@ -62,31 +79,21 @@ macro_rules! avx512_kernel {
                 }
             }
         }
-    };
-}
 
-/// The bytes between a panel row that a kernel of few rows loads and the one that it prefetches. With half and with twice
-/// the distance, steps of one row were 6 to 10 % slower (docs/notes/host-trainer.md).
-const DISTANCE: usize = 8192;
-
-/// Defines an AVX-512 kernel for few rows: `MADE` rows `a: [words, MADE]` times a panel `b: [words, 32]`.
-macro_rules! few_rows_kernel {
-    ($name:ident, $features:literal, $element:ty, |$from:ident| $load:expr, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
         /// # Safety
-        /// As [`crate::arch::microkernel::multiply_few`].
+        /// As [`crate::arch::microkernel::multiply_few`]; `words` and `piece` are multiples of `WORDS`.
         #[target_feature(enable = $features)]
         #[allow(clippy::too_many_arguments)]
-        pub(crate) unsafe fn $name<const MADE: usize>(
+        pub(crate) unsafe fn $few<const MADE: usize, const WORDS: usize, B: Panel<WORDS>>(
             mut words: usize,
             piece: usize,
             mut a: *const u32,
-            mut b: *const $element,
+            mut b: B,
             c: *mut f32,
             columns: usize,
             stride: usize,
             mut add: bool,
         ) {
-            const LINE: usize = 64 / size_of::<$element>();
             let masks = [0, 16].map(|first| ((1_u32 << columns.saturating_sub(first).min(16)) - 1) as __mmask16);
             // SAFETY: the caller guarantees [words, MADE], [words, 32] and `columns` elements of the rows of c; prefetches may have any
             // address.
@@ -103,19 +110,20 @@ macro_rules! few_rows_kernel {
                     let count = piece.min(words);
                     words -= count;
                     let mut sums = [[_mm512_setzero_ps(); 2]; MADE];
-                    for _ in 0..count {
-                        let next = b.wrapping_byte_add(DISTANCE);
-                        for line in (0..32).step_by(LINE) {
+                    for _ in 0..count / WORDS {
+                        let next = b.address().wrapping_add(DISTANCE);
+                        for line in (0..B::BYTES).step_by(LINE) {
                             _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast());
                         }
-                        let columns = [b, b.add(16)].map(|$from| $load);
-                        for (i, sums) in sums.iter_mut().enumerate() {
-                            let $a = _mm512_set1_epi32(a.add(i).cast::<i32>().read());
-                            for ($sum, $b) in sums.iter_mut().zip(columns) {
-                                *$sum = $step;
+                        for columns in b.next() {
+                            for (i, sums) in sums.iter_mut().enumerate() {
+                                let $a = _mm512_set1_epi32(a.add(i).cast::<i32>().read());
+                                for ($sum, $b) in sums.iter_mut().zip(columns) {
+                                    *$sum = $step;
+                                }
                             }
+                            a = a.add(MADE);
                         }
-                        (a, b) = (a.add(MADE), b.add(32));
                     }
                     for (totals, sums) in totals.iter_mut().zip(sums) {
                         for (total, sum) in totals.iter_mut().zip(sums) {
@@ -134,31 +142,15 @@ macro_rules! few_rows_kernel {
     };
 }
 
-/// Defines a kernel of panels and one of few rows with the same loads of the rhs and the same step.
-macro_rules! avx512_kernels {
-    ($panels:ident, $few:ident, $features:literal, $element:ty, |$from:ident| $load:expr, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
-        avx512_kernel!($panels, $features, $element, |$from| $load, |$sum, $a, $b| $step);
-        few_rows_kernel!($few, $features, $element, |$from| $load, |$sum, $a, $b| $step);
-    };
-}
-
-avx512_kernels!(multiply_f32, multiply_few_f32, "avx512f", u32, |from| _mm512_loadu_si512(from.cast()), |sum, a, b| {
-    _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), *sum)
-});
-avx512_kernels!(
-    multiply_halves,
-    multiply_few_halves,
-    "avx512f",
-    u16,
-    |from| _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))),
-    |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), *sum)
-);
+avx512_kernels!(multiply_f32, multiply_few_f32, "avx512f,avx512bw", |sum, a, b| _mm512_fmadd_ps(
+    _mm512_castsi512_ps(a),
+    _mm512_castsi512_ps(b),
+    *sum
+));
 avx512_kernels!(
     multiply_bf16,
     multiply_few_bf16,
-    "avx512f,avx512bf16",
-    u32,
-    |from| _mm512_loadu_si512(from.cast()),
+    "avx512f,avx512bw,avx512bf16",
     |sum, a, b| _mm512_dpbf16_ps(
         *sum,
         std::mem::transmute::<__m512i, __m512bh>(a),
