@@ -47,7 +47,10 @@ pub(crate) fn generate(
         Some(Prepared { inference, chunks }) if inference.records_experts() == request.return_routed_experts => {
             (inference, chunks)
         }
-        _ => (model().inference()?.recording_experts(request.return_routed_experts), Vec::new()),
+        _ => {
+            let rows = (request.prompts.len() * request.num_generations).min(batch_size);
+            (model().for_rows(rows).inference()?.recording_experts(request.return_routed_experts), Vec::new())
+        }
     };
     if request.turn.is_none() {
         earlier.clear();

@@ -166,7 +166,8 @@ impl Gemm {
         out: &mut [u16],
         escapes: &mut Vec<Escape>,
     ) {
-        for (i, (words, out)) in words.chunks_exact(self.group_words()).zip(out.chunks_exact_mut(GROUP_U16)).enumerate() {
+        for (i, (words, out)) in words.chunks_exact(self.group_words()).zip(out.chunks_exact_mut(GROUP_U16)).enumerate()
+        {
             let mut values = [0; GROUP];
             match self.packs_f32() {
                 true => upper_halves(self.isa, words, &mut values),

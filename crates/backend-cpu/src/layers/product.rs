@@ -122,16 +122,14 @@ pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
     });
 }
 
-/// Packs `rhs`, which must have bf16 values in words of f32, as coded groups. Returns `None` if kernels do not decode them, or if too many groups
-/// have exponents without a code.
+/// Packs `rhs`, which must have bf16 values in words of f32, as coded groups. Returns `None` if too many groups have
+/// exponents without a code. K must be a number of groups that kernels decode.
 pub(super) fn pack_coded(gemm: Gemm, rhs: &impl Rhs) -> Option<CodedPanels> {
     /// The panels that the exponents are chosen from.
     const SAMPLES: usize = 8;
     let (n, k) = rhs.dims();
     let (panels, of_panel) = (n.div_ceil(RHS_PANEL), gemm.rhs_stride(k));
-    if !gemm.codes(k) || panels == 0 {
-        return None;
-    }
+    assert!(gemm.codes(k));
     let first = gemm.pieces(k).next()?;
     let stride = gemm.rhs_stride(first.len());
     let mut words = Scratch::words(SAMPLES * stride);

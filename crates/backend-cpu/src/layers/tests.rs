@@ -247,8 +247,15 @@ fn coded_weights_give_the_same_bits_with_any_exponents() {
             let rhs = Operand::new(weight, o, KAxis::Rows);
             let words = layers.packed_words(&rhs, dims);
             let narrow = layers.packed_narrow(&rhs, dims);
+            let for_many = layers.for_rows(64).packed_narrow(&rhs, dims);
+            let bytes = 2 * i * o.next_multiple_of(32);
+            assert!(layers.linear.multiplies_tiles() || for_many.bytes() == bytes, "{layers:?}");
             if decodes {
-                assert_eq!(narrow.bytes() <= layers.linear.coded_bytes(layers.linear.rhs_words(o, i)), *is_coded, "{layers:?}");
+                assert_eq!(
+                    narrow.bytes() <= layers.linear.coded_bytes(layers.linear.rhs_words(o, i)),
+                    *is_coded,
+                    "{layers:?}"
+                );
             }
             for n in [1, 4, 5, 12, 13, 30, 300] {
                 let x = noise(n * i, 6);
@@ -256,7 +263,7 @@ fn coded_weights_give_the_same_bits_with_any_exponents() {
                     let y = layers.linear_packed(&x, weight, Add::Nothing, n).unwrap();
                     y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                 };
-                assert!(bits(&narrow) == bits(&words), "{n}: {layers:?}");
+                assert!(bits(&narrow) == bits(&words) && bits(&for_many) == bits(&words), "{n}: {layers:?}");
             }
         }
         // An infinity is in the product of every form, which is a NaN where it meets its negative.

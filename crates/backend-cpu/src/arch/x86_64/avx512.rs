@@ -147,16 +147,11 @@ avx512_kernels!(multiply_f32, multiply_few_f32, "avx512f,avx512bw", |sum, a, b| 
     _mm512_castsi512_ps(b),
     *sum
 ));
-avx512_kernels!(
-    multiply_bf16,
-    multiply_few_bf16,
-    "avx512f,avx512bw,avx512bf16",
-    |sum, a, b| _mm512_dpbf16_ps(
-        *sum,
-        std::mem::transmute::<__m512i, __m512bh>(a),
-        std::mem::transmute::<__m512i, __m512bh>(b)
-    )
-);
+avx512_kernels!(multiply_bf16, multiply_few_bf16, "avx512f,avx512bw,avx512bf16", |sum, a, b| _mm512_dpbf16_ps(
+    *sum,
+    std::mem::transmute::<__m512i, __m512bh>(a),
+    std::mem::transmute::<__m512i, __m512bh>(b)
+));
 
 /// Computes `c[MADE, 16 VECTORS] (+)= a b` for `a: [MADE, k]` and a strip b, in the columns of `mask`.
 ///

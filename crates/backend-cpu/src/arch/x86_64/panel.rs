@@ -99,9 +99,13 @@ impl Coded {
                 let (codes, bytes) = (load(0), [load(32), load(64)]);
                 // The table repeats its 16 entries, because an index has 5 bits.
                 let table = _mm512_loadu_si512(panel.table.cast());
-                let exponents =
-                    [codes, _mm512_srli_epi16::<4>(codes), _mm512_srli_epi16::<8>(codes), _mm512_srli_epi16::<12>(codes)]
-                        .map(|codes| _mm512_permutexvar_epi16(codes, table));
+                let exponents = [
+                    codes,
+                    _mm512_srli_epi16::<4>(codes),
+                    _mm512_srli_epi16::<8>(codes),
+                    _mm512_srli_epi16::<12>(codes),
+                ]
+                .map(|codes| _mm512_permutexvar_epi16(codes, table));
                 // Bytes 1, 0, 3, 2, 5, 4 and so on of every 16 bytes.
                 let swap = _mm512_set4_epi32(0x0e0f_0c0d, 0x0a0b_0809, 0x0607_0405, 0x0203_0001);
                 let swapped = bytes.map(|bytes| _mm512_shuffle_epi8(bytes, swap));
