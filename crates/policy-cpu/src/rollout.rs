@@ -48,7 +48,8 @@ pub(crate) fn generate(
             (inference, chunks)
         }
         _ => {
-            let rows = (request.prompts.len() * request.num_generations).min(batch_size);
+            let rows = request.prompts.len().saturating_mul(request.num_generations);
+            let rows = rows.min(batch_size.max(request.num_generations));
             (model().for_rows(rows).inference()?.recording_experts(request.return_routed_experts), Vec::new())
         }
     };

@@ -2,7 +2,7 @@
 //!
 //! Each output element is read once per piece of K: a block `[12, 32]` of the output is summed in 24 of AVX-512's 32
 //! registers. A step loads two registers of the rhs and broadcasts one word of the lhs for every two multiply-adds, so
-//! that loads are hidden behind arithmetic (14 loads and a prefetch, 24 multiply-adds). AVX2 has 16 registers of half
+//! that loads are hidden behind arithmetic (14 loads and two prefetches, 24 multiply-adds). AVX2 has 16 registers of half
 //! the size and computes four blocks `[6, 16]` of 12 sums each. Plain Rust uses blocks `[4, 8]`, which 16 registers of
 //! four hold.
 #![allow(unsafe_code)]
@@ -11,8 +11,8 @@
 use super::panel::LHS_PANEL;
 use super::{Isa, IsaToken, generic};
 
-/// The prefetches of a kernel: the cache line at `from`, and for each further line of its rhs panel the line `step` bytes after the
-/// previous one. A prefetch of any address is harmless.
+/// The prefetches of a kernel: the cache line at `from`, then the one `step` bytes after it, and so on, [`RhsPanel::prefetches`] of them. A
+/// prefetch of any address is harmless.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ahead {
     pub(crate) from: *const u8,
@@ -34,19 +34,19 @@ pub(crate) enum RhsPanel {
     CodedHalves(CodedPanel),
 }
 
-/// A panel of coded groups, which [`crate::gemm::coded`] describes.
+/// A panel of coded groups, which `gemm/coded.rs` describes.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct CodedPanel {
-    /// The groups, of 96 u16 each.
+    /// The groups, of [`super::panel::GROUP_U16`] each.
     pub(crate) groups: *const u16,
-    /// The exponents of 32 codes.
+    /// The exponents of the 16 codes, in place, twice.
     pub(crate) table: *const u16,
     /// The number of the first group.
     pub(crate) group: u32,
     /// The numbers of the escaped groups from the first one on; after the last, `u32::MAX`.
     pub(crate) escapes: *const u32,
-    /// The values of these groups, 128 each.
+    /// The values of these groups, [`super::panel::GROUP`] each.
     pub(crate) values: *const u16,
 }
 
@@ -60,29 +60,14 @@ impl RhsPanel {
         }
     }
 
-    /// Returns the address of the first word.
-    pub(crate) fn address(self) -> *const u8 {
+    /// Returns the number of cache lines that [`multiply`] prefetches while it reads `words` words: as many as the words take.
+    pub(crate) fn prefetches(self, words: usize) -> usize {
         match self {
-            Self::F32(words) | Self::Pairs(words) => words.cast(),
-            Self::Halves(halves) => halves.cast(),
-            Self::CodedPairs(panel) | Self::CodedHalves(panel) => panel.groups.cast(),
+            Self::F32(_) | Self::Pairs(_) => 2 * words,
+            Self::Halves(_) => words,
+            Self::CodedPairs(_) => 3 * words / 2,
+            Self::CodedHalves(_) => 3 * words / 4,
         }
-    }
-
-    /// Returns the bytes of so many words.
-    pub(crate) fn bytes(self, words: usize) -> usize {
-        words
-            * match self {
-                Self::F32(_) | Self::Pairs(_) => 128,
-                Self::Halves(_) => 64,
-                Self::CodedPairs(_) => 96,
-                Self::CodedHalves(_) => 48,
-            }
-    }
-
-    /// Returns the cache lines of so many words, for each of which [`multiply`] prefetches one.
-    pub(crate) fn lines(self, words: usize) -> usize {
-        self.bytes(words) / 64
     }
 }
 
@@ -92,7 +77,7 @@ pub(crate) fn multiplies_narrow(isa: IsaToken) -> bool {
 }
 
 /// Computes `c[12, 32] (+)= a b` for panels `a: [words, 12]` and `b: [words, 32]`; rows of c are `stride` apart. At least the first `rows` rows of
-/// c are computed, so that a partial panel can be cheaper. The words of b are written to `copy`, too, unless b consists of words of f32.
+/// c are computed, so that a partial panel can be cheaper. The words of b are also written to `copy`, which is `None` for words of f32.
 ///
 /// # Safety
 /// - The panels and the copy hold that many words, a multiple of [`RhsPanel::step`].

@@ -1,40 +1,35 @@
 //! A packed rhs of bf16 values in 12 bits each, without loss.
 //!
 //! A bf16 value has a sign, 8 bits of exponent and 7 bits of mantissa. Nearly all exponents of a weight are among 15
-//! neighbours, so 4 bits suffice for them. A product of few rows is bound by the bandwidth of memory and reads a quarter
-//! less; the kernel decodes in registers (Zhang et al., *70% Size, 100% Accuracy*, 2025, code exponents by Huffman trees
-//! instead).
+//! consecutive ones, so a code of 4 bits stands for an exponent. A product of few rows is bound by the bandwidth of memory; it reads a
+//! quarter less, and its kernel decodes in registers. DFloat11 (Zhang et al., *70% Size, 100% Accuracy*, 2025) codes
+//! exponents with Huffman codes instead, in 11 bits per value.
 //!
-//! A group of 128 values, four registers A to D of 32, takes 96 u16:
+//! A group has 128 values in four registers A to D of 32 values, and takes 96 u16:
 //!
-//! * 32 u16, each with the codes of one value of A, B, C and D, from the lowest 4 bits on. Code 0 is the exponent 0, and code c the
-//!   exponent `low + c`;
-//! * 32 u16 with sign and mantissa of A in bits 15 and 6 to 0, and those of B, rotated by 8, in bits 7 and 14 to 8;
-//! * 32 u16 of C and D likewise.
+//! * 32 u16 with exponents. Each has the codes of one value of A, B, C and D; that of A is in the lowest 4 bits. Code 0 is the exponent
+//!   0. Code c is the exponent `low + c`.
+//! * 32 u16 with signs and mantissas of A and B. A value of A keeps its bits: the sign is bit 15, the mantissa bits 0 to 6. A value
+//!   of B is rotated by 8 bits: the sign is bit 7, the mantissa bits 8 to 14.
+//! * 32 u16 with those of C and D, in the same way.
 //!
-//! A group with another exponent is *escaped*: its values are in a list, and its place is not read. Registers are two words of
-//! bf16 pairs, or the upper halves of four words of f32: the first 16 columns in the lower halves of the register's words, the others in
-//! the upper halves.
+//! A group that has another exponent is *escaped*: a list has its values, and the kernel does not read its 96 u16.
+//!
+//! With bf16 pairs, a group is two words of each of 32 columns, A and B the first ones. With f32, a group is the upper halves of four words of each of
+//! 32 columns. A register is then one word of each column: 32 bits have column j in the lower half, and column j + 16 in the upper half.
 
-use super::{Gemm, GemmKernel};
-use crate::arch::microkernel::{self, CodedPanel};
-use crate::arch::panel::RHS_PANEL;
+use super::Gemm;
+use crate::arch::microkernel::CodedPanel;
+use crate::arch::panel::{GROUP, GROUP_U16, RHS_PANEL, SIGN_AND_MANTISSA};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::pages::Aligned;
 
-/// The values of a group.
-const GROUP: usize = 128;
-/// The u16 of a group.
-pub(crate) const GROUP_U16: usize = 96;
 /// The largest code.
 const CODES: u16 = 15;
 /// One group in so many may be escaped; otherwise a weight is not coded.
 const PER_ESCAPE: usize = 16;
 /// The groups between entries of [`CodedPanels::starts`].
 const RUN: usize = 64;
-/// The bits of sign and mantissa.
-const KEPT: u16 = 0x807f;
-
 /// The exponents that a weight's codes stand for: 0, and the 15 after `low`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exponents {
@@ -87,7 +82,8 @@ impl CodedPanels {
     /// Returns the panels of `groups` from [`Gemm::code`], with the escapes of all of them in order; `None` if too many are escaped.
     pub(crate) fn new(gemm: Gemm, groups: Aligned<u16>, exponents: Exponents, escapes: &[Escape]) -> Option<Self> {
         let count = groups.len() / GROUP_U16;
-        if escapes.len() > count / PER_ESCAPE {
+        // Group numbers are u32, and the largest one ends the list of escapes.
+        if escapes.len() > count / PER_ESCAPE || count > u32::MAX as usize {
             return None;
         }
         let (mut numbers, values): (Vec<_>, Vec<_>) = escapes.iter().copied().unzip();
@@ -109,6 +105,16 @@ impl CodedPanels {
             + size_of_val(&self.escapes[..])
             + size_of_val(&self.values[..])
             + size_of_val(&self.starts[..])
+    }
+
+    /// Returns the bytes of the groups of `words` words.
+    pub(crate) fn bytes_of(&self, words: usize) -> usize {
+        words / self.group_words * GROUP_U16 * size_of::<u16>()
+    }
+
+    /// Returns the address of the first group.
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.groups.as_ptr().cast()
     }
 
     /// Returns the part of a panel from the word `word` on, the first of a group.
@@ -133,11 +139,11 @@ impl CodedPanels {
 }
 
 impl Gemm {
-    /// Returns `true` if a rhs of `k` entries can be coded: kernels of this instruction set decode it, and K is a number of
-    /// whole groups.
+    /// Returns `true` if a rhs of `k` entries of K can be coded: kernels of this instruction set decode it, and a panel
+    /// is a whole number of groups.
     pub(crate) fn codes(self, k: usize) -> bool {
         let whole = (self.words(k) * RHS_PANEL).is_multiple_of(self.group_words());
-        self.kernel != GemmKernel::Amx && microkernel::multiplies_narrow(self.isa) && whole
+        self.multiplies_narrow() && whole
     }
 
     /// Returns the words of a group.
@@ -153,11 +159,15 @@ impl Gemm {
     /// Returns the most bytes of a coded rhs of so many words.
     pub(crate) fn coded_bytes(self, words: usize) -> usize {
         let groups = words / self.group_words();
-        let of_escapes = (groups / PER_ESCAPE).saturating_mul(size_of::<Escape>()) + size_of::<u32>();
-        groups.saturating_mul(GROUP_U16 * size_of::<u16>()) + of_escapes + (groups / RUN + 1) * size_of::<u32>()
+        let parts = [
+            (groups, GROUP_U16 * size_of::<u16>()),
+            (groups / PER_ESCAPE, size_of::<Escape>()),
+            (groups / RUN + 2, size_of::<u32>()),
+        ];
+        parts.into_iter().fold(0, |sum: usize, (count, bytes)| sum.saturating_add(count.saturating_mul(bytes)))
     }
 
-    /// Codes words of the pack, whole groups from the number `first` on, and adds those that are escaped to `escapes`.
+    /// Codes packed words into `out`: whole groups, of which the first has the number `first`. Escaped groups are added to `escapes`.
     pub(crate) fn code(
         self,
         words: &[u32],
@@ -187,8 +197,8 @@ fn exponent(value: u16) -> u16 {
 }
 
 simd_dispatch! {
-    /// Returns the upper halves of four rows of words, the first 16 columns beside the others.
-    fn upper_halves(words: &[u32], values: &mut [u16; 128]) -> () = upper_halves_body
+    /// Writes the upper halves of four rows of 32 words. Column j + 16 comes after column j.
+    fn upper_halves(words: &[u32], values: &mut [u16; GROUP]) = upper_halves_body
 }
 
 #[inline(always)]
@@ -204,7 +214,7 @@ fn upper_halves_body<M: MulAdd>(words: &[u32], values: &mut [u16; GROUP]) {
 
 simd_dispatch! {
     /// Codes a group. Returns `false` if an exponent has no code; the output is unspecified then.
-    fn code_group(values: &[u16; 128], low: u16, out: &mut [u16]) -> bool = code_group_body
+    fn code_group(values: &[u16; GROUP], low: u16, out: &mut [u16]) -> bool = code_group_body
 }
 
 #[inline(always)]
@@ -222,8 +232,8 @@ fn code_group_body<M: MulAdd>(values: &[u16; GROUP], low: u16, out: &mut [u16]) 
     for i in 0..SIDE {
         let [a, b, c, d] = [values[i], values[SIDE + i], values[2 * SIDE + i], values[3 * SIDE + i]];
         out[i] = code(a) | code(b) << 4 | code(c) << 8 | code(d) << 12;
-        out[SIDE + i] = a & KEPT | (b & KEPT).rotate_left(8);
-        out[2 * SIDE + i] = c & KEPT | (d & KEPT).rotate_left(8);
+        out[SIDE + i] = a & SIGN_AND_MANTISSA | (b & SIGN_AND_MANTISSA).rotate_left(8);
+        out[2 * SIDE + i] = c & SIGN_AND_MANTISSA | (d & SIGN_AND_MANTISSA).rotate_left(8);
     }
     beyond == 0
 }

@@ -26,13 +26,32 @@ impl Panels<'_> {
         }
     }
 
-    /// Returns the bytes.
+    /// Returns the bytes of all panels.
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::Words(words) => size_of_val(words),
             Self::Halves(halves) => size_of_val(halves),
             Self::Coded(panels) => panels.bytes(),
         }
+    }
+
+    /// Returns the bytes of `words` words, without escapes.
+    fn bytes_of(self, words: usize) -> usize {
+        match self {
+            Self::Words(_) => words * size_of::<u32>(),
+            Self::Halves(_) => words * size_of::<u16>(),
+            Self::Coded(panels) => panels.bytes_of(words),
+        }
+    }
+
+    /// Returns the address of the word `word`, which may be beyond the end, for prefetches.
+    fn place(self, word: usize) -> *const u8 {
+        let start: *const u8 = match self {
+            Self::Words(words) => words.as_ptr().cast(),
+            Self::Halves(halves) => halves.as_ptr().cast(),
+            Self::Coded(panels) => panels.as_ptr(),
+        };
+        start.wrapping_add(self.bytes_of(word))
     }
 
     /// Returns the panel that begins with the word `word`. Words are f32 if `is_f32`, otherwise bf16 pairs.
@@ -64,8 +83,8 @@ impl Gemm {
         self.kernel != GemmKernel::Amx && microkernel::multiplies_narrow(self.isa)
     }
 
-    /// Like [`Self::multiply`] column by column, with a rhs in less memory than words. The first product with a panel copies its words into `near`,
-    /// which has at least those of a panel, and the others read them there.
+    /// Like [`Self::multiply`] column by column, with a rhs in less memory than words. The product of a rhs panel with the first lhs panel copies its
+    /// words into `near`, which has the length of at least one rhs panel. Products with further lhs panels read the copy.
     ///
     /// # Panics
     /// As [`Self::multiply`], and without a kernel.
@@ -88,6 +107,7 @@ impl Gemm {
                 && rhs.first + ends(rhs_panels, rhs.stride, RHS_PANEL) <= rhs.panels.len()
         );
         let near = near.as_mut_ptr();
+        let bytes = rhs.panels.bytes_of(RHS_PANEL * words);
         let steps = (0..rhs_panels).flat_map(|j| (0..lhs_panels).map(move |i| (i, j)));
         self.for_blocks(steps, out, add, |[i, j], rows, c, stride, add| {
             let a = lhs.words[i * lhs.stride..].as_ptr();
@@ -99,10 +119,9 @@ impl Gemm {
             };
             assert!(words.is_multiple_of(b.step()));
             // Prefetch the next panel during work on this one, a part of it with each lhs panel.
-            let next = first + if j + 1 < rhs_panels { rhs.stride } else { 0 };
-            let next = rhs.panels.panel(is_f32, next);
-            let step = next.bytes(words).div_ceil(lhs_panels * b.lines(words).max(1));
-            let ahead = Ahead { from: next.address().wrapping_add(i * step * b.lines(words)), step };
+            let (next, prefetches) = (rhs.panels.place(first + rhs.stride), b.prefetches(words));
+            let step = bytes.div_ceil(lhs_panels * prefetches.max(1));
+            let ahead = Ahead { from: next.wrapping_add(i * step * prefetches), step };
             // SAFETY: both panels have `words` words per row or column, checked above, as `near` has; `for_blocks` passes an output of [12, 32]
             // elements.
             unsafe { microkernel::multiply(self.isa, rows, words, a, b, copy, ahead, c, stride, add) };

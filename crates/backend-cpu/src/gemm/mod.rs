@@ -15,7 +15,7 @@
 //! in 24 of 32 registers, tile kernels a `[32, 32]` block in 4 of 8 tiles. A panel of one operand stays in the L1 cache
 //! while panels of the other operand are multiplied with it; these are processed in groups that fit a quarter of the L2
 //! cache, so that the next panel finds them there. During the work on a rhs panel, vector kernels prefetch the next one,
-//! one cache line per step of K: this hides memory latency for weights that are multiplied with few rows. Tile kernels
+//! every cache line of it: this hides memory latency for weights that are multiplied with few rows. Tile kernels
 //! prefetch both operands of the next product, because those of one product fit the L2 cache.
 //!
 //! Every element of a result is one chain of multiply-adds over a piece. Vector kernels add it to the previous value;
@@ -29,7 +29,7 @@ mod mat_mut;
 mod pack;
 
 pub(crate) use crate::arch::panel::RHS_PANEL;
-pub(crate) use coded::{CodedPanels, Exponents, GROUP_U16};
+pub(crate) use coded::{CodedPanels, Exponents};
 pub(crate) use few::{PanelPiece, Panels};
 pub(crate) use mat_mut::{Cut, MatMut};
 pub(crate) use pack::{KAxis, Rows};
@@ -416,7 +416,7 @@ impl Gemm {
                 Order::ByColumns => {
                     let step = 64_usize.div_ceil(m.div_ceil(height));
                     let next = rhs.words.as_ptr().wrapping_add((j + 1) * rhs.stride);
-                    Ahead { from: next.cast::<u8>().wrapping_add(i * step * panel.lines(words)), step }
+                    Ahead { from: next.cast::<u8>().wrapping_add(i * step * panel.prefetches(words)), step }
                 }
                 Order::ByRows => Ahead { from: b.cast(), step: 0 },
             };

@@ -60,7 +60,7 @@ pub struct Layers {
     rows: usize,
 }
 
-/// The most rows for which coded weights are faster: 1 row by 25 % and 16 rows by 4 %, but 64 rows are slower by 5 %.
+/// The most rows for which weights are coded: 16 rows are faster with coded weights, 64 slower (docs/notes/host-trainer.md). Between them nothing was measured.
 const CODED_ROWS: usize = 32;
 
 impl Layers {
@@ -101,8 +101,18 @@ impl Layers {
         Self { linear, ..self }
     }
 
-    /// Sets the expected rows N of products with packed weights; 1 by default. Weights are packed in less memory for few rows than for many, with
-    /// the same results for any number of rows.
+    /// Sets the number of rows N that products with packed weights are expected to have; 1 by default. For up to 32 rows, large weights of bf16
+    /// values take 12 bits per value, which is faster where memory is the bound; for more rows they take 16. Results are the same bits for any
+    /// number of rows, expected or not.
+    ///
+    /// ```
+    /// use backend_cpu::layers::{Add, Layers};
+    ///
+    /// let (layers, weight) = (Layers::new(), [3.0, 5.0]); // [in, out] = [2, 1]
+    /// let packed = layers.for_rows(64).pack_weight(&weight, [2, 1])?;
+    /// assert_eq!(layers.linear_packed(&[1.0, 2.0], &packed, Add::Nothing, 1)?, [13.0]);
+    /// # Ok::<(), grpo_core::Error>(())
+    /// ```
     #[must_use]
     pub fn for_rows(self, rows: usize) -> Self {
         Self { rows, ..self }
@@ -113,8 +123,11 @@ impl Layers {
         self.linear.rounds()
     }
 
-    /// Returns the most bytes of a [`PackedWeight`] `[in, out]` of which `are_bf16` says whether its values are bf16 values, after rounding with
-    /// [`Layers::with_products`]. Of bf16 values whose exponents are spread too widely for 4 bits, a large weight takes a third more.
+    /// Returns the bytes that a [`PackedWeight`] `[in, out]` takes at most. `are_bf16` is `true` if all values are bf16 values; with
+    /// [`Layers::with_products`] of bf16 they always are, because they are rounded.
+    ///
+    /// The estimate for bf16 values assumes that nearly all exponents are among 15 consecutive ones, as those of weights are. A weight with other
+    /// exponents takes 16 bits per value, not 13.
     pub fn packed_bytes(&self, [input, output]: [usize; 2], are_bf16: bool) -> usize {
         let words = self.linear.rhs_words(output, input);
         match self.is_large([input, output]) && (are_bf16 || self.linear.rounds()) {

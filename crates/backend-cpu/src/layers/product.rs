@@ -1,11 +1,9 @@
 //! A product of two matrices in memory, including the packing of operands.
 
 use super::scratch::Scratch;
-use crate::arch::panel::RHS_PANEL;
+use crate::arch::panel::{GROUP_U16, RHS_PANEL};
 use crate::arch::{MulAdd, simd_dispatch};
-use crate::gemm::{
-    CodedPanels, Cut, Exponents, GROUP_U16, Gemm, KAxis, MatMut, Order, Packed, PanelPiece, Panels, Rows,
-};
+use crate::gemm::{CodedPanels, Cut, Exponents, Gemm, KAxis, MatMut, Order, Packed, PanelPiece, Panels, Rows};
 use crate::host::Slice;
 use crate::pages::zeros;
 use crate::threads::{count, slices::*};
@@ -122,8 +120,11 @@ pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
     });
 }
 
-/// Packs `rhs`, which must have bf16 values in words of f32, as coded groups. Returns `None` if too many groups have
-/// exponents without a code. K must be a number of groups that kernels decode.
+/// Packs `rhs` as coded groups; its values must be bf16 values, after the rounding of the pack. Returns `None` if more than one group in 16 is
+/// escaped, for which the weight has been packed in vain.
+///
+/// # Panics
+/// If [`Gemm::codes`] returns `false` for K.
 pub(super) fn pack_coded(gemm: Gemm, rhs: &impl Rhs) -> Option<CodedPanels> {
     /// The panels that the exponents are chosen from.
     const SAMPLES: usize = 8;

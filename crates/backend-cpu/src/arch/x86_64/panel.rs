@@ -2,19 +2,23 @@
 #![allow(unsafe_code)]
 
 use crate::arch::microkernel::CodedPanel;
+use crate::arch::panel::{GROUP, GROUP_U16, SIGN_AND_MANTISSA};
 use std::arch::x86_64::*;
 
 /// The bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
-/// A panel `[words, 32]` in memory, which kernels read `WORDS` words at a time.
-pub(crate) trait Panel<const WORDS: usize> {
+/// A panel in memory.
+pub(crate) trait Stream {
     /// The bytes of a step: whole cache lines.
     const BYTES: usize;
 
     /// Returns the address of the next step.
     fn address(&self) -> *const u8;
+}
 
+/// A panel `[words, 32]`, which kernels read `WORDS` words at a time.
+pub(crate) trait Panel<const WORDS: usize>: Stream {
     /// Returns the words of a step, in two registers each.
     ///
     /// # Safety
@@ -27,14 +31,16 @@ pub(crate) trait Panel<const WORDS: usize> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words(pub(crate) *const u32);
 
-impl Panel<1> for Words {
+impl Stream for Words {
     const BYTES: usize = 2 * LINE;
 
     #[inline(always)]
     fn address(&self) -> *const u8 {
         self.0.cast()
     }
+}
 
+impl Panel<1> for Words {
     #[inline(always)]
     unsafe fn next(&mut self) -> [[__m512i; 2]; 1] {
         // SAFETY: guaranteed by the caller.
@@ -50,14 +56,16 @@ impl Panel<1> for Words {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Halves(pub(crate) *const u16);
 
-impl Panel<1> for Halves {
+impl Stream for Halves {
     const BYTES: usize = LINE;
 
     #[inline(always)]
     fn address(&self) -> *const u8 {
         self.0.cast()
     }
+}
 
+impl Panel<1> for Halves {
     #[inline(always)]
     unsafe fn next(&mut self) -> [[__m512i; 2]; 1] {
         // SAFETY: guaranteed by the caller.
@@ -71,20 +79,24 @@ impl Panel<1> for Halves {
     }
 }
 
-/// Groups of coded bf16 values; [`crate::gemm::coded`] has their layout.
+/// Groups of coded bf16 values; `gemm/coded.rs` has their layout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Coded(pub(crate) CodedPanel);
 
-impl Coded {
+impl Stream for Coded {
+    const BYTES: usize = GROUP_U16 * size_of::<u16>();
+
     #[inline(always)]
     fn address(&self) -> *const u8 {
         self.0.groups.cast()
     }
+}
 
-    /// Returns the 128 values of a group.
+impl Coded {
+    /// Returns the [`GROUP`] values of a group in four registers.
     ///
     /// # Safety
-    /// As [`Panel::next`].
+    /// The panel has another group; the processor as for [`Panel::next`].
     #[inline(always)]
     unsafe fn group(&mut self) -> [__m512i; 4] {
         let panel = &mut self.0;
@@ -92,7 +104,7 @@ impl Coded {
         unsafe {
             let values = if panel.group == *panel.escapes {
                 let values = [0, 32, 64, 96].map(|first| _mm512_loadu_si512(panel.values.add(first).cast()));
-                (panel.escapes, panel.values) = (panel.escapes.add(1), panel.values.add(128));
+                (panel.escapes, panel.values) = (panel.escapes.add(1), panel.values.add(GROUP));
                 values
             } else {
                 let load = |first: usize| _mm512_loadu_si512(panel.groups.add(first).cast());
@@ -109,13 +121,13 @@ impl Coded {
                 // Bytes 1, 0, 3, 2, 5, 4 and so on of every 16 bytes.
                 let swap = _mm512_set4_epi32(0x0e0f_0c0d, 0x0a0b_0809, 0x0607_0405, 0x0203_0001);
                 let swapped = bytes.map(|bytes| _mm512_shuffle_epi8(bytes, swap));
-                let kept = _mm512_set1_epi16(0x807f_u16 as i16);
+                let kept = _mm512_set1_epi16(SIGN_AND_MANTISSA as i16);
                 // (a & b) | c
                 let value = |bytes, exponent| _mm512_ternarylogic_epi32::<0xea>(bytes, kept, exponent);
                 let [a, b, c, d] = exponents;
                 [value(bytes[0], a), value(swapped[0], b), value(bytes[1], c), value(swapped[1], d)]
             };
-            (panel.groups, panel.group) = (panel.groups.add(96), panel.group + 1);
+            (panel.groups, panel.group) = (panel.groups.add(GROUP_U16), panel.group + 1);
             values
         }
     }
@@ -123,13 +135,6 @@ impl Coded {
 
 /// Two words of bf16 pairs per group.
 impl Panel<2> for Coded {
-    const BYTES: usize = 3 * LINE;
-
-    #[inline(always)]
-    fn address(&self) -> *const u8 {
-        self.address()
-    }
-
     #[inline(always)]
     unsafe fn next(&mut self) -> [[__m512i; 2]; 2] {
         // SAFETY: guaranteed by the caller.
@@ -138,15 +143,8 @@ impl Panel<2> for Coded {
     }
 }
 
-/// Four words of f32 per group, column j of the first register beside column j of the second.
+/// Four words of f32 per group. The lower halves of 32 bits are columns 0 to 15, and the upper halves columns 16 to 31.
 impl Panel<4> for Coded {
-    const BYTES: usize = 3 * LINE;
-
-    #[inline(always)]
-    fn address(&self) -> *const u8 {
-        self.address()
-    }
-
     #[inline(always)]
     unsafe fn next(&mut self) -> [[__m512i; 2]; 4] {
         // SAFETY: guaranteed by the caller.
