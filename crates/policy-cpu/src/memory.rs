@@ -80,8 +80,7 @@ impl StepMemory {
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
         // Large weights that are bf16 in their file are packed in bf16, except a head with an adapter.
         let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
-        let rows = self.samples.min(self.batch.max(self.per_prompt));
-        let kernels = Layers::new().with_products(self.products).for_rows(rows);
+        let kernels = Layers::new().with_products(self.products);
         let bytes = |[input, output]: &[u64; 2], is_sum: bool| {
             kernels.packed_bytes([*input as usize, *output as usize], in_files && !is_sum) as u64
         };

@@ -47,11 +47,7 @@ pub(crate) fn generate(
         Some(Prepared { inference, chunks }) if inference.records_experts() == request.return_routed_experts => {
             (inference, chunks)
         }
-        _ => {
-            let rows = request.prompts.len().saturating_mul(request.num_generations);
-            let rows = rows.min(batch_size.max(request.num_generations));
-            (model().for_rows(rows).inference()?.recording_experts(request.return_routed_experts), Vec::new())
-        }
+        _ => (model().inference()?.recording_experts(request.return_routed_experts), Vec::new()),
     };
     if request.turn.is_none() {
         earlier.clear();

@@ -93,7 +93,7 @@ impl Layers {
 
     /// Packs a weight of bf16 values in 12 bits per value if possible, otherwise in 16 bits.
     pub(super) fn packed_narrow(&self, rhs: &impl Rhs, dims: [usize; 2]) -> PackedWeight {
-        let coded = if self.codes(dims[0]) { pack_coded(self.linear, rhs) } else { None };
+        let coded = if self.linear.codes(dims[0]) { pack_coded(self.linear, rhs) } else { None };
         match coded {
             Some(panels) => PackedWeight { entries: Entries::Coded(panels), gemm: self.linear, dims },
             None if self.linear.packs_f32() => self.packed_halves(rhs, dims),

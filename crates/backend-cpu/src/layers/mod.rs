@@ -56,12 +56,7 @@ pub struct Layers {
     gemm: Gemm,
     /// The products of linear layers.
     linear: Gemm,
-    /// The expected rows of products with packed weights.
-    rows: usize,
 }
-
-/// The most rows for which weights are coded: 16 rows are faster with coded weights, 64 slower (docs/notes/host-trainer.md). Between them nothing was measured.
-const CODED_ROWS: usize = 32;
 
 impl Layers {
     /// Selects kernels of the fastest instruction set of this processor.
@@ -79,7 +74,7 @@ impl Layers {
 
     fn of(isa: IsaToken) -> Self {
         let gemm = Gemm::new(isa, false);
-        Self { gemm, linear: gemm, rows: 1 }
+        Self { gemm, linear: gemm }
     }
 
     /// Sets the dtype of the operands of linear layers' products, forward and backward; f32 by default. With bf16, f32 operands are rounded to
@@ -101,23 +96,6 @@ impl Layers {
         Self { linear, ..self }
     }
 
-    /// Sets the number of rows N that products with packed weights are expected to have; 1 by default. For up to 32 rows, large weights of bf16
-    /// values take 12 bits per value, which is faster where memory is the bound; for more rows they take 16. Results are the same bits for any
-    /// number of rows, expected or not.
-    ///
-    /// ```
-    /// use backend_cpu::layers::{Add, Layers};
-    ///
-    /// let (layers, weight) = (Layers::new(), [3.0, 5.0]); // [in, out] = [2, 1]
-    /// let packed = layers.for_rows(64).pack_weight(&weight, [2, 1])?;
-    /// assert_eq!(layers.linear_packed(&[1.0, 2.0], &packed, Add::Nothing, 1)?, [13.0]);
-    /// # Ok::<(), grpo_core::Error>(())
-    /// ```
-    #[must_use]
-    pub fn for_rows(self, rows: usize) -> Self {
-        Self { rows, ..self }
-    }
-
     /// Returns `true` if operands of linear layers' products are rounded to bf16.
     pub fn rounds_operands(&self) -> bool {
         self.linear.rounds()
@@ -131,15 +109,10 @@ impl Layers {
     pub fn packed_bytes(&self, [input, output]: [usize; 2], are_bf16: bool) -> usize {
         let words = self.linear.rhs_words(output, input);
         match self.is_large([input, output]) && (are_bf16 || self.linear.rounds()) {
-            true if self.codes(input) => self.linear.coded_bytes(words),
+            true if self.linear.codes(input) => self.linear.coded_bytes(words),
             true if self.linear.packs_f32() => words.saturating_mul(size_of::<u16>()),
             _ => words.saturating_mul(size_of::<u32>()),
         }
-    }
-
-    /// Returns `true` if large weights of bf16 values with `input` rows are coded in 12 bits.
-    fn codes(&self, input: usize) -> bool {
-        self.rows <= CODED_ROWS && self.linear.codes(input)
     }
 
     /// Returns `true` if a weight of this size is packed in less memory where it has bf16 values. Tiles have one layout.

@@ -109,9 +109,6 @@ fn coded_weights_give_the_same_bits_with_any_exponents() {
             let rhs = Operand::new(weight, o, KAxis::Rows);
             let words = layers.packed_words(&rhs, dims);
             let narrow = layers.packed_narrow(&rhs, dims);
-            let for_many = layers.for_rows(64).packed_narrow(&rhs, dims);
-            let bytes = 2 * i * o.next_multiple_of(32);
-            assert!(layers.linear.multiplies_tiles() || for_many.bytes() == bytes, "{layers:?}");
             if decodes {
                 assert_eq!(
                     narrow.bytes() <= layers.linear.coded_bytes(layers.linear.rhs_words(o, i)),
@@ -125,7 +122,7 @@ fn coded_weights_give_the_same_bits_with_any_exponents() {
                     let y = layers.linear_packed(&x, weight, Add::Nothing, n).unwrap();
                     y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                 };
-                assert!(bits(&narrow) == bits(&words) && bits(&for_many) == bits(&words), "{n}: {layers:?}");
+                assert!(bits(&narrow) == bits(&words), "{n}: {layers:?}");
             }
         }
         // Infinities and NaN reach the sums of their columns, and no others.

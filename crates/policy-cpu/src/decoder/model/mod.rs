@@ -152,14 +152,6 @@ impl Decoder {
         self
     }
 
-    /// Packs weights in [`Self::inference`] for about so many rows that decode together.
-    #[must_use]
-    pub(crate) fn for_rows(mut self, rows: usize) -> Self {
-        self.kernels = self.kernels.for_rows(rows);
-        self.layers.iter_mut().for_each(|layer| layer.set_kernels(self.kernels));
-        self
-    }
-
     /// Returns the kernels of the products with weights.
     pub(crate) fn kernels(&self) -> Layers {
         self.kernels
