@@ -1,6 +1,7 @@
 //! Export of weights with merged adapters.
 
-use super::{DeviceWeights, Position, position as place_of};
+use super::DeviceWeights;
+use super::moves::{Position, position as place_of};
 use crate::Argument;
 use crate::decoder::{Decoder, Matrix, Parameter, ParameterId, Role, Split, layer_at};
 use crate::error::Result;

@@ -1,32 +1,33 @@
 //! A run, one step at a time: warm-up, then GRPO.
 
+mod rows;
 mod state;
+mod warnings;
 
+pub(crate) use rows::Rows;
 pub use state::{Counters, TrainState};
 
 use crate::ahead::Ahead;
 use crate::coefficients::Coefficients;
 use crate::drift::Drift;
 use crate::error::{Error, Result};
-use rollout::{check_environments, encode_prompt};
-
-use crate::eval::{EvalReport, PassRule, evaluate, greedy};
+use crate::eval::{EvalReport, evaluate, greedy};
 use crate::factory::Parts;
 use crate::prepared::{Overview, Prepared};
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
-use agents::{Endpoint, Environments};
+use agents::Endpoint;
 use data::{Dataset, Item};
 use distributed::Store;
 use grpo_core::LossConfig;
-use models::Tokenizer;
 use policy::Policy;
-use rewards::{Failures, RewardInput, Rewards};
-use run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
+use rewards::{Failures, Rewards};
+use run_config::TrainConfig;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
+use warnings::{warn_of_first_step, warn_of_truncated_sampling};
 
 /// The phase of a run's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +40,7 @@ pub enum Phase {
     Done,
 }
 
-/// The number of training problems that decide when the warm-up may end.
-const PROBE_PROBLEMS: usize = 128;
-/// The number of warm-up steps between two such evaluations.
+/// The number of warm-up steps between two evaluations that decide when it may end.
 const PROBE_STEPS: u64 = 5;
 
 /// A run, one step at a time. See the [front page](crate) for an example.
@@ -60,86 +59,6 @@ pub struct Trainer {
     /// `true` if the engine may have other weights than the policy.
     weights_changed: bool,
     drift: Drift,
-}
-
-/// The rows of a run that are fixed at its start.
-#[derive(Default)]
-pub(crate) struct Rows {
-    /// The rows of evaluations; empty if evaluation is off.
-    pub(crate) held_out: Vec<Item>,
-    /// The training rows that decide when the warm-up may end.
-    probe: Vec<Item>,
-    /// The number of tokens that environments add to prompts, of the rows that were checked.
-    pub(crate) added_by_environments: usize,
-}
-
-impl Rows {
-    /// Selects the rows from a data set, and checks that the model has room for them (unless `lengths_fit`) and, if this process leads the run,
-    /// that every reward function works on one.
-    ///
-    /// # Errors
-    /// [`Error::Config`] and [`Error::Data`] for rows; [`Error::Rewards`] for a failing function.
-    pub(crate) fn checked(
-        config: &TrainConfig,
-        tokenizer: &dyn Tokenizer,
-        context: usize,
-        dataset: &dyn Dataset,
-        rewards: &Rewards,
-        lengths_fit: bool,
-        leads: bool,
-    ) -> Result<Self> {
-        check_filter(config, rewards)?;
-        PassRule::of(config, rewards)?;
-        let held_out = held_out(config, dataset)?;
-        let metric = config.run.metric_for_best_model.as_deref();
-        let off = "left out: nothing is held out, so evaluation is off (data.held_out_fraction, data.eval_files)";
-        let has_evaluations = metric.is_none() || !held_out.is_empty();
-        check(has_evaluations, "run.metric_for_best_model", off, metric.unwrap_or_default())?;
-        let probe = dataset.probe(PROBE_PROBLEMS)?;
-        let target = config.warmup.until_pass_at_1.filter(|_| config.warmup.steps > 0 && probe.is_empty());
-        let off = "left out: the data set has no rows that monitor the warm-up (Dataset::probe)";
-        check(target.is_none(), "warmup.until_pass_at_1", off, target.unwrap_or_default())?;
-        if !lengths_fit {
-            let rollout = ("rollout.max_completion_length", config.rollout.max_completion_length());
-            check_lengths(rollout, tokenizer, context, held_out.iter().chain(&probe))?;
-        }
-        if let Some(longest) = config.eval.max_completion_length {
-            check_lengths(("eval.max_completion_length", longest), tokenizer, context, held_out.iter())?;
-        }
-        // Only the leader scores completions.
-        if leads {
-            probe_rewards(rewards, tokenizer, held_out.first().or(probe.first()))?;
-        }
-        Ok(Self { held_out, probe, added_by_environments: 0 })
-    }
-
-    /// Checks the environments of these rows, and that the model has room for what they add to prompts.
-    ///
-    /// # Errors
-    /// [`Error::Environments`], [`Error::Model`] and [`Error::Config`].
-    pub(crate) fn with_environments(
-        mut self,
-        config: &TrainConfig,
-        tokenizer: &dyn Tokenizer,
-        context: usize,
-        environments: &mut Environments,
-        store: Option<&Store>,
-    ) -> Result<Self> {
-        if environments.is_empty() {
-            return Ok(self);
-        }
-        let parser = config.rollout.multi_turn.tool_parser;
-        let rows = self.held_out.iter().chain(&self.probe);
-        self.added_by_environments = check_environments(environments, tokenizer, parser, rows, store)?;
-        let longest = config.rollout.max_completion_length();
-        let found = longest + self.added_by_environments;
-        let expected = format!(
-            "room for it in the context, {context} tokens, behind {} tokens of tools and environments",
-            self.added_by_environments
-        );
-        check(found < context, "rollout.max_completion_length", &expected, longest)?;
-        Ok(self)
-    }
 }
 
 /// Returns `true` if this process leads the run.
@@ -409,154 +328,6 @@ fn updates(config: &TrainConfig, warm: bool) -> Updates {
     Updates { config: of_phase.clone(), total_steps, skipped_in_a_row: 0 }
 }
 
-/// Warns if completions are sampled from another distribution than the softmax of the loss.
-fn warn_of_truncated_sampling(config: &TrainConfig) {
-    let active = config.rollout.processors().active();
-    if active.is_empty() || config.rollout.replay_sampling_mask {
-        return;
-    }
-    let list = |text: &mut dyn Iterator<Item = String>| text.collect::<Vec<_>>().join(", ");
-    let found = list(&mut active.iter().map(|(name, value, _)| format!("rollout.{name}={value}")));
-    let off = list(&mut active.iter().map(|(name, _, off)| format!("rollout.{name}={off}")));
-    tracing::warn!(
-        "completions are sampled from a truncated or penalised distribution ({found}), and the loss is over the whole softmax: its \
-         probabilities are not those of the samples, which can make a run collapse; rollout.replay_sampling_mask computes the loss of \
-         truncated distributions, and {off} switches this off"
-    );
-}
-
-/// The number of characters of a sample in a warning.
-const SHOWN: usize = 300;
-/// The share of truncated completions above which the first step is reported.
-const MOST_CLIPPED: f64 = 0.9;
-
-/// Warns if little or nothing can be learned from the first step.
-fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, has_tools: bool, report: &StepReport) {
-    let clipped = report.metric("completions/clipped_ratio");
-    if clipped > MOST_CLIPPED {
-        tracing::warn!(
-            "{:.0} % of the first step's completions were cut off at rollout.max_completion_length, {}: raise it, or check that the model \
-             ends its answers",
-            100.0 * clipped,
-            config.rollout.max_completion_length()
-        );
-    }
-    if report.metrics.value("reward").is_none() {
-        tracing::warn!(
-            "no completion of the first step has a reward: no reward function had anything to say about any of them"
-        );
-    } else if config.grpo.num_generations > 1 && report.metric("frac_reward_zero_std") >= 1.0 {
-        tracing::warn!(
-            "no group of the first step has completions with different rewards, and there is nothing to learn from such groups: take \
-             easier or harder problems, raise grpo.num_generations, or check the reward"
-        );
-    }
-    if has_tools {
-        let value = |name: &str| report.metrics.value(name).unwrap_or(0.0);
-        let what = if value("tools/call_frequency") == 0.0 {
-            Some("no completion of the first step calls a tool")
-        } else if value("tools/failure_frequency") >= 1.0 {
-            Some("every call of a tool in the first step failed")
-        } else {
-            None
-        };
-        if let Some(what) = what {
-            let sample: String =
-                report.samples.first().map_or("", |sample| &sample.completion).chars().take(SHOWN).collect();
-            tracing::warn!(
-                sample,
-                "{what}: check that the model writes calls in the format of rollout.multi_turn.tool_parser, or warm it up"
-            );
-        }
-    }
-    for name in rewards.names().filter(|name| matches_patterns(config, name)) {
-        let value = |what: &str| report.metrics.value(&format!("rewards/{name}/{what}")).unwrap_or(0.0);
-        if value("mean") == 0.0 && value("std") == 0.0 {
-            tracing::warn!(
-                "the reward `{name}` matched no completion of the first step: it gave 0, or nothing, to all of them"
-            );
-        }
-    }
-}
-
-/// Returns `true` if the reward `name` looks for a pattern, or is a program or an endpoint.
-fn matches_patterns(config: &TrainConfig, name: &str) -> bool {
-    let of_users = &config.rewards;
-    ["think_format", "tag_count", "json"].contains(&name)
-        || of_users.regex.contains_key(name)
-        || of_users.programs.contains_key(name)
-        || of_users.http.contains_key(name)
-}
-
-/// Checks that the reward that dynamic sampling filters by exists.
-fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
-    let filter = &config.grpo.filter_groups;
-    let known: Vec<&str> = std::iter::once(REWARD).chain(rewards.names()).collect();
-    let is_known = !filter.enable || known.contains(&filter.metric.as_str());
-    Ok(check(is_known, "grpo.filter_groups.metric", &format!("one of {}", known.join(", ")), &filter.metric)?)
-}
-
-/// Checks that every reward function can score a completion, here the reference answer of a row, so that a program that does not start or
-/// an endpoint that does not answer is found before training.
-fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, item: Option<&Item>) -> Result<()> {
-    let Some(item) = item else { return Ok(()) };
-    let completion = item.answer.as_deref().unwrap_or_default();
-    // Text that cannot be encoded is reported by the training step.
-    let completion_ids = tokenizer.encode_completion(completion).unwrap_or_default();
-    Ok(rewards.probe(&RewardInput {
-        item,
-        completion,
-        truncated: false,
-        completion_ids: &completion_ids,
-        opens_think: false,
-        conversation: None,
-    })?)
-}
-
-/// Returns the held-out problems of an evaluation; empty if the data set holds none out, which turns evaluation off.
-fn held_out(config: &TrainConfig, dataset: &dyn Dataset) -> Result<Vec<Item>> {
-    let (key, there) = ("eval.num_problems", dataset.num_held_out());
-    let off = there == Some(0) && (config.eval.num_problems.is_none() || !config.data.holds_out());
-    if off {
-        if config.data.holds_out() {
-            let share = config.data.held_out_fraction;
-            tracing::warn!(
-                "no row is held out with data.held_out_fraction {share}, so evaluation is off: raise it, or name data.eval_files"
-            );
-        }
-        return Ok(Vec::new());
-    }
-    let count = match (config.eval.num_problems, there) {
-        (None, there) => there.map_or(EVAL_PROBLEMS, |all| all.min(EVAL_PROBLEMS)),
-        (Some(0), None) => {
-            check(false, key, "a number above 0: the data set makes problems without end, so there are no `all`", 0)?;
-            0
-        }
-        (Some(0), Some(all)) => all,
-        (Some(wanted), there) => {
-            let all = there.unwrap_or(usize::MAX);
-            let expected = format!(
-                "at most {all}, the held-out rows that there are (0 takes all of them), as in `eval: {{ num_problems: {all} }}`; \
-                 data.held_out_fraction and data.eval_files hold out more"
-            );
-            check(wanted <= all, key, &expected, wanted)?;
-            wanted
-        }
-    };
-    let of_each = config.eval.num_generations.max(1);
-    let larger = if of_each > count { "eval.num_generations" } else { key };
-    let expected = format!("at most {MAX_SEQUENCES} sequences in all");
-    let few = count.saturating_mul(of_each) <= MAX_SEQUENCES;
-    check(few, larger, &expected, format!("{of_each} for each of {count} problems"))?;
-    match dataset.held_out(count) {
-        // By default, tasks with few problems are evaluated on all of them.
-        Err(data::Error::TooFewProblems { found, .. }) if config.eval.num_problems.is_none() && found > 0 => {
-            Ok(dataset.held_out(found)?)
-        }
-        items => Ok(items?),
-    }
-}
-
 /// Checks that the policy has a value head exactly if values are trained.
 fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
     match (config.grpo.value_loss().is_some(), policy.has_value_head()) {
@@ -568,24 +339,4 @@ fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// Checks that the model's context has room for the prompts of `items` and full completions, before the warm-up.
-fn check_lengths<'a>(
-    (key, longest): (&str, usize),
-    tokenizer: &dyn Tokenizer,
-    positions: usize,
-    items: impl Iterator<Item = &'a Item>,
-) -> Result<()> {
-    for item in items {
-        let prompt = encode_prompt(tokenizer, &item.prompt)?.len();
-        // The last token is never an input.
-        check(
-            (prompt + longest).saturating_sub(1) <= positions,
-            key,
-            &format!("room for it in model.max_position_embeddings, {positions}, behind a prompt of {prompt} tokens"),
-            longest,
-        )?;
-    }
-    Ok(())
 }

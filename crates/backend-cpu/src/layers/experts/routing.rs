@@ -1,0 +1,216 @@
+//! The router's choice of experts.
+//!
+//! Legend: N tokens, E experts, k experts of a token, P = N k pairs.
+
+use crate::layers::{Layers, fits};
+use grpo_core::error::{Error, Result};
+use std::ops::Range;
+
+/// The experts of each of N tokens.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    /// The weight of each token's experts, `[N, k]`, from the largest logit to the smallest.
+    pub weights: Vec<f32>,
+    /// The experts `[N, k]`.
+    pub(super) chosen: Vec<u32>,
+    /// The sorted place of each pair, `[N, k]`.
+    pub(super) places: Vec<u32>,
+    /// The pair `n k + j` at each sorted place, `[P]`.
+    pub(super) pairs: Vec<u32>,
+    /// The first sorted place of each expert, and P.
+    pub(super) starts: Vec<usize>,
+    pub(super) top: usize,
+    normalised: bool,
+}
+
+impl Routing {
+    /// Returns the number of tokens of each expert, `[E]`.
+    pub fn loads(&self) -> Vec<usize> {
+        self.starts.windows(2).map(|ends| ends[1] - ends[0]).collect()
+    }
+
+    /// Returns the experts `[N, k]` of each token.
+    pub fn chosen(&self) -> &[u32] {
+        &self.chosen
+    }
+
+    fn tokens(&self, expert: usize) -> impl Iterator<Item = usize> {
+        self.pairs[self.places_of(expert)].iter().map(|pair| *pair as usize / self.top)
+    }
+
+    pub(super) fn places_of(&self, expert: usize) -> Range<usize> {
+        self.starts[expert]..self.starts[expert + 1]
+    }
+
+    /// Copies the rows `[tokens of the expert, width]` of `x` `[N, width]`.
+    pub(super) fn rows_of(&self, expert: usize, x: &[f32], width: usize) -> Vec<f32> {
+        self.tokens(expert).flat_map(|token| &x[token * width..(token + 1) * width]).copied().collect()
+    }
+}
+
+impl Layers {
+    /// Chooses the `top` experts of each token with the largest of `experts` logits; of equal logits, those with the lowest index. The
+    /// weights are a softmax over the chosen logits if `normalised`, and otherwise those of the softmax over all logits.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `logits` is not `[N, experts]`, or `top` is 0 or above `experts`.
+    ///
+    /// ```
+    /// use backend_cpu::layers::Layers;
+    ///
+    /// let routing = Layers::new().route(&[0.0, 2.0, 2.0, 1.0], 4, 2, true)?;
+    /// assert_eq!((routing.weights.as_slice(), routing.loads()), (&[0.5, 0.5][..], vec![0, 1, 1, 0]));
+    /// # Ok::<(), grpo_core::Error>(())
+    /// ```
+    pub fn route(&self, logits: &[f32], experts: usize, top: usize, normalised: bool) -> Result<Routing> {
+        self.route_to(logits, experts, top, self.choose(logits, experts, top)?, normalised)
+    }
+
+    /// Returns the experts `[N, top]` that [`Layers::route`] chooses, from the largest logit to the smallest.
+    ///
+    /// # Errors
+    /// As [`Layers::route`].
+    pub fn choose(&self, logits: &[f32], experts: usize, top: usize) -> Result<Vec<u32>> {
+        if !(1..=experts).contains(&top) {
+            return Err(Error::shape("route", "top", format!("between 1 and {experts}"), top));
+        }
+        let n = logits.len() / experts;
+        fits("route", "logits", logits.len(), &[n, experts])?;
+        let mut chosen = Vec::with_capacity(n * top);
+        let mut order: Vec<u32> = Vec::with_capacity(experts);
+        for logits in logits.chunks_exact(experts) {
+            order.clear();
+            order.extend(0..experts as u32);
+            let descending = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+            if top < experts {
+                order.select_nth_unstable_by(top - 1, descending);
+            }
+            let best = &mut order[..top];
+            best.sort_unstable_by(descending);
+            chosen.extend_from_slice(best);
+        }
+        Ok(chosen)
+    }
+
+    /// Returns the routing of tokens to given experts `chosen` `[N, top]`, with the weights of [`Layers::route`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the sizes do not fit each other, or a token has an unknown expert or the same one twice.
+    pub fn route_to(
+        &self,
+        logits: &[f32],
+        experts: usize,
+        top: usize,
+        chosen: Vec<u32>,
+        normalised: bool,
+    ) -> Result<Routing> {
+        let n = chosen.len() / top.max(1);
+        fits("route_to", "chosen", chosen.len(), &[n, top])?;
+        fits("route_to", "logits", logits.len(), &[n, experts])?;
+        let mut weights = Vec::with_capacity(n * top);
+        for (logits, best) in logits.chunks_exact(experts.max(1)).zip(chosen.chunks_exact(top.max(1))) {
+            let repeats = |i: usize| best[..i].contains(&best[i]);
+            if best.iter().any(|expert| *expert as usize >= experts) || (0..top).any(repeats) {
+                let expected = format!("different experts below {experts} for each token");
+                return Err(Error::shape("route_to", "chosen", expected, format!("{best:?}")));
+            }
+            let of_best = || best.iter().map(|expert| logits[*expert as usize]);
+            let max = match normalised {
+                true => of_best().fold(f32::NEG_INFINITY, f32::max),
+                false => logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+            };
+            let sum: f32 = match normalised {
+                true => of_best().map(|logit| (logit - max).exp()).sum(),
+                false => logits.iter().map(|logit| (logit - max).exp()).sum(),
+            };
+            weights.extend(of_best().map(|logit| (logit - max).exp() / sum));
+        }
+        let mut starts = vec![0; experts + 1];
+        chosen.iter().for_each(|expert| starts[*expert as usize + 1] += 1);
+        (0..experts).for_each(|expert| starts[expert + 1] += starts[expert]);
+        let (mut next, mut pairs) = (starts.clone(), vec![0; n * top]);
+        let place = |(pair, expert): (usize, &u32)| {
+            let next = &mut next[*expert as usize];
+            pairs[*next] = pair as u32;
+            *next += 1;
+            (*next - 1) as u32
+        };
+        let places = chosen.iter().enumerate().map(place).collect();
+        Ok(Routing { weights, chosen, places, pairs, starts, top, normalised })
+    }
+
+    /// Returns the sum `[E]` over tokens of `counts` `[N]` times the softmax of each token's `logits` `[N, E]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `logits` is not `[N, experts]`.
+    ///
+    /// ```
+    /// use backend_cpu::layers::Layers;
+    ///
+    /// let sums = Layers::new().expert_shares(&[0.0, 0.0, 1.0, 1.0], &[1.0, 2.0], 2)?;
+    /// assert_eq!(sums, [1.5, 1.5]);
+    /// # Ok::<(), grpo_core::Error>(())
+    /// ```
+    pub fn expert_shares(&self, logits: &[f32], counts: &[f32], experts: usize) -> Result<Vec<f32>> {
+        fits("expert_shares", "logits", logits.len(), &[counts.len(), experts])?;
+        let mut sums = vec![0.0; experts];
+        for (logits, count) in logits.chunks_exact(experts.max(1)).zip(counts) {
+            let (max, sum) = softmax_parts(logits);
+            let factor = f64::from(*count) / sum;
+            sums.iter_mut().zip(logits).for_each(|(to, logit)| *to += factor * f64::from(logit - max).exp());
+        }
+        Ok(sums.into_iter().map(|sum| sum as f32).collect())
+    }
+
+    /// Computes dL/d(logits) `[N, E]` of [`Layers::expert_shares`] from dL/d(sums) `[E]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a slice does not match the others.
+    pub fn expert_shares_grad(&self, logits: &[f32], counts: &[f32], dsums: &[f32]) -> Result<Vec<f32>> {
+        let experts = dsums.len();
+        fits("expert_shares_grad", "logits", logits.len(), &[counts.len(), experts])?;
+        let mut dlogits = Vec::with_capacity(logits.len());
+        for (logits, count) in logits.chunks_exact(experts.max(1)).zip(counts) {
+            let (max, sum) = softmax_parts(logits);
+            let share = |logit: &f32| f64::from(logit - max).exp() / sum;
+            let mean: f64 = logits.iter().zip(dsums).map(|(logit, dsum)| share(logit) * f64::from(*dsum)).sum();
+            let slopes = logits.iter().zip(dsums).map(|(logit, dsum)| share(logit) * (f64::from(*dsum) - mean));
+            dlogits.extend(slopes.map(|slope| (f64::from(*count) * slope) as f32));
+        }
+        Ok(dlogits)
+    }
+
+    /// Computes dL/d(logits) `[N, E]` of [`Layers::route`] from dL/d(weights) `[N, k]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a slice does not match the routing.
+    pub fn route_grad(&self, routing: &Routing, logits: &[f32], dweights: &[f32]) -> Result<Vec<f32>> {
+        let (experts, top) = (routing.starts.len() - 1, routing.top);
+        let n = routing.chosen.len() / top;
+        fits("route_grad", "logits", logits.len(), &[n, experts])?;
+        fits("route_grad", "dweights", dweights.len(), &[n, top])?;
+        let mut dlogits = vec![0.0; n * experts];
+        for (token, (to, logits)) in dlogits.chunks_exact_mut(experts).zip(logits.chunks_exact(experts)).enumerate() {
+            let of = token * top..(token + 1) * top;
+            let (weights, chosen, dweights) =
+                (&routing.weights[of.clone()], &routing.chosen[of.clone()], &dweights[of]);
+            let mean: f32 = weights.iter().zip(dweights).map(|(weight, dweight)| weight * dweight).sum();
+            if !routing.normalised {
+                let max = logits.iter().fold(f32::NEG_INFINITY, |max, logit| max.max(*logit));
+                let sum: f32 = logits.iter().map(|logit| (logit - max).exp()).sum();
+                to.iter_mut().zip(logits).for_each(|(to, logit)| *to = -mean * (logit - max).exp() / sum);
+            }
+            for ((weight, dweight), expert) in weights.iter().zip(dweights).zip(chosen) {
+                let to = &mut to[*expert as usize];
+                *to = if routing.normalised { weight * (dweight - mean) } else { *to + weight * dweight };
+            }
+        }
+        Ok(dlogits)
+    }
+}
+
+/// Returns the largest of a token's logits, and the sum of the exponentials of their distances to it.
+fn softmax_parts(logits: &[f32]) -> (f32, f64) {
+    let max = logits.iter().fold(f32::NEG_INFINITY, |max, logit| max.max(*logit));
+    (max, logits.iter().map(|logit| f64::from(logit - max).exp()).sum())
+}

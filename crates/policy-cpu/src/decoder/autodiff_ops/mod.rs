@@ -1,0 +1,37 @@
+//! The decoder's operations as differentiable burn operations, on kernels of [`backend_cpu::layers`].
+//!
+//! All tensors are f32 rows `[N, ..]`. Operands of the forward pass are saved for the backward pass; storage is shared, not copied.
+
+mod attention;
+mod linear;
+mod norms;
+
+pub(crate) use attention::{Sequences, attention, gated_delta_net};
+pub(crate) use linear::{Addend, adapted_head, embedding, linear, low_rank};
+pub(crate) use norms::{gated, norm_heads, rms_norm};
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use grpo_burn::custom_op::{Graph, Operand, values};
+use policy::{Error, Result};
+
+/// Returns the row-major storage of a tensor, and joins its autodiff graph to `graph`.
+pub(super) fn operand<const D: usize>(graph: &mut Graph, name: &'static str, tensor: Tensor<D>) -> Result<Operand> {
+    *graph = graph.join(name, &tensor).map_err(Error::other)?;
+    Ok(Operand::new(name, tensor).map_err(Error::other)?.row_major())
+}
+
+/// Returns the elements of an operand.
+pub(super) fn read<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<&'a [f32]> {
+    values(name, tensor).map_err(Error::other)
+}
+
+/// Returns the elements of a saved operand.
+pub(super) fn reread(tensor: &FlexTensor) -> &[f32] {
+    values("a tensor of the forward pass", tensor).expect("row-major f32, as in the forward pass")
+}
+
+/// Returns the result of a kernel whose shapes were checked in the forward pass.
+pub(super) fn fitting<T>(result: grpo_core::Result<T>) -> T {
+    result.expect("shapes of the forward pass")
+}
