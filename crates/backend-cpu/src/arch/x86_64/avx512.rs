@@ -40,6 +40,7 @@ macro_rules! avx512_kernels {
         ) {
             // SAFETY: the caller guarantees [words, 12], [words, 32], the copy and the rows of c; prefetches may have any address.
             unsafe {
+                b.prefetch_rest();
                 // Prefetch c, to hide memory latency behind the products.
                 for i in 0..MADE {
                     _mm_prefetch::<_MM_HINT_T0>(c.add(i * stride).cast());
@@ -98,6 +99,7 @@ macro_rules! avx512_kernels {
             // SAFETY: the caller guarantees [words, MADE], [words, 32] and `columns` elements of the rows of c; prefetches may have any
             // address.
             unsafe {
+                b.prefetch_rest();
                 let mut totals = [[_mm512_setzero_ps(); 2]; MADE];
                 if add {
                     for (i, totals) in totals.iter_mut().enumerate() {
