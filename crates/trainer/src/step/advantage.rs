@@ -20,6 +20,8 @@ pub(super) struct Generation {
     /// The experts of each sequence that training replays; empty without [`run_config::PolicyConfig::replay_routing`].
     pub(super) routed_experts: Vec<RoutedExperts>,
     pub(super) batch: TokenBatch,
+    /// The sampler's log-probabilities `[N]`, NaN where unknown, if the loss does not read them from the batch.
+    pub(super) sampler_logp: Option<Vec<f32>>,
     pub(super) samples: Vec<Sample>,
     /// The index of the sample of each sequence, ascending: a conversation of an agent may have several sequences.
     pub(super) sample_of: Vec<usize>,
@@ -67,7 +69,7 @@ impl Generation {
         // These are the micro-batches of the updates, so that an unchanged policy gets ratios of exactly 1.
         let rows = pass_micro_batches(grpo, &sample_of);
         let parts = sequence_batches(&sequences, &routed_experts, &batch, rows)?;
-        let batch = with_logps(context, &parts, batch, sampler_logp, times)?;
+        let (batch, sampler_logp) = with_logps(context, &parts, batch, sampler_logp, times)?;
         let policy = &mut context.parts.policy;
         let values = match policy.has_value_head() {
             true => Some(times.time("values", || policy.values(&parts))?),
@@ -100,7 +102,7 @@ impl Generation {
                 metrics.mean("explained_variance", explained, 1.0);
             }
         }
-        Ok(Self { batch, sequences, routed_experts, samples, sample_of })
+        Ok(Self { batch, sampler_logp, sequences, routed_experts, samples, sample_of })
     }
 }
 
@@ -129,20 +131,24 @@ fn joined<'a>(batch: &'a TokenBatch, sample_of: &[usize]) -> Result<Cow<'a, Toke
     Ok(Cow::Owned(joined))
 }
 
-/// Adds the log-probabilities that the loss and the rewards require.
+/// Adds the log-probabilities that the loss and the rewards require. Returns those of the sampler if the loss does not read them.
 fn with_logps(
     context: &mut StepContext<'_>,
     parts: &[SequenceBatch<'_>],
     mut batch: TokenBatch,
     sampler_logp: Vec<f32>,
     times: &mut PhaseTimes,
-) -> Result<TokenBatch> {
+) -> Result<(TokenBatch, Option<Vec<f32>>)> {
     let (grpo, policy) = (&context.config.grpo, &mut context.parts.policy);
-    // The log-probabilities of the engine matter only if the loss corrects for the sampler. A policy that samples itself needs no correction;
-    // with a server it is on by default.
-    if context.loss.asks_for_sampler_logp() {
-        batch = batch.with_sampler_logp(sampler_logp)?;
-    }
+    // The log-probabilities of the engine matter to the loss only if it corrects for the sampler. A policy that samples itself needs no
+    // correction; with a server it is on by default.
+    let unread = match context.loss.asks_for_sampler_logp() {
+        true => {
+            batch = batch.with_sampler_logp(sampler_logp)?;
+            None
+        }
+        false => Some(sampler_logp),
+    };
     if grpo.scores_old_policy() {
         let scores = times.time("old_log_prob", || policy.score(Weights::Policy, parts))?;
         batch = batch.with_old_logp(scores.logp)?;
@@ -151,7 +157,7 @@ fn with_logps(
         let scores = times.time("ref", || policy.score(Weights::RefPolicy, parts))?;
         batch = batch.with_ref_logp(scores.logp)?;
     }
-    Ok(batch)
+    Ok((batch, unread))
 }
 
 /// Computes the advantages of the samples, per completion or per token, scaled by `grpo.advantage_scale`. If the tokens have `values`, also

@@ -262,7 +262,10 @@ impl Trainer {
         if has_copied && self.config.rollout.engine.is_server() {
             report.times.add("update_weights", copied);
         }
-        self.drift.watch(&report, self.config.rollout.max_staleness);
+        // Otherwise the loss does not read the sampler's log-probabilities.
+        if self.loss.asks_for_sampler_logp() {
+            self.drift.watch(&report, self.config.rollout.max_staleness);
+        }
         Ok(report)
     }
 

@@ -1,10 +1,10 @@
 //! Training uses exactly what was sampled: the same ids, positions and probabilities.
 
 use super::own_policy::Unigram;
-use grpo_core::LossConfig;
+use grpo_core::{LossConfig, Metrics};
 use models::{CharTokenizer, ModelConfig, Tokenizer};
 use policy::{Completion, Policy, Result, RolloutEngine, RolloutRequest};
-use run_config::RolloutConfig;
+use run_config::{PolicyDtype, RolloutConfig};
 use std::sync::Arc;
 use trainer::{Parts, TrainConfig, Trainer};
 
@@ -69,6 +69,39 @@ fn difference(engine: Engine) -> f64 {
 fn loss_and_engine_agree_on_log_probabilities() {
     let found = difference(Engine { prompt: <[u32]>::to_vec, completion: |_| () });
     assert!(found > 0.0 && found < 1e-4, "{found}");
+}
+
+/// Returns the metrics of a step whose loss does not read the sampler's log-probabilities.
+fn uncorrected(dtype: PolicyDtype, num_iterations: usize, completion: fn(&mut Completion)) -> Metrics {
+    let mut config = config();
+    config.loss = LossConfig::default();
+    config.policy.dtype = dtype;
+    config.grpo.num_iterations = num_iterations;
+    let engine = Box::new(Engine { prompt: <[u32]>::to_vec, completion });
+    let parts = Parts { engine, ..Parts::from_config(&config).unwrap() };
+    Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap().metrics
+}
+
+#[test]
+fn the_difference_to_the_sampler_is_a_metric_of_every_step() {
+    for num_iterations in [1, 2] {
+        let step = |dtype, completion| uncorrected(dtype, num_iterations, completion);
+        let of = |metrics: &Metrics, what| metrics.value(&format!("sampling/sampling_logp_difference/{what}")).unwrap();
+        let single = step(PolicyDtype::Float32, |_| ());
+        let max = of(&single, "max");
+        assert!(max > 0.0 && max < 1e-4, "{max}");
+        let pairs = step(PolicyDtype::Bfloat16, |_| ());
+        assert!(of(&pairs, "mean") <= of(&pairs, "max") && of(&pairs, "max") < 0.05, "{pairs:?}");
+        // Other log-probabilities of the sampler change the metric, and nothing else.
+        let shifted =
+            step(PolicyDtype::Float32, |completion| completion.logps.iter_mut().for_each(|logp| *logp -= 0.5));
+        assert!((of(&shifted, "mean") - 0.5).abs() < 1e-3, "{shifted:?}");
+        assert_eq!(shifted.value("loss"), single.value("loss"));
+        assert_eq!(shifted.value("grad_norm"), single.value("grad_norm"));
+        // Unknown ones do not count.
+        let unknown = step(PolicyDtype::Float32, |completion| completion.logps.fill(f32::NAN));
+        assert_eq!(unknown.value("sampling/sampling_logp_difference/mean"), None);
+    }
 }
 
 /// The difference detects a duplicate BOS, attention to padding, log-probabilities shifted by one token, and a different
