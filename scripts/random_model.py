@@ -15,6 +15,7 @@ import json
 import math
 import pathlib
 import random
+import statistics
 import struct
 
 CONFIG = {
@@ -38,6 +39,10 @@ CONFIG = {
 }
 
 
+# The values of a part of the pool.
+PART = 1 << 16
+
+
 def shapes():
     """Returns the names and shapes of the tensors of transformers."""
     hidden, inner = CONFIG["hidden_size"], CONFIG["intermediate_size"]
@@ -57,17 +62,27 @@ def shapes():
     yield "model.norm.weight", [hidden]
 
 
-def values(generator, name, shape):
-    """Returns bf16 values, little-endian: ones for norms, zeros for biases, else random signs and magnitudes from 0.008 to 0.03."""
+def normal(generator):
+    """Returns about four million normal bf16 values of standard deviation 0.02, little-endian."""
+    quantile = statistics.NormalDist(0, 0.02).inv_cdf
+    words = (struct.unpack("<I", struct.pack("<f", quantile((i + 0.5) / 65536)))[0] for i in range(65536))
+    table = [word + 0x8000 >> 16 for word in words]
+    drawn = memoryview(generator.randbytes(1 << 23)).cast("H")
+    return struct.pack(f"<{len(drawn)}H", *map(table.__getitem__, drawn))
+
+
+def values(generator, pool, name, shape):
+    """Returns bf16 values, little-endian: ones for norms, zeros for biases, else parts of `pool` from random places."""
     count = math.prod(shape)
     if name.endswith("norm.weight"):
         return b"\x80\x3f" * count
     if name.endswith("bias"):
         return bytes(2 * count)
-    both = bytearray(2 * count)
-    both[0::2] = generator.randbytes(count)
-    both[1::2] = generator.randbytes(count).translate(bytes(byte & 0x80 | 0x3C for byte in range(256)))
-    return both
+    parts = bytearray()
+    while len(parts) < 2 * count:
+        begin = 2 * generator.randrange(len(pool) // 2 - PART)
+        parts += pool[begin : begin + 2 * PART]
+    return parts[: 2 * count]
 
 
 def tokenizer():
@@ -98,6 +113,7 @@ def main():
         CONFIG[field] = type(CONFIG[field])(number)
     args.folder.mkdir(parents=True, exist_ok=True)
     generator = random.Random(args.seed)
+    pool = normal(generator)
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes():
         begin, end = end, end + 2 * math.prod(shape)
@@ -107,7 +123,7 @@ def main():
     with open(args.folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, shape in shapes():
-            file.write(values(generator, name, shape))
+            file.write(values(generator, pool, name, shape))
     for name, content in [
         ("config.json", CONFIG),
         ("generation_config.json", {"eos_token_id": 256}),
