@@ -78,7 +78,7 @@ impl StepMemory {
     fn sampling(&self, config: &ModelConfig, weights: &TrainingMemory, table: &mut MemoryTable) {
         let threads = rayon::current_num_threads();
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
-        // Large weights that are bf16 in their file are packed in bf16, except a head with an adapter.
+        // Large weights that are bf16 in their file are packed in 12 or 16 bits per value, except a head with an adapter.
         let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
         let kernels = Layers::new().with_products(self.products);
         let bytes = |[input, output]: &[u64; 2], is_sum: bool| {

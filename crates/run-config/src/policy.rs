@@ -34,7 +34,7 @@ pub struct PolicyConfig {
     pub logical_axis_rules: LogicalAxisRules,
     /// The dtype of matmul operands. Weights, moments and gradients have f32 precision with both dtypes, except frozen weights below adapters,
     /// which stay bf16 if their files are bf16. With bfloat16 on a PJRT device this also applies to a reference policy until it is mixed with
-    /// the policy. On the host, bfloat16 halves the memory traffic of sampling, and products are faster if the processor multiplies bf16
+    /// the policy. On the host, large weights of bfloat16 take 12 or 16 bits in sampling, and products are faster if the processor multiplies bf16
     /// (AVX512-BF16, AMX); attention, adapters and routers of experts are f32 there.
     pub dtype: PolicyDtype,
     /// The format of the frozen matrices of layers beneath LoRA adapters, as bitsandbytes quantises a model (`load_in_8bit`, `load_in_4bit`): `int8` is

@@ -101,11 +101,11 @@ impl Layers {
         self.linear.rounds()
     }
 
-    /// Returns the bytes that a [`PackedWeight`] `[in, out]` takes at most. `are_bf16` is `true` if all values are bf16 values; with
+    /// Estimates the bytes that a [`PackedWeight`] `[in, out]` takes. `are_bf16` is `true` if all values are bf16 values; with
     /// [`Layers::with_products`] of bf16 they always are, because they are rounded.
     ///
-    /// The estimate for bf16 values assumes that nearly all exponents are among 15 consecutive ones, as those of weights are. A weight with other
-    /// exponents takes 16 bits per value, not 13.
+    /// The result is an upper bound, except for bf16 values whose exponents differ more than those of usual weights. Such a weight takes 16 bits
+    /// per value; the bound for others is about 13 (in normal weights, 12.3).
     pub fn packed_bytes(&self, [input, output]: [usize; 2], are_bf16: bool) -> usize {
         let words = self.linear.rhs_words(output, input);
         match self.is_large([input, output]) && (are_bf16 || self.linear.rounds()) {

@@ -162,8 +162,8 @@ impl Layers {
     }
 
     /// Packs a stored weight for [`Layers::linear_packed`]; for example a head `[V, H]`, with H inputs. A large weight
-    /// of bf16 values, in bf16 or f32, is packed in bf16, which halves the memory traffic of every product; a small one
-    /// is widened once.
+    /// of bf16 values, in bf16 or f32, is packed in 12 or 16 bits per value, which saves memory traffic of every product; a
+    /// small one is widened once.
     pub fn pack_stored(&self, weight: &StoredWeight<'_>) -> PackedWeight {
         let is_exact = |(_, part): &(usize, Part<'_>)| {
             // Matched by value, so that the compiler knows that there is no device variant.

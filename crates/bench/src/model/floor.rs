@@ -1,4 +1,5 @@
-//! Lower bounds of times on this machine.
+//! Times of a program that reads every weight once in its dtype and multiplies at the peak, on this machine. A program that holds weights in fewer
+//! bits can take less time where memory is the bound.
 
 use super::Numbers;
 use super::report::Work;
@@ -26,7 +27,7 @@ impl Rates {
         Self { bytes: read.bytes() / seconds, flops: flops(dtype, threads) }
     }
 
-    /// Returns bounds of times and rates under the names of the numbers of a system. A pass over a batch reads the weights once and takes
+    /// Returns those times and their rates under the names of the numbers of a system. A pass over a batch reads the weights once and takes
     /// the flops of its tokens.
     pub(super) fn floor(&self, dtype: Dtype, work: Work, config: &ModelConfig) -> Numbers {
         let flops_of = |counts: &[(usize, usize, usize)]| {

@@ -16,8 +16,8 @@ pub struct ModelCase {
     /// The measured work and its sizes.
     #[serde(flatten)]
     pub work: Work,
-    /// Lower bounds of times and upper bounds of rates on this machine, under the names of [`ModelMeasured::numbers`], and the measured
-    /// rates behind them: `bytes_per_s` of memory and `flops_per_s` of multiply-adds.
+    /// Times and rates of a program that reads every weight once in the dtype and multiplies at the peak, under the names of
+    /// [`ModelMeasured::numbers`], and the measured rates behind them: `bytes_per_s` of memory and `flops_per_s` of multiply-adds.
     pub floor: BTreeMap<&'static str, Spread>,
     /// The systems by name: `grpo`, `transformers`, `vllm`.
     pub variants: BTreeMap<String, Outcome<ModelMeasured>>,

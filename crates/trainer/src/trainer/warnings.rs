@@ -1,4 +1,4 @@
-//! Warnings of runs that learn little.
+//! Warnings of settings and of first steps that make a run learn little.
 
 use crate::step::StepReport;
 use rewards::Rewards;

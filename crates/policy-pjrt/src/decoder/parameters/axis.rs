@@ -1,4 +1,4 @@
-//! Logical axes.
+//! Logical axes of dimensions. The parent module has a legend of their sizes.
 
 /// The logical axis of a dimension of a parameter or an activation. [`AxisRules`](crate::decoder::AxisRules) maps logical axes to axes of a device
 /// mesh.

@@ -1,4 +1,4 @@
-//! The table of a decoder's parameters: shapes, logical axes, and names of their Hugging Face tensors.
+//! A decoder's parameters: shapes, logical axes, and names of their Hugging Face tensors.
 //!
 //! Legend: L layers, E experts, V vocabulary, H hidden size, I intermediate size of the MLP, A query heads, K key/value heads, D head dimension;
 //! of a Gated DeltaNet: Hv value heads, Dv their width, C channels of the convolution.

@@ -1,4 +1,4 @@
-//! The parameters of every architecture.
+//! The parameters of a configuration.
 
 use super::{Axis, Format, Names, Parameter, Role};
 use models::{LayerSpec, ModelConfig};
