@@ -1,7 +1,8 @@
-//! Compares the memory report with a counting allocator, and proves that the fused head never allocates N x V.
+//! Compares the memory report with a counting allocator, and proves that the fused head never allocates N x V, nor attention T x T.
 #![allow(unsafe_code)] // a global allocator cannot be written without
 
 use backend_cpu::CpuBackend;
+use backend_cpu::layers::{AttentionGrad, Heads, Layers, Mixed, Scores, Span};
 use grpo_core::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -109,6 +110,29 @@ fn memory_is_as_reported() {
         }
     }
     given_logits(&backend);
+    attention_of_a_long_sequence();
+}
+
+/// Attention over T rows, forward and backward, allocates far less than scores `[T, T]` of one head.
+fn attention_of_a_long_sequence() {
+    const T: usize = 4096;
+    let (layers, heads) = (Layers::new(), Heads { query: 2, key_value: 1, width: 32 });
+    let spans = [Span { rows: 0..100, prefix: 0..0 }, Span { rows: 100..T, prefix: 0..100 }];
+    let qkv: Vec<f32> = (0..T * heads.row()).map(|i| (i % 89) as f32 / 45.0 - 1.0).collect();
+    let dvalues = vec![0.5; T * 64];
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let both = || {
+        pool.install(|| {
+            let Mixed { values, lse } = layers.attention(&qkv, heads, Scores::default(), &spans).unwrap();
+            let of = AttentionGrad { qkv: &qkv, values: &values, lse: &lse, dvalues: &dvalues };
+            layers.attention_grad(of, heads, Scores::default(), &spans).unwrap()
+        })
+    };
+    both();
+    let (_, peak, largest) = measured(both);
+    let scores = 4 * T * T;
+    println!("attention over {T} rows: peak {peak}, largest allocation {largest}, scores of a head {scores}");
+    assert!(peak < scores / 4 && largest < scores / 16, "{peak} and {largest} beside {scores} bytes of scores");
 }
 
 fn given_logits(backend: &CpuBackend) {

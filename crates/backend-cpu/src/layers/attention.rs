@@ -153,8 +153,9 @@ struct Tile {
 }
 
 impl Tile {
-    fn new(span: &Span, start: usize, scores: Scores) -> Self {
-        let rows = start..span.rows.end.min(start + TILE);
+    /// Makes a tile of these rows of a span. It lists all of its keys, so tiles live only while they are computed.
+    fn new(span: &Span, rows: Range<usize>, scores: Scores) -> Self {
+        let start = rows.start;
         let skipped = scores.first(span.prefix.len() + start - span.rows.start + 1);
         let keys = span.prefix.clone().chain(span.rows.start..rows.end).skip(skipped).collect();
         Self { keys, rows, scores }
@@ -182,12 +183,12 @@ impl Tile {
     }
 }
 
-fn tiles(spans: &[Span], scores: Scores) -> Vec<Tile> {
-    let of_span = |span: &Span| {
+/// Iterates over the rows of all tiles, in order, with their spans.
+fn tiles(spans: &[Span]) -> impl Iterator<Item = (&Span, Range<usize>)> {
+    spans.iter().flat_map(|span| {
         let starts = span.rows.clone().step_by(TILE);
-        starts.map(|start| Tile::new(span, start, scores)).collect::<Vec<_>>()
-    };
-    spans.iter().flat_map(of_span).collect()
+        starts.map(move |start| (span, start..span.rows.end.min(start + TILE)))
+    })
 }
 
 /// Checks that the spans cover all rows in order, and that prefixes precede their spans.
@@ -223,16 +224,16 @@ impl Layers {
         let mut mixed = Mixed { values: vec![0.0; n * width], lse: vec![0.0; n * heads.query] };
         let (mut values, mut lse) = (&mut mixed.values[..], &mut mixed.lse[..]);
         let mut tasks = Vec::new();
-        for tile in tiles(spans, scores) {
+        for (span, rows) in tiles(spans) {
             let of_tile;
             let lse_of_tile;
-            (of_tile, values) = values.split_at_mut(tile.rows.len() * width);
-            (lse_of_tile, lse) = lse.split_at_mut(tile.rows.len() * heads.query);
-            tasks.push((tile, of_tile, lse_of_tile));
+            (of_tile, values) = values.split_at_mut(rows.len() * width);
+            (lse_of_tile, lse) = lse.split_at_mut(rows.len() * heads.query);
+            tasks.push((span, rows, of_tile, lse_of_tile));
         }
         tasks.par_chunks_mut(1).for_each(|tasks| {
-            for (tile, values, lse) in tasks {
-                self.attention_tile(qkv, heads, tile, values, lse);
+            for (span, rows, values, lse) in tasks {
+                self.attention_tile(qkv, heads, &Tile::new(span, rows.clone(), scores), values, lse);
             }
         });
         Ok(mixed)
@@ -275,15 +276,15 @@ impl Layers {
         fits("attention_grad", "dvalues", of.dvalues.len(), &[n, width])?;
         fits("attention_grad", "lse", of.lse.len(), &[n, heads.query])?;
         let (d, r, row) = (heads.width, heads.per_key_head(), heads.row());
-        let tiles = tiles(spans, scores);
         // Separate buffers for the queries, keys and values of each key head, so that heads can run in parallel.
         let of_head = (r + 2) * d;
         let mut parts = vec![0.0; n * row];
         parts.par_chunks_mut((n * of_head).max(1)).enumerate().for_each(|(k, part)| {
             let (dqueries, rest) = part.split_at_mut(n * r * d);
             let (dkeys, dvalues) = rest.split_at_mut(n * d);
-            for tile in &tiles {
-                self.attention_grad_tile(&of, heads, k, tile, [dqueries, dkeys, dvalues]);
+            for (span, rows) in tiles(spans) {
+                let tile = Tile::new(span, rows, scores);
+                self.attention_grad_tile(&of, heads, k, &tile, [dqueries, dkeys, dvalues]);
             }
         });
         let mut dqkv = vec![0.0; n * row];
