@@ -121,7 +121,7 @@ pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
 }
 
 /// Packs `rhs` as coded groups; its values must be bf16 values, after the rounding of the pack. Returns `None` if more than one group in 16 is
-/// escaped, for which the weight has been packed in vain.
+/// escaped; the rest of the weight is then not packed.
 ///
 /// # Panics
 /// If [`Gemm::codes`] returns `false` for K.
@@ -142,9 +142,13 @@ pub(super) fn pack_coded(gemm: Gemm, rhs: &impl Rhs) -> Option<CodedPanels> {
     }
     let exponents = Exponents::of(gemm, &words[..samples * stride]);
     let mut groups = zeros(gemm.coded(panels * of_panel));
-    let escapes = Mutex::new(Vec::new());
+    let (escapes, most) = (Mutex::new(Vec::new()), CodedPanels::most_escapes(groups.len()));
+    let found = || escapes.lock().unwrap_or_else(PoisonError::into_inner);
     let coded_panel = gemm.coded(of_panel);
     pack_panels(gemm, rhs, &mut groups, coded_panel, |first, rows, piece, groups| {
+        if found().len() > most {
+            return;
+        }
         let (start, stride) = (gemm.coded(gemm.rhs_stride(piece.start)), gemm.rhs_stride(piece.len()));
         let mut words = Scratch::words(groups.len() / coded_panel * stride);
         gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride);
@@ -153,7 +157,7 @@ pub(super) fn pack_coded(gemm: Gemm, rhs: &impl Rhs) -> Option<CodedPanels> {
             let number = ((first + i) * coded_panel + start) / GROUP_U16;
             gemm.code(words, exponents, number, &mut groups[start..][..gemm.coded(stride)], &mut of_task);
         }
-        escapes.lock().unwrap_or_else(PoisonError::into_inner).append(&mut of_task);
+        found().append(&mut of_task);
     });
     let mut escapes = escapes.into_inner().unwrap_or_else(PoisonError::into_inner);
     escapes.sort_unstable_by_key(|(number, _)| *number);
