@@ -191,6 +191,28 @@ fn tiles(spans: &[Span]) -> impl Iterator<Item = (&Span, Range<usize>)> {
     })
 }
 
+/// Consecutive spans that attend to no rows of other spans, such as a prompt and its completions.
+pub(super) struct Group<'a> {
+    pub(super) spans: &'a [Span],
+    pub(super) rows: Range<usize>,
+}
+
+/// Divides spans into the smallest groups, in order.
+pub(super) fn groups(spans: &[Span]) -> Vec<Group<'_>> {
+    let (mut groups, mut end) = (Vec::new(), spans.len());
+    // The first row that the spans from here to `end` attend to.
+    let mut first = usize::MAX;
+    for (i, span) in spans.iter().enumerate().rev() {
+        first = first.min(if span.prefix.is_empty() { span.rows.start } else { span.prefix.start });
+        if first >= span.rows.start {
+            groups.push(Group { spans: &spans[i..end], rows: span.rows.start..spans[end - 1].rows.end });
+            (end, first) = (i, usize::MAX);
+        }
+    }
+    groups.reverse();
+    groups
+}
+
 /// Checks that the spans cover all rows in order, and that prefixes precede their spans.
 fn check(qkv: &[f32], heads: Heads, scores: Scores, spans: &[Span]) -> Result<usize> {
     if heads.key_value == 0 || heads.width == 0 || !heads.query.is_multiple_of(heads.key_value) {
@@ -276,20 +298,32 @@ impl Layers {
         fits("attention_grad", "dvalues", of.dvalues.len(), &[n, width])?;
         fits("attention_grad", "lse", of.lse.len(), &[n, heads.query])?;
         let (d, r, row) = (heads.width, heads.per_key_head(), heads.row());
-        // Separate buffers for the queries, keys and values of each key head, so that heads can run in parallel.
+        let groups = groups(spans);
+        // Separate buffers for the queries, keys and values of each key head of each group, which run in parallel.
         let of_head = (r + 2) * d;
         let mut parts = vec![0.0; n * row];
-        parts.par_chunks_mut((n * of_head).max(1)).enumerate().for_each(|(k, part)| {
-            let (dqueries, rest) = part.split_at_mut(n * r * d);
-            let (dkeys, dvalues) = rest.split_at_mut(n * d);
-            for (span, rows) in tiles(spans) {
-                let tile = Tile::new(span, rows, scores);
-                self.attention_grad_tile(&of, heads, k, &tile, [dqueries, dkeys, dvalues]);
+        let (mut rest, mut tasks) = (&mut parts[..], Vec::new());
+        for (group, k) in groups.iter().flat_map(|group| (0..heads.key_value).map(move |k| (group, k))) {
+            let part;
+            (part, rest) = rest.split_at_mut(group.rows.len() * of_head);
+            tasks.push((group, k, part));
+        }
+        tasks.par_chunks_mut(1).for_each(|tasks| {
+            for (group, k, part) in tasks {
+                let n = group.rows.len();
+                let (dqueries, rest) = part.split_at_mut(n * r * d);
+                let (dkeys, dvalues) = rest.split_at_mut(n * d);
+                for (span, rows) in tiles(group.spans) {
+                    let tile = Tile::new(span, rows, scores);
+                    self.attention_grad_tile(&of, heads, *k, &tile, group.rows.start, [dqueries, dkeys, dvalues]);
+                }
             }
         });
         let mut dqkv = vec![0.0; n * row];
         dqkv.par_chunks_mut(row).enumerate().for_each(|(i, to)| {
-            for (k, part) in parts.chunks_exact(n * of_head).enumerate() {
+            let rows = &groups[groups.partition_point(|group| group.rows.end <= i)].rows;
+            let (n, i) = (rows.len(), i - rows.start);
+            for (k, part) in parts[rows.start * row..rows.end * row].chunks_exact(n * of_head).enumerate() {
                 let (dqueries, rest) = part.split_at(n * r * d);
                 let (dkeys, dvalues) = rest.split_at(n * d);
                 to[k * r * d..(k + 1) * r * d].copy_from_slice(&dqueries[i * r * d..(i + 1) * r * d]);
@@ -300,8 +334,16 @@ impl Layers {
         Ok(dqkv)
     }
 
-    /// Adds the tile's part to the gradients of key head `k`: queries `[N, R, D]`, keys and values `[N, D]`.
-    fn attention_grad_tile(&self, of: &AttentionGrad<'_>, heads: Heads, k: usize, tile: &Tile, to: [&mut [f32]; 3]) {
+    /// Adds the tile's part to the gradients of key head `k` in rows from `first` on: queries `[N, R, D]`, keys and values `[N, D]`.
+    fn attention_grad_tile(
+        &self,
+        of: &AttentionGrad<'_>,
+        heads: Heads,
+        k: usize,
+        tile: &Tile,
+        first: usize,
+        to: [&mut [f32]; 3],
+    ) {
         let (gemm, isa) = (self.gemm, self.gemm.isa());
         let (d, r, row, width) = (heads.width, heads.per_key_head(), heads.row(), heads.query * heads.width);
         let (t, s) = (tile.rows.len(), tile.keys.len());
@@ -331,14 +373,14 @@ impl Layers {
                 score_gradient(isa, p, ds, visible, scale, lse, &of.values[of_head.clone()], &of.dvalues[of_head]);
             }
             let (p, ds) = (&*p, &*ds);
-            let mut out = MatMut::new(&mut dqueries[(tile.rows.start * r + head) * d..], t, d, r * d);
+            let mut out = MatMut::new(&mut dqueries[((tile.rows.start - first) * r + head) * d..], t, d, r * d);
             multiply_here(gemm, &Operand::new(ds, s, KAxis::Columns), &keys_by_row, &mut out, false);
             let mut out = MatMut::new(dkeys_tile, s, d, d);
             multiply_here(gemm, &Operand::new(ds, s, KAxis::Rows), &queries_by_row, &mut out, head > 0);
             let mut out = MatMut::new(dvalues_tile, s, d, d);
             multiply_here(gemm, &Operand::new(p, s, KAxis::Rows), &dout_by_row, &mut out, head > 0);
         }
-        for (i, key) in tile.keys.iter().enumerate() {
+        for (i, key) in tile.keys.iter().map(|key| key - first).enumerate() {
             add_to(isa, &dkeys_tile[i * d..(i + 1) * d], &mut dkeys[key * d..(key + 1) * d]);
             add_to(isa, &dvalues_tile[i * d..(i + 1) * d], &mut dvalues[key * d..(key + 1) * d]);
         }

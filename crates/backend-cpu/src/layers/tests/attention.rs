@@ -205,3 +205,19 @@ fn positions_ahead_attend_like_advanced_ones() {
         assert!(full.to_string().contains("room in sample 0"), "{full}");
     }
 }
+
+#[test]
+fn spans_that_attend_to_each_other_are_one_group() {
+    let rows = |ranges: &[(std::ops::Range<usize>, std::ops::Range<usize>)]| {
+        let spans = spans(ranges);
+        let groups = super::super::attention::groups(&spans);
+        groups.into_iter().map(|group| (group.rows, group.spans.len())).collect::<Vec<_>>()
+    };
+    // Two prompts with completions, one of them empty, and a sequence alone.
+    let prompts = [(0..5, 0..0), (5..8, 0..5), (8..8, 0..5), (8..10, 0..0), (10..13, 8..10), (13..20, 0..0)];
+    assert_eq!(rows(&prompts), [(0..8, 3), (8..13, 2), (13..20, 1)]);
+    // The last span attends to a row of the first one.
+    assert_eq!(rows(&[(0..3, 0..0), (3..6, 0..0), (6..9, 2..4)]), [(0..9, 3)]);
+    assert_eq!(rows(&[(0..3, 0..0), (3..6, 0..0), (6..9, 3..4)]), [(0..3, 1), (3..9, 2)]);
+    assert_eq!(rows(&[]), []);
+}
