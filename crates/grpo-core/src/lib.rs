@@ -59,4 +59,5 @@ pub use memory_report::MemoryReport;
 pub use metrics::{Metric, Metrics};
 pub use plan_cache::PlanCache;
 pub use policy::{HeadLayout, PolicyInput, PolicyOutput, PolicySpec};
+pub use sampler::record_sampler_difference;
 pub use tensor::{DeviceTensor, Dtype, Tensor, TensorMut, TensorRef};

@@ -127,15 +127,32 @@ pub(crate) fn share_weights(config: &LossConfig, batch: &TokenBatch, factors: &m
     }
 }
 
+/// Records TRL's `sampling/sampling_logp_difference/mean` and `max`, in nats, of the differences between the log-probabilities of old policy and
+/// sampler, one per token; nothing without tokens. The loss does so if it corrects for the sampler.
+///
+/// ```
+/// use grpo_core::{Metrics, record_sampler_difference};
+///
+/// let mut metrics = Metrics::default();
+/// record_sampler_difference([0.25, -0.75].into_iter(), &mut metrics);
+/// assert_eq!(metrics.value("sampling/sampling_logp_difference/mean"), Some(0.5));
+/// assert_eq!(metrics.value("sampling/sampling_logp_difference/max"), Some(0.75));
+/// ```
+pub fn record_sampler_difference(differences: impl Iterator<Item = f64>, metrics: &mut Metrics) {
+    let (sum, max, count) = differences.fold((0.0, 0.0, 0.0), |(sum, max, count), difference: f64| {
+        (sum + difference.abs(), f64::max(max, difference.abs()), count + 1.0)
+    });
+    if count > 0.0 {
+        let name = "sampling/sampling_logp_difference";
+        metrics.mean(&format!("{name}/mean"), sum, count);
+        metrics.max(&format!("{name}/max"), max);
+    }
+}
+
 /// Records TRL's metrics of the mismatch.
 fn record(batch: &TokenBatch, log_ratios: &[f64], weights: &[f64], metrics: &mut Metrics) {
     let known = |row: &&usize| batch.sampler_logp().is_some_and(|sampler| !sampler[**row].is_nan());
-    let distances = || batch.active_rows().iter().filter(known).map(|row| log_ratios[*row].abs());
-    if distances().next().is_some() {
-        let name = "sampling/sampling_logp_difference";
-        metrics.mean(&format!("{name}/mean"), distances().sum(), distances().count() as f64);
-        metrics.max(&format!("{name}/max"), distances().fold(0.0, f64::max));
-    }
+    record_sampler_difference(batch.active_rows().iter().filter(known).map(|row| log_ratios[*row]), metrics);
     if !weights.is_empty() {
         let name = "sampling/importance_sampling_ratio";
         metrics.min(&format!("{name}/min"), weights.iter().copied().fold(f64::INFINITY, f64::min));

@@ -7,7 +7,7 @@ use crate::micro_batch::sequence_batches;
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::{Rows, StepData};
 use grpo_core::controllers::AdaptiveEntropy;
-use grpo_core::{LossOutput, Metric, Metrics, Scores, TokenBatch};
+use grpo_core::{LossOutput, Metric, Metrics, Scores, TokenBatch, record_sampler_difference};
 use policy::{StepLoss, Weights};
 use std::ops::Range;
 
@@ -69,10 +69,11 @@ pub(super) fn update_policy(
     let (sum, done) = context.updates.step(policy, &parts, StepLoss::Grpo, check)?;
     metrics.merge(&sum.metrics);
     if let Some(sampler_logp) = &generation.sampler_logp {
-        let first = generation.batch.range(rows.start).start;
+        let sampler_logp = &sampler_logp[generation.batch.range(rows.start).start..];
         // Without the scores of the old policy there is one update, so the policy that it begins with is the old one.
         let old_logp = whole.old_logp().unwrap_or(&sum.scores.logp);
-        record_difference(&whole, &sampler_logp[first..first + whole.tokens()], old_logp, metrics);
+        let known = whole.active_rows().iter().filter(|row| !sampler_logp[**row].is_nan());
+        record_sampler_difference(known.map(|row| (old_logp[*row] - sampler_logp[*row]).into()), metrics);
     }
     // TRL logs the coefficient after the step.
     if let Some(controller) = &mut context.coefficients.entropy {
@@ -93,18 +94,6 @@ pub(super) fn update_policy(
     metrics.mean("grad_norm", done.grad_norm, 1.0);
     metrics.mean("learning_rate", done.learning_rate, 1.0);
     Ok(!done.skipped)
-}
-
-/// Records TRL's metrics of the distance between the log-probabilities of sampler and old policy, as the loss does if it corrects for the
-/// sampler.
-fn record_difference(batch: &TokenBatch, sampler_logp: &[f32], old_logp: &[f32], metrics: &mut Metrics) {
-    let known = batch.active_rows().iter().filter(|row| !sampler_logp[**row].is_nan());
-    let distances: Vec<f64> = known.map(|row| f64::from(old_logp[*row] - sampler_logp[*row]).abs()).collect();
-    if !distances.is_empty() {
-        let name = "sampling/sampling_logp_difference";
-        metrics.mean(&format!("{name}/mean"), distances.iter().sum(), distances.len() as f64);
-        metrics.max(&format!("{name}/max"), distances.into_iter().fold(0.0, f64::max));
-    }
 }
 
 /// Checks that the loss of an update and the policy's outputs for its tokens are finite. The tokens are those of `generation` from the
