@@ -79,16 +79,16 @@ impl Exponents {
 }
 
 impl CodedPanels {
-    /// Returns the most escapes of groups of so many u16.
+    /// Returns how many of `groups` groups may be escaped.
     pub(crate) fn most_escapes(groups: usize) -> usize {
-        groups / GROUP_U16 / PER_ESCAPE
+        groups / PER_ESCAPE
     }
 
     /// Returns the panels of `groups` from [`Gemm::code`], with the escapes of all of them in order; `None` if too many are escaped.
     pub(crate) fn new(gemm: Gemm, groups: Aligned<u16>, exponents: Exponents, escapes: &[Escape]) -> Option<Self> {
         let count = groups.len() / GROUP_U16;
         // Group numbers are u32, and the largest one ends the list of escapes.
-        if escapes.len() > Self::most_escapes(groups.len()) || count > u32::MAX as usize {
+        if escapes.len() > Self::most_escapes(count) || count > u32::MAX as usize {
             return None;
         }
         let (mut numbers, values): (Vec<_>, Vec<_>) = escapes.iter().copied().unzip();
@@ -166,7 +166,7 @@ impl Gemm {
         let groups = words / self.group_words();
         let parts = [
             (groups, GROUP_U16 * size_of::<u16>()),
-            (groups / PER_ESCAPE, size_of::<Escape>()),
+            (CodedPanels::most_escapes(groups), size_of::<Escape>()),
             (groups / RUN + 2, size_of::<u32>()),
         ];
         parts.into_iter().fold(0, |sum: usize, (count, bytes)| sum.saturating_add(count.saturating_mul(bytes)))

@@ -104,8 +104,8 @@ impl Layers {
     /// Estimates the bytes that a [`PackedWeight`] `[in, out]` takes. `are_bf16` is `true` if all values are bf16 values; with
     /// [`Layers::with_products`] of bf16 they always are, because they are rounded.
     ///
-    /// The result is an upper bound, except for bf16 values whose exponents differ more than those of usual weights. Such a weight takes 16 bits
-    /// per value; the bound for others is about 13 (in normal weights, 12.3).
+    /// The estimate is an upper bound. For bf16 values with AVX-512 it is 13 bits each, which holds for weights of nearly normal distribution
+    /// (12.3 bits); a weight with many exponents outside 15 consecutive ones takes 16 bits per value and exceeds the estimate.
     pub fn packed_bytes(&self, [input, output]: [usize; 2], are_bf16: bool) -> usize {
         let words = self.linear.rhs_words(output, input);
         match self.is_large([input, output]) && (are_bf16 || self.linear.rounds()) {

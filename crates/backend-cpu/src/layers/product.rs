@@ -142,11 +142,11 @@ pub(super) fn pack_coded(gemm: Gemm, rhs: &impl Rhs) -> Option<CodedPanels> {
     }
     let exponents = Exponents::of(gemm, &words[..samples * stride]);
     let mut groups = zeros(gemm.coded(panels * of_panel));
-    let (escapes, most) = (Mutex::new(Vec::new()), CodedPanels::most_escapes(groups.len()));
-    let found = || escapes.lock().unwrap_or_else(PoisonError::into_inner);
+    let (escapes, most) = (Mutex::new(Vec::new()), CodedPanels::most_escapes(groups.len() / GROUP_U16));
+    let all = || escapes.lock().unwrap_or_else(PoisonError::into_inner);
     let coded_panel = gemm.coded(of_panel);
     pack_panels(gemm, rhs, &mut groups, coded_panel, |first, rows, piece, groups| {
-        if found().len() > most {
+        if all().len() > most {
             return;
         }
         let (start, stride) = (gemm.coded(gemm.rhs_stride(piece.start)), gemm.rhs_stride(piece.len()));
@@ -157,7 +157,7 @@ pub(super) fn pack_coded(gemm: Gemm, rhs: &impl Rhs) -> Option<CodedPanels> {
             let number = ((first + i) * coded_panel + start) / GROUP_U16;
             gemm.code(words, exponents, number, &mut groups[start..][..gemm.coded(stride)], &mut of_task);
         }
-        found().append(&mut of_task);
+        all().append(&mut of_task);
     });
     let mut escapes = escapes.into_inner().unwrap_or_else(PoisonError::into_inner);
     escapes.sort_unstable_by_key(|(number, _)| *number);

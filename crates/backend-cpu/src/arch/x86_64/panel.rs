@@ -16,7 +16,7 @@ pub(crate) trait Stream {
     /// Returns the address of the next step.
     fn address(&self) -> *const u8;
 
-    /// Prefetches what the panel needs that is not at [`Self::address`] and the steps after it.
+    /// Prefetches data of the panel that is stored apart from its steps, if there is any.
     #[inline(always)]
     fn prefetch_rest(&self) {}
 }

@@ -41,7 +41,7 @@ pub struct ExpertsGrad {
     pub ddown_adapter: ExpertAdapterGrad,
 }
 
-/// What an expert adds to the gradients.
+/// The contribution of one expert to [`ExpertsGrad`].
 #[derive(Default)]
 struct Part {
     dx: Vec<f32>,
@@ -54,17 +54,26 @@ struct Part {
     ddown_adapter: ExpertAdapterGrad,
 }
 
-/// Checks that the matrices of gate and up `[H, 2I]` and of the output `[I, H]` fit each other.
+/// Checks the weights of the experts of a routing, that gate and up `[H, 2I]` and down `[I, H]` fit each other, and x `[N, H]`. Returns N.
 ///
 /// # Errors
 /// [`Error::Shape`].
-fn check_widths(gate_up: &ExpertWeights<'_>, down: &ExpertWeights<'_>) -> Result<()> {
+fn check(
+    operation: &'static str,
+    x: &[f32],
+    routing: &Routing,
+    [gate_up, down]: [&ExpertWeights<'_>; 2],
+) -> Result<usize> {
+    let (experts, n) = (routing.starts.len() - 1, routing.chosen.len() / routing.top);
+    gate_up.check(experts)?;
+    down.check(experts)?;
     let ([hidden, both], [width, out]) = (gate_up.dims, down.dims);
-    if both == 2 * width && out == hidden {
-        return Ok(());
+    if both != 2 * width || out != hidden {
+        let expected = format!("[{}, {hidden}], for gate and up [{hidden}, {both}]", both / 2);
+        return Err(Error::shape("experts", "down", expected, format!("{:?}", down.dims)));
     }
-    let expected = format!("[{}, {hidden}], for gate and up [{hidden}, {both}]", both / 2);
-    Err(Error::shape("experts", "down", expected, format!("{:?}", down.dims)))
+    fits(operation, "x", x.len(), &[n, hidden])?;
+    Ok(n)
 }
 
 impl Layers {
@@ -83,11 +92,7 @@ impl Layers {
     ) -> Result<(Vec<f32>, Vec<f32>)> {
         let (experts, top) = (routing.starts.len() - 1, routing.top);
         let ([hidden, both], [width, _]) = (gate_up.dims, down.dims);
-        let n = routing.chosen.len() / top;
-        gate_up.check(experts)?;
-        down.check(experts)?;
-        check_widths(gate_up, down)?;
-        fits("experts", "x", x.len(), &[n, hidden])?;
+        let n = check("experts", x, routing, [gate_up, down])?;
         let (mut gates, mut outs) = (vec![0.0; n * top * both], vec![0.0; n * top * hidden]);
         let (mut rest_of_gates, mut rest_of_outs, mut tasks) = (&mut gates[..], &mut outs[..], Vec::new());
         for expert in 0..experts {
@@ -134,11 +139,7 @@ impl Layers {
     ) -> Result<ExpertsGrad> {
         let (experts, top) = (routing.starts.len() - 1, routing.top);
         let ([hidden, both], [width, _]) = (gate_up.dims, down.dims);
-        let n = routing.chosen.len() / top;
-        gate_up.check(experts)?;
-        down.check(experts)?;
-        check_widths(gate_up, down)?;
-        fits("experts_grad", "x", x.len(), &[n, hidden])?;
+        let n = check("experts_grad", x, routing, [gate_up, down])?;
         fits("experts_grad", "gates", gates.len(), &[n, top, both])?;
         fits("experts_grad", "dy", dy.len(), &[n, hidden])?;
         let run = |expert: usize| -> Result<Part> {

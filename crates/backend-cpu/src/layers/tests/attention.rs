@@ -207,17 +207,20 @@ fn positions_ahead_attend_like_advanced_ones() {
 }
 
 #[test]
-fn spans_that_attend_to_each_other_are_one_group() {
-    let rows = |ranges: &[(std::ops::Range<usize>, std::ops::Range<usize>)]| {
-        let spans = spans(ranges);
-        let groups = super::super::attention::groups(&spans);
-        groups.into_iter().map(|group| (group.rows, group.spans.len())).collect::<Vec<_>>()
-    };
-    // Two prompts with completions, one of them empty, and a sequence alone.
-    let prompts = [(0..5, 0..0), (5..8, 0..5), (8..8, 0..5), (8..10, 0..0), (10..13, 8..10), (13..20, 0..0)];
-    assert_eq!(rows(&prompts), [(0..8, 3), (8..13, 2), (13..20, 1)]);
-    // The last span attends to a row of the first one.
-    assert_eq!(rows(&[(0..3, 0..0), (3..6, 0..0), (6..9, 2..4)]), [(0..9, 3)]);
-    assert_eq!(rows(&[(0..3, 0..0), (3..6, 0..0), (6..9, 3..4)]), [(0..3, 1), (3..9, 2)]);
-    assert_eq!(rows(&[]), []);
+fn gradients_of_a_group_do_not_depend_on_other_groups() {
+    // A prompt of two tiles with two completions, and a sequence alone.
+    let (first, second) = ([(0..70, 0..0), (70..75, 0..70), (75..82, 0..70)], [(0..9, 0..0)]);
+    let together = first.iter().cloned().chain([(82..91, 0..0)]).collect::<Vec<_>>();
+    let (qkv, dvalues) = (noise(91 * HEADS.row(), 5), noise(91 * 24, 6));
+    for layers in all_layers() {
+        let gradient = |rows: std::ops::Range<usize>, ranges: &[(std::ops::Range<usize>, std::ops::Range<usize>)]| {
+            let qkv = &qkv[rows.start * HEADS.row()..rows.end * HEADS.row()];
+            let (spans, dvalues) = (spans(ranges), &dvalues[rows.start * 24..rows.end * 24]);
+            let Mixed { values, lse } = layers.attention(qkv, HEADS, SCORES[0], &spans).unwrap();
+            let of = AttentionGrad { qkv, values: &values, lse: &lse, dvalues };
+            layers.attention_grad(of, HEADS, SCORES[0], &spans).unwrap()
+        };
+        let apart = [gradient(0..82, &first), gradient(82..91, &second)].concat();
+        assert!(gradient(0..91, &together) == apart, "{layers:?}");
+    }
 }

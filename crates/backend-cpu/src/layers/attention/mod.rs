@@ -3,6 +3,8 @@
 //! There is no padding, and keys and values are not repeated per query head. Scores exist for one tile of queries at a
 //! time: the backward pass recomputes them from the log-sum-exp of each row (arXiv 2205.14135).
 
+mod tiles;
+
 use super::product::{Operand, multiply_here};
 use super::scratch::Scratch;
 use super::{Layers, fits, linear::add_to};
@@ -12,9 +14,7 @@ use crate::softmax::exp;
 use crate::threads::slices::*;
 use grpo_core::error::{Error, Result};
 use std::ops::Range;
-
-/// The maximum of queries in a tile.
-const TILE: usize = 60;
+use tiles::{Tile, groups, tiles};
 
 /// The heads of an attention layer. A row of queries, keys and values has A, K and K heads of D entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,75 +142,6 @@ pub struct AttentionGrad<'a> {
     pub lse: &'a [f32],
     /// dL/d[`Mixed::values`].
     pub dvalues: &'a [f32],
-}
-
-/// Queries of a span and the keys that at least one of them attends to, in order; query i of t does not attend to the
-/// last t - 1 - i keys, nor to keys before its window.
-struct Tile {
-    rows: Range<usize>,
-    keys: Vec<usize>,
-    scores: Scores,
-}
-
-impl Tile {
-    /// Makes a tile of these rows of a span. It lists all of its keys, so tiles live only while they are computed.
-    fn new(span: &Span, rows: Range<usize>, scores: Scores) -> Self {
-        let start = rows.start;
-        let skipped = scores.first(span.prefix.len() + start - span.rows.start + 1);
-        let keys = span.prefix.clone().chain(span.rows.start..rows.end).skip(skipped).collect();
-        Self { keys, rows, scores }
-    }
-
-    /// Returns the number of keys up to the first query's own.
-    fn first(&self) -> usize {
-        self.keys.len() + 1 - self.rows.len()
-    }
-
-    /// Returns the keys that query i attends to.
-    fn visible(&self, i: usize) -> Range<usize> {
-        let end = self.first() + i;
-        self.scores.first(end)..end
-    }
-
-    /// Selects `columns` of the rows of the keys.
-    fn of_keys<'a>(&'a self, data: &'a [f32], stride: usize, columns: Range<usize>, along: KAxis) -> Operand<'a> {
-        Operand::list(data, stride, &self.keys, columns, along)
-    }
-
-    /// Selects `columns` of the rows of the queries.
-    fn of_rows<'a>(&self, data: &'a [f32], stride: usize, columns: Range<usize>, along: KAxis) -> Operand<'a> {
-        Operand::part(data, stride, self.rows.clone(), columns, along)
-    }
-}
-
-/// Iterates over the rows of all tiles, in order, with their spans.
-fn tiles(spans: &[Span]) -> impl Iterator<Item = (&Span, Range<usize>)> {
-    spans.iter().flat_map(|span| {
-        let starts = span.rows.clone().step_by(TILE);
-        starts.map(move |start| (span, start..span.rows.end.min(start + TILE)))
-    })
-}
-
-/// Consecutive spans that attend to no rows of other spans, such as a prompt and its completions.
-pub(super) struct Group<'a> {
-    pub(super) spans: &'a [Span],
-    pub(super) rows: Range<usize>,
-}
-
-/// Divides spans into the smallest groups, in order.
-pub(super) fn groups(spans: &[Span]) -> Vec<Group<'_>> {
-    let (mut groups, mut end) = (Vec::new(), spans.len());
-    // The first row that the spans from here to `end` attend to.
-    let mut first = usize::MAX;
-    for (i, span) in spans.iter().enumerate().rev() {
-        first = first.min(if span.prefix.is_empty() { span.rows.start } else { span.prefix.start });
-        if first >= span.rows.start {
-            groups.push(Group { spans: &spans[i..end], rows: span.rows.start..spans[end - 1].rows.end });
-            (end, first) = (i, usize::MAX);
-        }
-    }
-    groups.reverse();
-    groups
 }
 
 /// Checks that the spans cover all rows in order, and that prefixes precede their spans.
