@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a folder of random bf16 weights in the shape of Qwen2.5-0.5B, to measure memory and time without a download.
+"""Writes a folder of normally distributed bf16 weights in the shape of Qwen2.5-0.5B, to measure memory and time without a download.
 
     scripts/random_model.py FOLDER      # about 1 GB
 
@@ -39,7 +39,7 @@ CONFIG = {
 }
 
 
-# The values of a part of the pool.
+# Number of values that are copied from the pool at a time.
 PART = 1 << 16
 
 
