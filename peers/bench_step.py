@@ -77,7 +77,7 @@ class Jax:
     platform = {"JAX_PLATFORMS": "cpu"}
 
     def __init__(self, options, size, folder):
-        arguments = dict(config=str(folder / "model" / "config.json"), rows=options.rows, length=options.length)
+        arguments = dict(config=str(folder / "model" / "config.json"), rows=options.rows, prompt=PROMPT, length=options.length, dtype="float32")
         self.command = [sys.executable, __file__, "--worker", json.dumps(arguments)]
         cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / self.name), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         self.environment = os.environ | self.platform | cache
@@ -99,7 +99,8 @@ class JaxOnOurPlugin(Jax):
         super().__init__(options, size, folder)
 
 
-def worker(arguments, steps):
+def jax_steps(arguments, steps):
+    """Runs steps of JAX's program on JAX's default device; returns the mean length of completions and the seconds of both phases of each step."""
     import time
 
     import aot_jax
@@ -107,18 +108,18 @@ def worker(arguments, steps):
     import jax.numpy as jnp
     import numpy as np
 
-    aot_jax.bf16 = jnp.float32
+    aot_jax.bf16 = jnp.dtype(arguments["dtype"])
     c = aot_jax.Config(arguments["config"])
-    rows, length = arguments["rows"], arguments["length"]
+    rows, prompt, length = arguments["rows"], arguments["prompt"], arguments["length"]
     random = np.random.default_rng(0)
     fill = lambda shape: jnp.asarray(random.standard_normal(shape, np.float32) * 0.02)
     params = jax.tree.map(fill, c.parameters(), is_leaf=lambda x: isinstance(x, tuple))
     state = dict(m=jax.tree.map(jnp.zeros_like, params), v=jax.tree.map(jnp.zeros_like, params), step=jnp.int32(0))
     sample = jax.jit(lambda params, prompts, lengths, key: aot_jax.rollout(c, length, 256, params, prompts, lengths, key))
-    total = PROMPT + length
+    total = prompt + length
     chunk = max(n for n in range(1, 2049) if rows * total % n == 0)
     train = jax.jit(lambda p, s, b: aot_jax.train_step(c, chunk, False, p, s, b), donate_argnums=(0, 1))
-    prompts, lengths = jnp.full((rows, PROMPT), 120, jnp.int32), jnp.full((rows,), PROMPT, jnp.int32)
+    prompts, lengths = jnp.full((rows, prompt), 120, jnp.int32), jnp.full((rows,), prompt, jnp.int32)
     key, times, mean = jax.random.key(0), [], []
     for _ in range(steps):
         began = time.time()
@@ -129,16 +130,20 @@ def worker(arguments, steps):
         there = np.asarray(jnp.cumsum(tokens == 256, 1) - (tokens == 256) == 0, np.float32)
         mean.append(there.sum(1).mean())
         advantage = np.repeat(random.standard_normal((rows, 1), np.float32), total, 1)
-        before = jnp.zeros((rows, PROMPT - 1), jnp.float32), jnp.zeros((rows, 1), jnp.float32)
+        before = jnp.zeros((rows, prompt - 1), jnp.float32), jnp.zeros((rows, 1), jnp.float32)
         weights = jnp.concatenate([before[0], there / there.sum(), before[1]], 1)
         old = jnp.concatenate([before[0], logps, before[1]], 1)
         batch = dict(ids=ids, targets=jnp.roll(ids, -1, 1), segments=jnp.ones_like(ids), old=old, advantages=jnp.asarray(advantage), weights=weights)
         params, state, stats = train(params, state, batch)
         jax.block_until_ready((params, stats))
         times.append((sampled - began, time.time() - sampled))
-    later = times[1:]
-    phases = {name: statistics.median(t[i] for t in later) for i, name in enumerate(("gen", "update_actor"))}
-    print(json.dumps(dict(mean_length=float(np.mean(mean)), phases={f"timing_s/{k}": v for k, v in phases.items()})))
+    return float(np.mean(mean)), times
+
+
+def worker(arguments, steps):
+    length, times = jax_steps(arguments, steps)
+    phases = {name: statistics.median(t[i] for t in times[1:]) for i, name in enumerate(("gen", "update_actor"))}
+    print(json.dumps(dict(mean_length=length, phases={f"timing_s/{k}": v for k, v in phases.items()})))
 
 
 def spread(values):

@@ -1,11 +1,13 @@
-"""Reports a whole GRPO step on a GPU: the numbers of a run of `grpo train`, and the same step of TRL if installed. scripts/gpu.sh calls it.
+"""Reports a whole GRPO step on a GPU: the numbers of a run of `grpo train`, and the same step of TRL and JAX if installed. scripts/gpu.sh calls it.
 
-    python peers/gpu_step.py table RUN [--peak-tflops 989] [--trl REPORT.json]
-    python peers/gpu_step.py trl MODEL_FOLDER PROMPTS.jsonl --prompts 8 --generations 8 --length 256 --micro-batches 8 --out REPORT.json
+    python peers/gpu_step.py table RUN [--peak-tflops 989] [--peer NAME=REPORT.json]
+    python peers/gpu_step.py trl MODEL_FOLDER PROMPTS.jsonl --prompts 8 --generations 8 --length 256 --micro-batches 1 --out REPORT.json
+    python peers/gpu_step.py jax MODEL_FOLDER PROMPTS.jsonl --prompts 8 --generations 8 --length 256 --micro-batches 1 --out REPORT.json
 
 `table` reads the metrics and the configuration in a run's folder and needs only Python. `trl` needs torch, transformers and trl, uses the
-GPU if torch finds one, and computes in bf16 there, like grpo with `policy.dtype: bfloat16` (f32 weights and moments, bf16 products). The first two steps of
-each compile and fill caches, and are not counted.
+GPU if torch finds one, and computes in bf16 there, like grpo with `policy.dtype: bfloat16` (f32 weights and moments, bf16 products). `jax` runs
+the programs of aot_jax.py on random weights, in bf16 too, with all sequences in one micro-batch. The first two steps of each compile and fill
+caches, and are not counted.
 """
 
 import argparse
@@ -36,8 +38,9 @@ def ours(run):
 
 def table(options):
     reports = {"grpo": ours(options.run)}
-    if options.trl and options.trl.exists():
-        reports["TRL"] = json.loads(options.trl.read_text())
+    for name, _, path in (peer.partition("=") for peer in options.peer):
+        if (path := pathlib.Path(path)).exists():
+            reports[name] = json.loads(path.read_text())
     print("| | s per step: median (range) | rollout s | training s | tokens of the batch | tokens/s, whole step | model-flops utilisation of the training |")
     print("|---|---|---|---|---|---|---|")
     for name, r in reports.items():
@@ -53,6 +56,7 @@ def table(options):
 def trl(options):
     import torch
     from datasets import Dataset
+    from datasets.table import InMemoryTable
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
@@ -81,11 +85,29 @@ def trl(options):
         beta=0.0, loss_type="grpo", learning_rate=1e-6, lr_scheduler_type="constant", bf16=gpu, use_cpu=not gpu,
         model_init_kwargs=dict(dtype="float32"), disable_tqdm=True,
     )
-    trainer = GRPOTrainer(model=str(options.model), reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows), callbacks=[Clock()])
+    # With a fingerprint, because dill cannot pickle the tables of pyarrow 26 to make one.
+    dataset = Dataset(InMemoryTable.from_pylist(rows), fingerprint="prompts")
+    trainer = GRPOTrainer(model=str(options.model), reward_funcs=reward, args=config, train_dataset=dataset, callbacks=[Clock()])
     trainer.train()
     times = times[SKIPPED:]
     per_step = sum(tokens[SKIPPED:]) / len(times)
     report = dict(step_s=statistics.median(times), step_s_all=times, tokens=per_step, device=torch.cuda.get_device_name() if gpu else "cpu")
+    options.out.write_text(json.dumps(report, indent=1))
+
+
+def jax(options):
+    import bench_step
+
+    if options.micro_batches != 1:
+        raise SystemExit(f"error: JAX's program takes a step as one micro-batch, not as {options.micro_batches}")
+    longest = max(len(json.loads(line)["prompt"].encode()) for line in options.prompts_file.read_text().splitlines())
+    arguments = dict(config=str(options.model / "config.json"), rows=options.prompts * options.generations, prompt=longest, length=options.length, dtype="bfloat16")
+    length, times = bench_step.jax_steps(arguments, options.steps + SKIPPED)
+    times = times[SKIPPED:]
+    gen, train = (statistics.median(part) for part in zip(*times))
+    whole = [sum(parts) for parts in times]
+    tokens = arguments["rows"] * (longest + length)
+    report = dict(gen_s=gen, train_s=train, step_s=statistics.median(whole), step_s_all=whole, tokens=tokens)
     options.out.write_text(json.dumps(report, indent=1))
 
 
@@ -96,15 +118,16 @@ def main():
     one.add_argument("run", type=pathlib.Path)
     one.add_argument("--parameters", type=int, help="number of weights in products, for the utilisation")
     one.add_argument("--peak-tflops", type=float, help="the device's peak in bf16")
-    one.add_argument("--trl", type=pathlib.Path)
+    one.add_argument("--peer", action="append", default=[], metavar="NAME=REPORT.json", help="the report of a peer, if it exists; repeatable")
     one.set_defaults(call=table)
-    two = commands.add_parser("trl", help="the step of TRL")
-    two.add_argument("model", type=pathlib.Path)
-    two.add_argument("prompts_file", type=pathlib.Path)
-    for name, number in [("prompts", 8), ("generations", 8), ("length", 256), ("micro-batches", 8), ("steps", 4)]:
-        two.add_argument(f"--{name}", type=int, default=number)
-    two.add_argument("--out", type=pathlib.Path, required=True)
-    two.set_defaults(call=trl)
+    for name, system, call in [("trl", "TRL", trl), ("jax", "JAX", jax)]:
+        peer = commands.add_parser(name, help=f"the step of {system}")
+        peer.add_argument("model", type=pathlib.Path)
+        peer.add_argument("prompts_file", type=pathlib.Path)
+        for field, number in [("prompts", 8), ("generations", 8), ("length", 256), ("micro-batches", 1), ("steps", 4)]:
+            peer.add_argument(f"--{field}", type=int, default=number)
+        peer.add_argument("--out", type=pathlib.Path, required=True)
+        peer.set_defaults(call=call)
     options = parser.parse_args()
     options.call(options)
 

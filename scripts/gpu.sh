@@ -2,8 +2,8 @@
 # Measures everything on an NVIDIA GPU in one command: installs the CUDA plugin and its libraries,
 # checks parity on the golden files in f32 and bf16, measures every shape for accelerators against the materialised
 # baseline and a floor of bare products, then PyTorch and Liger if python3 can import them, then whole GRPO steps (rollout and
-# training) of a decoder in the shape of Qwen2.5-0.5B, and TRL's if python3 can import it, and prints a Markdown report for
-# BENCHMARKS.md.
+# training) of a decoder in the shape of Qwen2.5-0.5B, and those of TRL and JAX if python3 can import them, and prints a Markdown report
+# for BENCHMARKS.md.
 #
 #   scripts/gpu.sh                          # needs an NVIDIA driver, python3 with pip, and cargo or --grpo
 #   scripts/gpu.sh --fetch-wheels DIR       # on a machine with a network: downloads the wheels for the next line
@@ -13,13 +13,15 @@
 #   --grpo PATH       a built `grpo`, instead of building one with cargo
 #   --wheels DIR      take every Python wheel from DIR; no network
 #   --fetch-wheels DIR  put the wheels for --wheels into DIR (2 GB) and exit
+#   --plugin FILE     use this plugin, for example that of an installed JAX, instead of installing one
 #   --no-runtime      CUDA's libraries are on LD_LIBRARY_PATH already
 #   --out DIR         reports: bench.md, parity-DTYPE.txt, NAME.json (default: gpu-report)
 #   --parity FILE     check parity on this batch file; repeatable (default: a dozen of tests/golden)
 #   --config FILE     measure this shape; repeatable (default: fused and logits-* of configs/bench)
 #   --set A.B=VALUE   set a key of every configuration; repeatable
 #   --steps N, --warmup N   timed steps (default 20) and untimed steps before them (default 5)
-#   --no-peers        without PyTorch, Liger and TRL
+#   --no-peers        without PyTorch, Liger, TRL and JAX
+#   --no-bench        without the shapes
 #   --no-step         without whole steps
 #   --shape FIELD=NUMBER  set a number in config.json of the measured decoder; repeatable
 #   --train A.B=VALUE set a key of the measured run (scripts/gpu_step.yaml); repeatable
@@ -35,7 +37,7 @@ PLUGIN_WHEELS=("jax-cuda13-pjrt==0.10.2" "nvidia-cuda-nvcc==13.5.37" "nvidia-nvv
 
 command_line="scripts/gpu.sh${*:+ $*}"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-grpo="" backend=pjrt:cuda out=gpu-report steps=20 warmup=5 peers=yes runtime=yes wheels="" fetch="" step=yes peak=""
+grpo="" backend=pjrt:cuda out=gpu-report steps=20 warmup=5 peers=yes runtime=yes wheels="" fetch="" bench=yes step=yes peak="" plugin=""
 library_path=${LD_LIBRARY_PATH:-} cuda_libraries=$root/scripts/cuda-libraries.txt
 files=() configs=() settings=() shape=() train=()
 
@@ -52,12 +54,14 @@ while (($#)); do
     case $1 in
     --no-peers) peers=no ;;
     --no-runtime) runtime=no ;;
+    --no-bench) bench=no ;;
     --no-step) step=no ;;
-    --grpo | --backend | --out | --steps | --warmup | --wheels | --fetch-wheels | --parity | --config | --set | --shape | --train | --peak-tflops)
+    --grpo | --backend | --plugin | --out | --steps | --warmup | --wheels | --fetch-wheels | --parity | --config | --set | --shape | --train | --peak-tflops)
         (($# > 1)) || die "$1 needs a value"
         case $1 in
         --grpo) grpo=$2 ;;
         --backend) backend=$2 ;;
+        --plugin) plugin=$2 ;;
         --out) out=$2 ;;
         --steps) steps=$2 ;;
         --warmup) warmup=$2 ;;
@@ -95,7 +99,8 @@ if [[ -n $fetch ]]; then
 fi
 
 ((${#configs[@]})) || configs=("$root"/configs/bench/{fused,logits-*}.yaml)
-for config in "${configs[@]}"; do
+[[ $bench == yes ]] || configs=()
+for config in ${configs[@]+"${configs[@]}"}; do
     [[ -f $config ]] || die "there is no configuration $config"
 done
 if [[ -n $wheels ]]; then
@@ -119,8 +124,13 @@ if [[ -z $grpo ]]; then
 fi
 [[ -x $grpo ]] || die "there is no program $grpo"
 
-say "installing the plugin of $backend"
-"$grpo" plugin install "${backend#pjrt:}" >&2
+if [[ -n $plugin ]]; then
+    [[ -f $plugin ]] || die "there is no plugin $plugin"
+    export GRPO_PJRT_PLUGIN=$plugin
+else
+    say "installing the plugin of $backend"
+    "$grpo" plugin install "${backend#pjrt:}" >&2
+fi
 
 if [[ $backend == pjrt:cuda && $runtime == yes ]]; then
     libraries=${XDG_CACHE_HOME:-$HOME/.cache}/grpo/cuda-runtime
@@ -158,7 +168,7 @@ for dtype in f32 bf16; do
     worst "$((code > 0))"
 done
 
-for config in "${configs[@]}"; do
+for config in ${configs[@]+"${configs[@]}"}; do
     name=$(basename "$config" .yaml)
     say "measuring $name"
     rm -f "$out/$name".{json,md} "$out/$name-torch".{json,md}
@@ -179,7 +189,8 @@ done
 
 if [[ $step == yes ]]; then
     say "measuring whole steps"
-    rm -rf "$out/model" "$out/run" "$out"/step{.md,-trl.json}
+    rm -rf "$out/model" "$out/run" "$out"/step{.md,-trl.json,-jax.json}
+    declare -A needs=([TRL]="trl, datasets" [JAX]="jax")
     weights=$(python3 "$root/scripts/random_model.py" "$out/model" ${shape[@]+"${shape[@]}"} | tee /dev/stderr | tr -d , | cut -d ' ' -f 1)
     code=0
     run_grpo train "$root/scripts/gpu_step.yaml" --quiet --run-dir "$out/run" --set "model=$out/model" \
@@ -187,26 +198,30 @@ if [[ $step == yes ]]; then
     ((code == 0)) || echo "whole steps could not be measured (exit code $code)" >"$out/step.md"
     worst "$((code > 0))"
     if [[ $code == 0 ]]; then
-        if [[ $peers == yes ]] && python3 -c "import trl, datasets" 2>/dev/null; then
-            say "measuring TRL's steps"
-            # The sizes of the run, including changes by --train.
-            same=$(python3 - "$out/run/config.yaml" <<'PYTHON'
+        # The sizes of the run, including changes by --train.
+        same=$(python3 - "$out/run/config.yaml" <<'PYTHON'
 import re, sys
 text = open(sys.argv[1]).read()
 number = lambda key: re.search(rf"^ +{key}: (\d+)", text, re.M).group(1)
 print("--prompts", number("prompts_per_step"), "--generations", number("num_generations"), "--length", number("max_completion_length"),
       "--micro-batches", number("gradient_accumulation_steps"))
 PYTHON
-            )
+        )
+        for peer in TRL JAX; do
+            name=step-${peer,,}
+            if [[ $peers == no ]] || ! python3 -c "import ${needs[$peer]}" 2>/dev/null; then
+                continue
+            fi
+            say "measuring $peer's steps"
             # shellcheck disable=SC2086 # each option with its number
-            python3 "$root/peers/gpu_step.py" trl "$out/model" "$out/model/prompts.jsonl" $same --out "$out/step-trl.json" \
-                >"$out/step-trl.log" 2>&1 || {
-                echo "TRL could not be measured: see step-trl.log" >>"$out/step.md"
+            python3 "$root/peers/gpu_step.py" "${peer,,}" "$out/model" "$out/model/prompts.jsonl" $same --out "$out/$name.json" \
+                >"$out/$name.log" 2>&1 || {
+                echo "$peer could not be measured: see $name.log" >>"$out/step.md"
                 worst 1
             }
-        fi
-        python3 "$root/peers/gpu_step.py" table "$out/run" --parameters "$weights" --trl "$out/step-trl.json" \
-            ${peak:+--peak-tflops "$peak"} >>"$out/step.md" || worst 1
+        done
+        python3 "$root/peers/gpu_step.py" table "$out/run" --parameters "$weights" --peer "TRL=$out/step-trl.json" \
+            --peer "JAX=$out/step-jax.json" ${peak:+--peak-tflops "$peak"} >>"$out/step.md" || worst 1
     fi
     rm -rf "$out/model"
 fi
@@ -219,7 +234,7 @@ fi
         echo
         echo "Parity on ${#files[@]} files in $dtype: $(tail -n 1 "$out/parity-$dtype.txt")"
     done
-    for config in "${configs[@]}"; do
+    for config in ${configs[@]+"${configs[@]}"}; do
         name=$(basename "$config" .yaml)
         printf '\n## %s\n\n' "$name"
         cat "$out/$name.md"

@@ -42,9 +42,10 @@ pub(crate) struct Decode {
     /// W: the largest number of decode steps of a call.
     pub(crate) turns: usize,
     pub(crate) sampler: Sampler,
-    /// `true` if weights and cache are prepared before the loop over tokens: sliced by layer, with unrolled layers, and transposed so that
-    /// the contracted dimension is not innermost.
-    pub(crate) prepared: bool,
+    /// `true` if the layers are unrolled, and the slices of weights constant: compilers then slice before the loop over tokens.
+    pub(crate) unrolled: bool,
+    /// `true` if weights and cached keys are transposed before the loop over tokens, so that the contracted dimension is not innermost.
+    pub(crate) transposed: bool,
     /// E; unused entries are -1.
     pub(crate) stop_ids: usize,
     /// `true` if the program returns the experts of the tokens, for a model with experts.
@@ -69,7 +70,7 @@ pub(super) struct DecodeStep<'a> {
     /// `[L, B, K, S, D]` of each cache.
     keys: &'a [Value],
     values: &'a [Value],
-    /// The keys that attention reads; `[L, B, K, D, C]` if `prepared`.
+    /// The keys that attention reads; `[L, B, K, D, C]` if `transposed`.
     read: Vec<Value>,
     /// The positions in the columns, `[B, C]`, i32, for each of [`Decoder::windows`]; negative in empty columns.
     held: Vec<Value>,
@@ -206,7 +207,7 @@ impl Decode {
         state: &'a StateValues,
     ) -> (DecodeStep<'a>, Window) {
         let f = state.length.builder();
-        let weights = if self.prepared { weights.transposed() } else { weights.clone() };
+        let weights = if self.transposed { weights.transposed() } else { weights.clone() };
         let base = &state.length - state.length.like(1);
         let windows = decoder.windows().into_iter();
         let held = windows.map(|window| self.shape.columns.positions(window, &base, self.columns_read)).collect();
@@ -217,7 +218,7 @@ impl Decode {
         };
         let window: Vec<Value> =
             state.keys.iter().map(|keys| zeros(&f, keys.dtype(), &of_columns(keys, self.turns))).collect();
-        let read = |keys: &Value| match self.prepared {
+        let read = |keys: &Value| match self.transposed {
             true => {
                 let columns = keys.shape()[3].min(self.columns_read);
                 keys.slice(&[0; 5], &of_columns(keys, columns)).transpose(&[0, 1, 2, 4, 3])
@@ -321,7 +322,7 @@ impl DecodeStep<'_> {
         let carry = [&x].into_iter().chain(window.parts());
         let carry = carry.chain(state.delta.iter().flat_map(DeltaStates::parts));
         let carry: Vec<&Value> = carry.chain(&empty).collect();
-        let layers = if decode.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
+        let layers = if decode.unrolled { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
         let carried = decoder.over_layers(weights, &carry, &constants, layers, |spec, layer, of| {
             let mut constants = of.constants;
             let rotaries = rotaries.take(&mut constants);
@@ -352,7 +353,7 @@ impl DecodeStep<'_> {
                         values: columns_of(values, of.number, columns),
                         seen: seen.clone(),
                     };
-                    let cached = part(keys, values, columns_read, decode.prepared, filled);
+                    let cached = part(keys, values, columns_read, decode.transposed, filled);
                     let parts = [cached, part(own_keys, own_values, decode.turns, false, done)];
                     attend_parts(decoder, heads, &parts, layer.get(Role::Sinks))
                 })),

@@ -39,8 +39,9 @@ pub struct RolloutOptions {
 /// that a loop passes to a product, in every iteration the weights and the cache of every layer. It also packs a matrix whose contracted
 /// dimension is innermost element by element, which takes eight times as long as the product of a few rows. TPUs and GPUs read slices in
 /// place and choose their own layouts.
-fn prepares_operands(kind: Kind) -> bool {
-    kind == Kind::Cpu
+fn layouts(kind: Kind, decoder: &Decoder) -> (bool, bool) {
+    let transposed = kind == Kind::Cpu && decoder.quantization().is_none();
+    (transposed || kind == Kind::Cuda, transposed)
 }
 
 /// A sampler of completions with weights on a device. The [crate documentation](crate) has an example.
@@ -458,10 +459,9 @@ impl DeviceRollout {
         routed_experts: bool,
     ) -> Decode {
         let columns_read = columns_read(longest, shape.columns.all);
-        // Prepared weights would be dequantised weights of all layers.
-        let prepared = prepares_operands(self.runtime.kind()) && self.decoder.quantization().is_none();
+        let (unrolled, transposed) = layouts(self.runtime.kind(), &self.decoder);
         let turns = self.options.tokens_per_call;
-        Decode { shape, columns_read, turns, sampler, prepared, stop_ids, routed_experts }
+        Decode { shape, columns_read, turns, sampler, unrolled, transposed, stop_ids, routed_experts }
     }
 
     /// Returns the program of `key`; compiles it on first use.

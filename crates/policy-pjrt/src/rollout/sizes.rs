@@ -189,7 +189,7 @@ impl RolloutPrograms {
         columns.dedup();
         let decode = columns.into_iter().map(|columns_read| {
             let (turns, stop_ids) = (options.tokens_per_call, places(stop_ids));
-            let decode = Decode { shape, columns_read, turns, sampler, prepared: false, stop_ids, routed_experts };
+            let decode = Decode { shape, columns_read, turns, sampler, unrolled: true, transposed: false, stop_ids, routed_experts };
             Ok((columns_read, decode.module(&decoder, weights)?))
         });
         Ok(Self {
