@@ -190,6 +190,7 @@ impl RunPrograms {
         let decoder = decoder(&config, &shape, &options, training)?;
         let (replays, routed_experts) = (config.rollout.replay_sampling_mask, config.policy.replay_routing);
         let of_rollout = RolloutPrograms::of(
+            kind,
             &sampler,
             compute.dtype(),
             options.rollout,

@@ -30,12 +30,14 @@ pub fn options_for(kind: Kind, devices: usize) -> CompileOptions {
 /// At its default level, libtpu takes 25 times as long to compile such a program, and rounds the weights of all layers
 /// before the loop over layers, although the program rounds the weights of one layer inside of the loop. XLA's CPU
 /// backend splits every sum over 32 or more numbers into two passes, the first over windows visited number by number:
-/// that took a fifth of the time of a small model's training step.
+/// that took a fifth of the time of a small model's training step. For a GPU, XLA would write products in Triton and measure dozens of
+/// variants of each, which takes minutes for unrolled layers; cuBLAS multiplies as fast, and reads slices of stacked weights in place. Merged
+/// products would copy the weights to concatenate them, in every step of a rollout.
 pub fn options_for_decoder(kind: Kind, devices: usize) -> CompileOptions {
     let options = options_for(kind, devices);
     match kind {
         Kind::Tpu => CompileOptions { optimization_level: Some(OptimizationLevel::O0), ..options },
         Kind::Cpu => options.with("xla_disable_hlo_passes", "tree_reduction_rewriter"),
-        Kind::Cuda => options,
+        Kind::Cuda => options.with("xla_gpu_enable_triton_gemm", false).with("xla_disable_hlo_passes", "dot-merger"),
     }
 }

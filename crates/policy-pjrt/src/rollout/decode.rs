@@ -30,6 +30,7 @@ use crate::decoder::{
 };
 use crate::error::Result;
 use crate::program::program_error;
+use backend_tpu::plugins::Kind;
 use models::Mixer;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
@@ -42,14 +43,42 @@ pub(crate) struct Decode {
     /// W: the largest number of decode steps of a call.
     pub(crate) turns: usize,
     pub(crate) sampler: Sampler,
-    /// `true` if the layers are unrolled, and the slices of weights constant: compilers then slice before the loop over tokens.
-    pub(crate) unrolled: bool,
-    /// `true` if weights and cached keys are transposed before the loop over tokens, so that the contracted dimension is not innermost.
-    pub(crate) transposed: bool,
+    pub(crate) layout: DecodeLayout,
     /// E; unused entries are -1.
     pub(crate) stop_ids: usize,
     /// `true` if the program returns the experts of the tokens, for a model with experts.
     pub(crate) routed_experts: bool,
+}
+
+/// How the loop over tokens reads weights and cache. The results differ in the order of sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct DecodeLayout {
+    /// `true` if the layers are unrolled, so that the slices of stacked weights are constant.
+    unrolled: bool,
+    /// `true` if weights and cached keys are transposed before the loop, so that the contracted dimension is not innermost.
+    transposed: bool,
+    /// The largest number of cached columns that are joined with those of the window for one attention; more have an attention of their own.
+    joined_columns: usize,
+}
+
+impl DecodeLayout {
+    /// Returns the layout for a kind of device.
+    ///
+    /// XLA's CPU backend copies every slice that a loop passes to a product, in every iteration the weights and the cache of every layer.
+    /// It also packs a matrix whose contracted dimension is innermost element by element, which takes eight times as long as the product
+    /// of a few rows. So the layers are unrolled and the weights transposed, unless they are quantised: there would be dequantised weights of all
+    /// layers.
+    ///
+    /// On GPUs a step of a few rows takes as long as its kernels need to start. Unrolled layers are one CUDA graph per token, and their
+    /// products read slices of weights in place. Joining copies the cached columns, which costs less than a second attention up to about a
+    /// thousand of them.
+    ///
+    /// TPUs read slices in place and choose their own layouts.
+    pub(crate) fn of(kind: Kind, decoder: &Decoder) -> Self {
+        let transposed = kind == Kind::Cpu && decoder.quantization().is_none();
+        let unrolled = transposed || kind == Kind::Cuda;
+        Self { unrolled, transposed, joined_columns: if kind == Kind::Cuda { 1024 } else { 0 } }
+    }
 }
 
 /// The arguments of the program other than weights and state.
@@ -70,7 +99,7 @@ pub(super) struct DecodeStep<'a> {
     /// `[L, B, K, S, D]` of each cache.
     keys: &'a [Value],
     values: &'a [Value],
-    /// The keys that attention reads; `[L, B, K, D, C]` if `transposed`.
+    /// The keys that attention reads; `[L, B, K, D, C]` if they are transposed.
     read: Vec<Value>,
     /// The positions in the columns, `[B, C]`, i32, for each of [`Decoder::windows`]; negative in empty columns.
     held: Vec<Value>,
@@ -207,7 +236,7 @@ impl Decode {
         state: &'a StateValues,
     ) -> (DecodeStep<'a>, Window) {
         let f = state.length.builder();
-        let weights = if self.transposed { weights.transposed() } else { weights.clone() };
+        let weights = if self.layout.transposed { weights.transposed() } else { weights.clone() };
         let base = &state.length - state.length.like(1);
         let windows = decoder.windows().into_iter();
         let held = windows.map(|window| self.shape.columns.positions(window, &base, self.columns_read)).collect();
@@ -218,7 +247,7 @@ impl Decode {
         };
         let window: Vec<Value> =
             state.keys.iter().map(|keys| zeros(&f, keys.dtype(), &of_columns(keys, self.turns))).collect();
-        let read = |keys: &Value| match self.transposed {
+        let read = |keys: &Value| match self.layout.transposed {
             true => {
                 let columns = keys.shape()[3].min(self.columns_read);
                 keys.slice(&[0; 5], &of_columns(keys, columns)).transpose(&[0, 1, 2, 4, 3])
@@ -322,7 +351,7 @@ impl DecodeStep<'_> {
         let carry = [&x].into_iter().chain(window.parts());
         let carry = carry.chain(state.delta.iter().flat_map(DeltaStates::parts));
         let carry: Vec<&Value> = carry.chain(&empty).collect();
-        let layers = if decode.unrolled { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
+        let layers = if decode.layout.unrolled { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
         let carried = decoder.over_layers(weights, &carry, &constants, layers, |spec, layer, of| {
             let mut constants = of.constants;
             let rotaries = rotaries.take(&mut constants);
@@ -353,8 +382,12 @@ impl DecodeStep<'_> {
                         values: columns_of(values, of.number, columns),
                         seen: seen.clone(),
                     };
-                    let cached = part(keys, values, columns_read, decode.transposed, filled);
-                    let parts = [cached, part(own_keys, own_values, decode.turns, false, done)];
+                    let cached = part(keys, values, columns_read, decode.layout.transposed, filled);
+                    let own = part(own_keys, own_values, decode.turns, false, done);
+                    let parts = match columns_read <= decode.layout.joined_columns {
+                        true => vec![cached.joined(&own)],
+                        false => vec![cached, own],
+                    };
                     attend_parts(decoder, heads, &parts, layer.get(Role::Sinks))
                 })),
             })?;
@@ -396,7 +429,7 @@ fn put_token(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Valu
     window.dynamic_update_slice(&token.reshape(&column), &[layer, &zero, &zero, turn, &zero])
 }
 
-/// One of the two sources of keys and values: the cache or the window.
+/// A source of keys and values: the cache, the window, or the columns of both.
 pub(super) struct Part {
     /// `[B, K, C, D]`; transposed: `[B, K, D, C]`.
     pub(super) keys: Value,
@@ -406,14 +439,23 @@ pub(super) struct Part {
     pub(super) seen: Value,
 }
 
-/// Computes attention `[B, T, A D]`, f32, of T tokens per sequence to the columns of both parts. The window contains the tokens themselves.
-/// `sinks` `[A]` are the logits of sinks.
-pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2], sinks: Option<&Value>) -> Value {
+impl Part {
+    /// Returns the columns of both parts, whose keys are not transposed.
+    fn joined(&self, other: &Self) -> Self {
+        let join = |a: &Value, b: &Value, dimension| a.builder().concatenate(&[a, b], dimension);
+        let (keys, values) = (join(&self.keys, &other.keys, 2), join(&self.values, &other.values, 2));
+        Self { keys, transposed: false, values, seen: join(&self.seen, &other.seen, 1) }
+    }
+}
+
+/// Computes attention `[B, T, A D]`, f32, of T tokens per sequence to the columns of all parts, one or more. The last part contains the tokens
+/// themselves. `sinks` `[A]` are the logits of sinks.
+pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part], sinks: Option<&Value>) -> Value {
     let compute = decoder.compute();
     let [b, kv, r, t, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
     let queries = heads.queries.reshape(&[*b, *kv, r * t, *d]);
     // [B, K, R T, C]
-    let scores = parts.each_ref().map(|part| {
+    let scores = parts.iter().map(|part| {
         let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, if part.transposed { 2 } else { 3 }), compute);
         let scores = &scores * scores.like(decoder.score_scale(*d));
         let seen = match part.seen.shape() {
@@ -425,24 +467,27 @@ pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2], 
         };
         seen.select(&scores, &scores.like(MASKED))
     });
+    let scores: Vec<Value> = scores.collect();
+    let over_parts =
+        |values: &mut dyn Iterator<Item = Value>, join: fn(Value, Value) -> Value| match values.reduce(join) {
+            Some(value) => value,
+            None => unreachable!("there is a part"),
+        };
     // [B, K, R T]
-    let [first, second] = scores.each_ref().map(|scores| scores.reduce(Reducer::Max, &[3]));
+    let max = over_parts(&mut scores.iter().map(|scores| scores.reduce(Reducer::Max, &[3])), |a, b| a.max(&b));
     let sinks = sinks.map(|sinks| {
         let of_tokens = of_groups(sinks, *kv).broadcast_in_dim(&[*b, *kv, *r, *t], &[1, 2]);
-        of_tokens.reshape(first.shape())
+        of_tokens.reshape(max.shape())
     });
-    let max = first.max(&second);
     let max = sinks.as_ref().map_or(max.clone(), |sinks| max.max(sinks));
-    let weights = scores.map(|scores| (&scores - max.along_first(&scores)).exp());
-    let [first, second] = weights.each_ref().map(|weights| weights.reduce(Reducer::Add, &[3]));
-    let sum = first + second;
+    let weights: Vec<Value> = scores.iter().map(|scores| (scores - max.along_first(scores)).exp()).collect();
+    let sum = over_parts(&mut weights.iter().map(|weights| weights.reduce(Reducer::Add, &[3])), |a, b| a + b);
     let sum = sinks.map_or(sum.clone(), |sinks| sum + (sinks - &max).exp());
     // [B, K, R T, D]
-    let mix = |i: usize| {
-        let weights = weights[i].convert(compute.dtype());
-        dot(&weights, &parts[i].values, (&[0, 1], &[0, 1]), (3, 2), compute)
-    };
-    let mixed = mix(0) + mix(1);
+    let mixed = weights.iter().zip(parts).map(|(weights, part)| {
+        dot(&weights.convert(compute.dtype()), &part.values, (&[0, 1], &[0, 1]), (3, 2), compute)
+    });
+    let mixed = over_parts(&mut mixed.into_iter(), |a, b| a + b);
     let mixed = &mixed / sum.along_first(&mixed);
     match t {
         1 => mixed.reshape(&[*b, 1, kv * r * d]),

@@ -1,6 +1,6 @@
 //! Runs the programs of a rollout until every sample of a request is finished. Sizes are rounded up, so that few executables are compiled.
 
-use super::decode::Decode;
+use super::decode::{Decode, DecodeLayout};
 use super::extend::{self, Extend, TOKENS};
 use super::follow::check_ids;
 use super::prefill::{self, Prompts};
@@ -16,7 +16,6 @@ use crate::program::{Program, Programs};
 use crate::runtime::Runtime;
 use crate::weights::DeviceWeights;
 use crate::{Argument, DeviceTensor};
-use backend_tpu::plugins::Kind;
 use models::ModelConfig;
 use policy::{Completion, RolloutRequest, Sampling};
 use smart_default::SmartDefault;
@@ -33,15 +32,6 @@ pub struct RolloutOptions {
     /// calls. Another value changes the order of sums in attention, and so the last bits of the results.
     #[default(16)]
     pub tokens_per_call: usize,
-}
-
-/// Returns `true` if the decode loop should get weights and KV cache in the layout that products read. XLA's CPU backend copies every slice
-/// that a loop passes to a product, in every iteration the weights and the cache of every layer. It also packs a matrix whose contracted
-/// dimension is innermost element by element, which takes eight times as long as the product of a few rows. TPUs and GPUs read slices in
-/// place and choose their own layouts.
-fn layouts(kind: Kind, decoder: &Decoder) -> (bool, bool) {
-    let transposed = kind == Kind::Cpu && decoder.quantization().is_none();
-    (transposed || kind == Kind::Cuda, transposed)
 }
 
 /// A sampler of completions with weights on a device. The [crate documentation](crate) has an example.
@@ -459,9 +449,9 @@ impl DeviceRollout {
         routed_experts: bool,
     ) -> Decode {
         let columns_read = columns_read(longest, shape.columns.all);
-        let (unrolled, transposed) = layouts(self.runtime.kind(), &self.decoder);
+        let layout = DecodeLayout::of(self.runtime.kind(), &self.decoder);
         let turns = self.options.tokens_per_call;
-        Decode { shape, columns_read, turns, sampler, unrolled, transposed, stop_ids, routed_experts }
+        Decode { shape, columns_read, turns, sampler, layout, stop_ids, routed_experts }
     }
 
     /// Returns the program of `key`; compiles it on first use.

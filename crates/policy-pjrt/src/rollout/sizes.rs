@@ -1,7 +1,7 @@
 //! Sizes of a rollout's programs, rounded to few values so that few executables are compiled.
 
 use super::cache::Columns;
-use super::decode::Decode;
+use super::decode::{Decode, DecodeLayout};
 use super::engine::RolloutOptions;
 use super::extend::TOKENS;
 use super::prefill::{self, Prompts};
@@ -9,6 +9,7 @@ use super::sampling::Sampler;
 use super::state::Shape;
 use crate::decoder::{Axis, Decoder, Split};
 use crate::error::Result;
+use backend_tpu::plugins::Kind;
 use policy::{RolloutRequest, Sampling};
 use stablehlo::{Dtype, Module};
 
@@ -163,13 +164,14 @@ pub struct RolloutPrograms {
 }
 
 impl RolloutPrograms {
-    /// Builds the programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes with `decoder`, including its
+    /// Builds the programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes on a `kind` of device with `decoder`, including its
     /// adapters. `weights` is the dtype of the model. If the decoder is sharded over a mesh, slots and prompts are sharded by rows, and keys and
     /// values also by heads.
     ///
     /// # Errors
     /// [`crate::Error::Model`] for an invalid configuration; [`crate::Error::Split`] if slots or prompts do not shard evenly.
     pub fn of(
+        kind: Kind,
         decoder: &Decoder,
         weights: Dtype,
         options: RolloutOptions,
@@ -187,9 +189,10 @@ impl RolloutPrograms {
         let lengths = 1..=sizes.longest();
         let mut columns: Vec<usize> = lengths.map(|length| columns_read(length, shape.columns.all)).collect();
         columns.dedup();
+        let layout = DecodeLayout::of(kind, &decoder);
         let decode = columns.into_iter().map(|columns_read| {
             let (turns, stop_ids) = (options.tokens_per_call, places(stop_ids));
-            let decode = Decode { shape, columns_read, turns, sampler, unrolled: true, transposed: false, stop_ids, routed_experts };
+            let decode = Decode { shape, columns_read, turns, sampler, layout, stop_ids, routed_experts };
             Ok((columns_read, decode.module(&decoder, weights)?))
         });
         Ok(Self {
@@ -269,9 +272,15 @@ mod tests {
             conversations: false,
         };
         let (decoder, options) = (Decoder::new(&config, Compute::Bf16), RolloutOptions::default());
-        let modules =
-            RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, RequestOptions::new(&Sampling::Greedy, 2))
-                .unwrap();
+        let modules = RolloutPrograms::of(
+            Kind::Tpu,
+            &decoder,
+            Dtype::Bf16,
+            options,
+            sizes,
+            RequestOptions::new(&Sampling::Greedy, 2),
+        )
+        .unwrap();
         assert_eq!(modules.decode.iter().map(|(columns, _)| *columns).collect::<Vec<_>>(), [256, 512]);
         assert!(modules.prefill.to_string().contains("8x128xi32"));
     }

@@ -54,8 +54,9 @@ fn rollout_programs_compile_and_do_not_copy_the_kv_cache() {
         Sampling::Random { temperature: 0.8, processors, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
     let options = RolloutOptions::default();
     let decoder = Decoder::new(&config, Compute::Bf16);
-    let modules = RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, RequestOptions::new(&sampling, 1))
-        .expect("programs");
+    let modules =
+        RolloutPrograms::of(Kind::Tpu, &decoder, Dtype::Bf16, options, sizes, RequestOptions::new(&sampling, 1))
+            .expect("programs");
     // Keys and values of 2 layers, 64 slots, 2 heads, 512 columns of 128 numbers of 2 bytes.
     let cache = 2 * (2 * 64 * 2 * 512 * 128 * 2);
     let decode = modules.decode.iter().map(|(_, module)| ("decode", module));

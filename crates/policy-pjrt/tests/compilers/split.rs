@@ -203,9 +203,15 @@ fn a_rollout_moves_neither_the_window_nor_the_kv_cache_between_devices() {
         conversations: false,
     };
     let options = RolloutOptions::default();
-    let programs =
-        RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, RequestOptions::new(&Sampling::Greedy, 1))
-            .expect("programs");
+    let programs = RolloutPrograms::of(
+        Kind::Tpu,
+        &decoder,
+        Dtype::Bf16,
+        options,
+        sizes,
+        RequestOptions::new(&Sampling::Greedy, 1),
+    )
+    .expect("programs");
     // Of one device: layers, slots, key/value heads, head dimension.
     let column = LAYERS * 16 * 128;
     let window = column * options.tokens_per_call;

@@ -4,6 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::mesh::{meshes, run};
 use crate::support::blocks_of;
 use backend_tpu::TokenTables;
+use backend_tpu::plugins::Kind;
 use backend_tpu::program::Role;
 use grpo_core::aggregate::token_weights;
 use grpo_core::backend_api::evaluate::Evaluator;
@@ -298,27 +299,34 @@ fn a_sharded_rollout_that_samples_matches_one_device() {
     assert!(all != likeliest, "{all:?}");
 }
 
-/// Checks that the rollouts match on all meshes, and returns the tokens of one device.
+/// Checks that the rollouts of all kinds of devices match on all meshes, and returns the tokens.
 fn rollouts_agree(sampling: &Sampling) -> Vec<i64> {
     let checkpoint = Checkpoint::open("qwen3");
     let one = Decoder::new(checkpoint.config(), Compute::F32);
     let parameters = weights(&one.parameters(), Some(&checkpoint.weights));
-    let expected = rollout(&one, &parameters, sampling);
+    let expected = rollout(Kind::Tpu, &one, &parameters, sampling);
     let ids = expected[2].to_ints();
     assert!(ids.iter().any(|id| *id != ids[0]), "{ids:?}");
-    for mesh in meshes() {
-        let found = rollout(&sharded(&one, &mesh), &parameters, sampling);
-        assert_eq!(found[2].to_ints(), ids, "{mesh}");
+    let agrees = |what: &str, found: Vec<Array>| {
+        assert_eq!(found[2].to_ints(), ids, "{what}");
         // Keys, values and log-probabilities.
         for part in [0, 1, 3] {
-            assert_close(&format!("{mesh}, part {part}"), &found[part], &expected[part]);
+            assert_close(&format!("{what}, part {part}"), &found[part], &expected[part]);
         }
+    };
+    for kind in [Kind::Cpu, Kind::Cuda] {
+        agrees(kind.name(), rollout(kind, &one, &parameters, sampling));
     }
+    for mesh in meshes() {
+        agrees(&mesh.to_string(), rollout(Kind::Tpu, &sharded(&one, &mesh), &parameters, sampling));
+    }
+    let cuda = rollout(Kind::Cuda, &sharded(&one, &meshes()[0]), &parameters, sampling);
+    agrees("a mesh of GPUs", cuda);
     ids
 }
 
 /// Returns the state of eight slots after the first four tokens of completions.
-fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<Array> {
+fn rollout(kind: Kind, decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<Array> {
     const SLOTS: usize = 8;
     let sizes = RolloutSizes {
         prompts: SLOTS,
@@ -328,7 +336,8 @@ fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<
         conversations: false,
     };
     let options = RolloutOptions { slots: SLOTS, tokens_per_call: 4 };
-    let modules = RolloutPrograms::of(decoder, Dtype::F32, options, sizes, RequestOptions::new(sampling, 1)).unwrap();
+    let request = RequestOptions::new(sampling, 1);
+    let modules = RolloutPrograms::of(kind, decoder, Dtype::F32, options, sizes, request).unwrap();
     let lengths: Vec<i32> = (0..SLOTS as i32).map(|row| 2 + row % 5).collect();
     let id = |row: usize, column: usize| ((row * 31 + column * 17 + 5) % decoder.config().vocab_size) as i32;
     let types = |module: &Module| -> Vec<TensorType> {
@@ -409,6 +418,7 @@ fn uneven_shards_are_an_error_that_names_the_dimension() {
     };
     // Prompts are padded: one row per device.
     let of_rollout = RolloutPrograms::of(
+        Kind::Cpu,
         &decoder,
         Dtype::F32,
         RolloutOptions::default(),
