@@ -133,6 +133,33 @@ pub(crate) unsafe fn multiply(
     }
 }
 
+/// Writes the words of a panel `[words, 32]` of bf16 pairs to `to`.
+///
+/// # Safety
+/// - [`multiplies_narrow`] returned `true`.
+/// - The panel and `to` hold that many words, a multiple of [`RhsPanel::step`], and nothing else accesses `to` at the same time.
+#[inline]
+pub(crate) unsafe fn widen(words: usize, b: RhsPanel, to: *mut u32) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use super::x86_64::avx512::widen;
+        use super::x86_64::panel::{Coded, Words};
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match b {
+                RhsPanel::Pairs(b) => widen(words, Words(b), to),
+                RhsPanel::CodedPairs(b) => widen::<2, _>(words, Coded(b), to),
+                _ => unreachable!("words of f32"),
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (words, b, to);
+        unreachable!("`multiplies_narrow` is false");
+    }
+}
+
 /// The most rows of [`multiply_few`].
 pub(crate) const FEW_ROWS: usize = 4;
 

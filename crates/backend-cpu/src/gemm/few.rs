@@ -2,9 +2,9 @@
 
 use super::coded::CodedPanels;
 use super::pack::{self, Bf16Pair, F32Word, KAxis, RoundedF32, RoundedPair, Rows};
-use super::{Gemm, GemmKernel, MatMut, Packed};
+use super::{Gemm, GemmKernel, MatMut, Order, Packed, Product, Tiles};
 use crate::arch::microkernel::{self, Ahead, RhsPanel};
-use crate::arch::panel::{LHS_PANEL, RHS_PANEL};
+use crate::arch::panel::RHS_PANEL;
 use crate::profile::{Clock, Work, timed};
 
 /// The panels of a packed rhs, one after the other, each with all of K.
@@ -80,11 +80,11 @@ pub(crate) struct PanelPiece<'a> {
 impl Gemm {
     /// Returns `true` if [`Self::multiply_narrow`] has a kernel.
     pub(crate) fn multiplies_narrow(self) -> bool {
-        self.kernel != GemmKernel::Amx && microkernel::multiplies_narrow(self.isa)
+        microkernel::multiplies_narrow(self.isa)
     }
 
     /// Like [`Self::multiply`] column by column, with a rhs in less memory than words. The product of a rhs panel with the first lhs panel copies its
-    /// words into `near`, which has the length of at least one rhs panel. Products with further lhs panels read the copy.
+    /// words into `near`, which has the length of at least one rhs panel. Products with further lhs panels, and all products of tiles, read the copy.
     ///
     /// # Panics
     /// As [`Self::multiply`], and without a kernel.
@@ -99,13 +99,17 @@ impl Gemm {
     ) {
         let _clock = Clock::start(Work::Products);
         let (m, n, words, is_f32) = (out.rows(), out.cols(), self.words(k), self.packs_f32());
-        let (lhs_panels, rhs_panels) = (m.div_ceil(LHS_PANEL), n.div_ceil(RHS_PANEL));
+        let height = self.lhs_panel();
+        let (lhs_panels, rhs_panels) = (m.div_ceil(height), n.div_ceil(RHS_PANEL));
         let ends = |panels: usize, stride: usize, width: usize| panels.max(1) * stride - stride + width * words;
         assert!(self.multiplies_narrow() && words <= self.most && RHS_PANEL * words <= near.len());
         assert!(
-            ends(lhs_panels, lhs.stride, LHS_PANEL) <= lhs.words.len()
+            ends(lhs_panels, lhs.stride, height) <= lhs.words.len()
                 && rhs.first + ends(rhs_panels, rhs.stride, RHS_PANEL) <= rhs.panels.len()
         );
+        if self.multiplies_tiles() {
+            return self.multiply_widened(k, lhs, rhs, near, out, add);
+        }
         let near = near.as_mut_ptr();
         let bytes = rhs.panels.bytes_of(RHS_PANEL * words);
         let steps = (0..rhs_panels).flat_map(|j| (0..lhs_panels).map(move |i| (i, j)));
@@ -128,10 +132,34 @@ impl Gemm {
         });
     }
 
+    /// Computes [`Self::multiply_narrow`] of tiles: writes each rhs panel to `near`, a part of the L1 cache, and multiplies it there.
+    fn multiply_widened(
+        self,
+        k: usize,
+        lhs: Packed<'_>,
+        rhs: PanelPiece<'_>,
+        near: &mut [u32],
+        out: &mut MatMut<'_>,
+        add: bool,
+    ) {
+        let (n, words) = (out.cols(), self.words(k));
+        let mut tiles = Tiles::new();
+        for (j, column) in (0..n).step_by(RHS_PANEL).enumerate() {
+            let b = rhs.panels.panel(false, rhs.first + j * rhs.stride);
+            assert!(words.is_multiple_of(b.step()));
+            // SAFETY: the caller has checked that the instruction set has the kernel, and that the panel and `near` have `words` words per
+            // column.
+            unsafe { microkernel::widen(words, b, near.as_mut_ptr()) };
+            let near = Packed { words: near, stride: RHS_PANEL * words };
+            let mut out = out.columns(column..n.min(column + RHS_PANEL));
+            self.multiply_tiles(&mut tiles, Product { k, lhs, rhs: near }, None, &mut out, add, Order::ByColumns);
+        }
+    }
+
     /// Returns the most rows of a lhs for [`Self::multiply_few`]; 0 without such a kernel. Products of tiles have none, so that the bits of a row
     /// do not depend on the number of rows.
     pub(crate) fn few_rows(self) -> usize {
-        if self.multiplies_narrow() { microkernel::FEW_ROWS } else { 0 }
+        if self.multiplies_narrow() && !self.multiplies_tiles() { microkernel::FEW_ROWS } else { 0 }
     }
 
     /// Packs the rows of `source: [m, k]`, with K along its columns, as the lhs `[K', m]` of [`Self::multiply_few`].

@@ -115,9 +115,9 @@ impl Layers {
         }
     }
 
-    /// Returns `true` if a weight of this size is packed in less memory where it has bf16 values. Tiles have one layout.
+    /// Returns `true` if a weight of this size is packed in less memory where it has bf16 values.
     fn is_large(&self, [input, output]: [usize; 2]) -> bool {
-        !self.linear.multiplies_tiles() && Self::packs_narrow(input.saturating_mul(output))
+        Self::packs_narrow(input.saturating_mul(output))
     }
 }
 

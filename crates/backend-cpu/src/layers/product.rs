@@ -234,14 +234,20 @@ pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>,
     let run = if m > BLOCK { RUN } else { PANELS };
     let size = share(n, run * RHS_PANEL).next_multiple_of(RHS_PANEL);
     let height = BLOCK.next_multiple_of(gemm.lhs_panel());
+    // One lhs panel of tiles takes as long as reading the weight, which panel by panel is one stream.
+    let width = if gemm.multiplies_tiles() && m <= gemm.lhs_panel() { RHS_PANEL } else { size };
     for_blocks(out, [m, n], Cut::Columns, size, |column, out| {
-        for first in (0..m).step_by(height) {
-            let mut out = out.some_rows(first..m.min(first + height));
-            for piece in gemm.pieces(k) {
-                let stride = gemm.lhs_stride(piece.len());
-                let start = gemm.lhs_words(m, piece.start) + first / gemm.lhs_panel() * stride;
-                let lhs = Packed { words: &left[start..], stride };
-                multiply_piece(gemm, lhs, rhs, k, piece, column, &mut out, add);
+        let columns = out.cols();
+        for from in (0..columns).step_by(width) {
+            let mut out = out.columns(from..columns.min(from + width));
+            for first in (0..m).step_by(height) {
+                let mut out = out.some_rows(first..m.min(first + height));
+                for piece in gemm.pieces(k) {
+                    let stride = gemm.lhs_stride(piece.len());
+                    let start = gemm.lhs_words(m, piece.start) + first / gemm.lhs_panel() * stride;
+                    let lhs = Packed { words: &left[start..], stride };
+                    multiply_piece(gemm, lhs, rhs, k, piece, column + from, &mut out, add);
+                }
             }
         }
     });

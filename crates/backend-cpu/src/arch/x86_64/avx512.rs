@@ -144,6 +144,28 @@ macro_rules! avx512_kernels {
     };
 }
 
+/// Writes the words of a panel to `to`, and prefetches the panel at a constant distance.
+///
+/// # Safety
+/// As [`crate::arch::microkernel::widen`]; `words` is a multiple of `WORDS`.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(crate) unsafe fn widen<const WORDS: usize, B: Panel<WORDS>>(words: usize, mut b: B, mut to: *mut u32) {
+    // SAFETY: the caller guarantees [words, 32] of both; prefetches may have any address.
+    unsafe {
+        b.prefetch_rest();
+        for _ in 0..words / WORDS {
+            let next = b.address().wrapping_add(DISTANCE);
+            for line in (0..B::BYTES).step_by(LINE) {
+                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast());
+            }
+            for (j, words) in b.next().as_flattened().iter().enumerate() {
+                _mm512_storeu_si512(to.add(16 * j).cast(), *words);
+            }
+            to = to.add(32 * WORDS);
+        }
+    }
+}
+
 avx512_kernels!(multiply_f32, multiply_few_f32, "avx512f,avx512bw", |sum, a, b| _mm512_fmadd_ps(
     _mm512_castsi512_ps(a),
     _mm512_castsi512_ps(b),

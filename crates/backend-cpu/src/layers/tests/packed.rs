@@ -11,13 +11,10 @@ use std::ops::Range;
 
 /// Returns the bytes of a large packed weight of so many bf16 values with few exponents.
 fn narrow_bytes(layers: &Layers, values: usize) -> Range<usize> {
-    let isa = layers.gemm.isa().get();
-    match () {
-        // Tiles.
-        () if layers.linear.multiplies_tiles() => 2 * values..2 * values + 1,
+    match layers.gemm.isa().get() >= Isa::Avx512 {
         // 12 bits per value, and some escaped groups.
-        () if isa >= Isa::Avx512 => values / 2 * 3..values / 2 * 3 + values / 32,
-        () => 2 * values..2 * values + 1,
+        true => values / 2 * 3..values / 2 * 3 + values / 32,
+        false => 2 * values..2 * values + 1,
     }
 }
 
@@ -34,6 +31,26 @@ fn bf16_weights_take_12_or_16_bits_per_value_beyond_the_cache() {
         assert!(narrow_bytes(&layers, 1024 * 4096).contains(&bytes), "{bytes}: {layers:?}");
         assert!((bytes..bytes * 9 / 8).contains(&layers.packed_bytes(dims, true)), "{layers:?}");
         assert_eq!(layers.packed_bytes(dims, true), layers.packed_bytes(dims, false));
+    }
+}
+
+#[test]
+fn large_bf16_weights_in_less_memory_give_the_same_bits() {
+    // Columns beyond the last whole panel, K beyond the last whole tile, and more rows than two panels of tiles.
+    let (input, output) = (2000, 2010);
+    let weight: Vec<f32> = noise(input * output, 7);
+    for layers in all_bf16_layers() {
+        let rhs = Operand::new(&weight, output, KAxis::Rows);
+        let (words, packed) =
+            (layers.packed_words(&rhs, [input, output]), layers.packed(&rhs, [input, output], || false));
+        assert!(packed.bytes() < words.bytes() || layers.gemm.isa().get() < Isa::Avx512, "{layers:?}");
+        for n in [1, 4, 5, 31, 33, 70] {
+            let (x, residual) = (noise(n * input, 8), noise(n * output, 9));
+            for add in [Add::Nothing, Add::Residual(&residual)] {
+                let expected = layers.linear_packed(&x, &words, add, n).unwrap();
+                assert_eq!(layers.linear_packed(&x, &packed, add, n).unwrap(), expected, "{n} rows, {layers:?}");
+            }
+        }
     }
 }
 
