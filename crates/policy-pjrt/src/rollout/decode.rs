@@ -66,18 +66,17 @@ impl DecodeLayout {
     ///
     /// XLA's CPU backend copies every slice that a loop passes to a product, in every iteration the weights and the cache of every layer.
     /// It also packs a matrix whose contracted dimension is innermost element by element, which takes eight times as long as the product
-    /// of a few rows. So the layers are unrolled and the weights transposed, unless they are quantised: there would be dequantised weights of all
-    /// layers.
+    /// of a few rows. So the layers are unrolled and the weights transposed.
     ///
-    /// On GPUs a step of a few rows takes as long as its kernels need to start. Unrolled layers are one CUDA graph per token, and their
-    /// products read slices of weights in place. Joining copies the cached columns, which costs less than a second attention up to about a
-    /// thousand of them.
+    /// XLA's GPU backend copies the slices of weights, too. Unrolled layers are one CUDA graph per token, whose products read slices in
+    /// place. Joined columns take fewer kernels, but are copied, so long caches are not joined; the limit is calculated, not measured.
     ///
-    /// TPUs read slices in place and choose their own layouts.
+    /// TPUs read slices in place and choose their own layouts. Quantised layers stay in a loop everywhere: unrolled, there would be dequantised
+    /// weights of all layers.
     pub(crate) fn of(kind: Kind, decoder: &Decoder) -> Self {
-        let transposed = kind == Kind::Cpu && decoder.quantization().is_none();
-        let unrolled = transposed || kind == Kind::Cuda;
-        Self { unrolled, transposed, joined_columns: if kind == Kind::Cuda { 1024 } else { 0 } }
+        let unrolled = kind != Kind::Tpu && decoder.quantization().is_none();
+        let joined_columns = if kind == Kind::Cuda { 1024 } else { 0 };
+        Self { unrolled, transposed: unrolled && kind == Kind::Cpu, joined_columns }
     }
 }
 
