@@ -156,7 +156,7 @@ fn a_stored_model_larger_than_memory_is_refused_before_it_is_read() {
     std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(start.len() as u64 + end).unwrap();
 
     let text = call(&runs, "model", "a", &[]).exit(2).stderr;
-    assert_has(&text, &["709.3", " GB of memory are needed", " GB are free: `lora` (adapters"]);
+    assert_has(&text, &["709.4", " GB of memory are needed", " GB are free: `lora` (adapters"]);
     assert_has(&text, &["weights (float32)", "first moments (float32)", "gradients (float32)"]);
     assert!(!runs.path("a").exists());
 }
