@@ -2,7 +2,7 @@
 
     python peers/gpu_step.py table RUN [--peak-tflops 989] [--peer NAME=REPORT.json]
     python peers/gpu_step.py trl MODEL_FOLDER PROMPTS.jsonl --prompts 8 --generations 8 --length 256 --micro-batches 1 --out REPORT.json
-    python peers/gpu_step.py jax MODEL_FOLDER PROMPTS.jsonl --prompts 8 --generations 8 --length 256 --micro-batches 1 --out REPORT.json
+    JAX_PLATFORMS=cuda python peers/gpu_step.py jax MODEL_FOLDER PROMPTS.jsonl --prompts 8 --generations 8 --length 256 --micro-batches 1 --out REPORT.json
 
 `table` reads the metrics and the configuration in a run's folder and needs only Python. `trl` needs torch, transformers and trl, uses the
 GPU if torch finds one, and computes in bf16 there, like grpo with `policy.dtype: bfloat16` (f32 weights and moments, bf16 products). `jax` runs
@@ -38,7 +38,10 @@ def ours(run):
 
 def table(options):
     reports = {"grpo": ours(options.run)}
-    for name, _, path in (peer.partition("=") for peer in options.peer):
+    for peer in options.peer:
+        name, separator, path = peer.partition("=")
+        if not separator:
+            raise SystemExit(f"error: --peer {peer}: expected NAME=REPORT.json")
         if (path := pathlib.Path(path)).exists():
             reports[name] = json.loads(path.read_text())
     print("| | s per step: median (range) | rollout s | training s | tokens of the batch | tokens/s, whole step | model-flops utilisation of the training |")
@@ -97,7 +100,9 @@ def trl(options):
 
 def jax(options):
     import bench_step
+    import jax as of_jax
 
+    devices = of_jax.devices()
     if options.micro_batches != 1:
         raise SystemExit(f"error: JAX's program takes a step as one micro-batch, not as {options.micro_batches}")
     longest = max(len(json.loads(line)["prompt"].encode()) for line in options.prompts_file.read_text().splitlines())
@@ -107,7 +112,7 @@ def jax(options):
     gen, train = (statistics.median(part) for part in zip(*times))
     whole = [sum(parts) for parts in times]
     tokens = arguments["rows"] * (longest + length)
-    report = dict(gen_s=gen, train_s=train, step_s=statistics.median(whole), step_s_all=whole, tokens=tokens)
+    report = dict(gen_s=gen, train_s=train, step_s=statistics.median(whole), step_s_all=whole, tokens=tokens, device=devices[0].device_kind)
     options.out.write_text(json.dumps(report, indent=1))
 
 

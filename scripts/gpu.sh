@@ -190,7 +190,7 @@ done
 if [[ $step == yes ]]; then
     say "measuring whole steps"
     rm -rf "$out/model" "$out/run" "$out"/step{.md,-trl.json,-jax.json}
-    declare -A needs=([TRL]="trl, datasets" [JAX]="jax")
+    declare -A needs=([TRL]="trl, datasets" [JAX]="jax; jax.devices()")
     weights=$(python3 "$root/scripts/random_model.py" "$out/model" ${shape[@]+"${shape[@]}"} | tee /dev/stderr | tr -d , | cut -d ' ' -f 1)
     code=0
     run_grpo train "$root/scripts/gpu_step.yaml" --quiet --run-dir "$out/run" --set "model=$out/model" \
@@ -209,12 +209,17 @@ PYTHON
         )
         for peer in TRL JAX; do
             name=step-${peer,,}
-            if [[ $peers == no ]] || ! python3 -c "import ${needs[$peer]}" 2>/dev/null; then
+            # `aot_jax.py` asks for JAX's CPU unless this variable names another platform.
+            if [[ $peers == no ]] || ! JAX_PLATFORMS=${backend#pjrt:} python3 -c "import ${needs[$peer]}" 2>/dev/null; then
+                continue
+            fi
+            if [[ $peer == JAX && $same != *"--micro-batches 1" ]]; then
+                echo "JAX was not measured: its program takes a step as one micro-batch" >>"$out/step.md"
                 continue
             fi
             say "measuring $peer's steps"
             # shellcheck disable=SC2086 # each option with its number
-            python3 "$root/peers/gpu_step.py" "${peer,,}" "$out/model" "$out/model/prompts.jsonl" $same --out "$out/$name.json" \
+            JAX_PLATFORMS=${backend#pjrt:} python3 "$root/peers/gpu_step.py" "${peer,,}" "$out/model" "$out/model/prompts.jsonl" $same --out "$out/$name.json" \
                 >"$out/$name.log" 2>&1 || {
                 echo "$peer could not be measured: see $name.log" >>"$out/step.md"
                 worst 1

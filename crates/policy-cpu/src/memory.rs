@@ -11,8 +11,8 @@ use policy::{Error, Result};
 const SAMPLING: &str = "sampling";
 /// Most freed bytes that the process keeps.
 const KEPT: u64 = 1 << 30;
-/// The memory that lies free between blocks of other sizes, in activations of the widest matrix. Measured: 0.3 to 2.5 of them
-/// (docs/notes/host-trainer.md).
+/// The allowance for free memory between blocks of other sizes, in activations of the widest matrix. Without it, processes exceeded the table by
+/// 0.3 to 2.5 of them (docs/notes/host-trainer.md).
 const HOLES: u64 = 3;
 const SINGLE: u64 = size_of::<f32>() as u64;
 /// The most tokens of a loss that is planned as a whole.

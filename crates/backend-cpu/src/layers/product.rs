@@ -234,7 +234,7 @@ pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>,
     let run = if m > BLOCK { RUN } else { PANELS };
     let size = share(n, run * RHS_PANEL).next_multiple_of(RHS_PANEL);
     let height = BLOCK.next_multiple_of(gemm.lhs_panel());
-    // One lhs panel of tiles takes as long as reading the weight, which panel by panel is one stream.
+    // With one lhs panel, reading the weight should bound the time. Panel by panel, it is read in order (not measured).
     let width = if gemm.multiplies_tiles() && m <= gemm.lhs_panel() { RHS_PANEL } else { size };
     for_blocks(out, [m, n], Cut::Columns, size, |column, out| {
         let columns = out.cols();

@@ -23,7 +23,7 @@ use std::ops::Range;
 pub enum Layers {
     /// A loop; [`Save`] selects the activations that are saved for the backward pass.
     Loop(Save),
-    /// Unrolled. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
+    /// Unrolled. Inside another loop, slices of stacked weights are then loop-invariant: compilers hoist them, or products read them in place.
     Unrolled,
 }
 

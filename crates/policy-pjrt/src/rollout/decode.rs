@@ -57,8 +57,9 @@ pub(crate) struct DecodeLayout {
     unrolled: bool,
     /// `true` if weights and cached keys are transposed before the loop, so that the contracted dimension is not innermost.
     transposed: bool,
-    /// The largest number of cached columns that are joined with those of the window for one attention; more have an attention of their own.
-    joined_columns: usize,
+    /// The most bytes of a layer's cached keys and values that are joined with those of the window for one attention. More have an attention
+    /// of their own.
+    joined_bytes: usize,
 }
 
 impl DecodeLayout {
@@ -69,14 +70,14 @@ impl DecodeLayout {
     /// of a few rows. So the layers are unrolled and the weights transposed.
     ///
     /// XLA's GPU backend copies the slices of weights, too. Unrolled layers are one CUDA graph per token, whose products read slices in
-    /// place. Joined columns take fewer kernels, but are copied, so long caches are not joined; the limit is calculated, not measured.
+    /// place. Joined keys and values take fewer kernels, but are copied; the limit is the size that was measured (docs/notes/device-programs.md).
     ///
     /// TPUs read slices in place and choose their own layouts. Quantised layers stay in a loop everywhere: unrolled, there would be dequantised
     /// weights of all layers.
     pub(crate) fn of(kind: Kind, decoder: &Decoder) -> Self {
         let unrolled = kind != Kind::Tpu && decoder.quantization().is_none();
-        let joined_columns = if kind == Kind::Cuda { 1024 } else { 0 };
-        Self { unrolled, transposed: unrolled && kind == Kind::Cpu, joined_columns }
+        let joined_bytes = if kind == Kind::Cuda { 8 << 20 } else { 0 };
+        Self { unrolled, transposed: unrolled && kind == Kind::Cpu, joined_bytes }
     }
 }
 
@@ -383,7 +384,7 @@ impl DecodeStep<'_> {
                     };
                     let cached = part(keys, values, columns_read, decode.layout.transposed, filled);
                     let own = part(own_keys, own_values, decode.turns, false, done);
-                    let parts = match columns_read <= decode.layout.joined_columns {
+                    let parts = match cached.bytes() <= decode.layout.joined_bytes {
                         true => vec![cached.joined(&own)],
                         false => vec![cached, own],
                     };
@@ -439,8 +440,14 @@ pub(super) struct Part {
 }
 
 impl Part {
+    /// Returns the bytes of keys and values.
+    fn bytes(&self) -> usize {
+        [&self.keys, &self.values].into_iter().map(|value| value.ty().elements() * value.dtype().bytes()).sum()
+    }
+
     /// Returns the columns of both parts, whose keys are not transposed.
     fn joined(&self, other: &Self) -> Self {
+        debug_assert!(!self.transposed && !other.transposed);
         let join = |a: &Value, b: &Value, dimension| a.builder().concatenate(&[a, b], dimension);
         let (keys, values) = (join(&self.keys, &other.keys, 2), join(&self.values, &other.values, 2));
         Self { keys, transposed: false, values, seen: join(&self.seen, &other.seen, 1) }
