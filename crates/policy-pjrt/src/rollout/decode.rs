@@ -22,12 +22,11 @@
 //! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
 
 use super::cache::{CachedLayers, flush};
+use super::parts::{Part, attend_parts};
 use super::routed::{self, RoutedLayers};
 use super::sampling::{Sampler, SamplerValues, mask_words};
 use super::state::{Shape, StateValues};
-use crate::decoder::{
-    Broadcast, Decoder, DeltaStates, Heads, Layers, MASKED, NextTokens, ParameterValues, Role, dot, of_groups, zeros,
-};
+use crate::decoder::{Broadcast, Decoder, DeltaStates, Layers, NextTokens, ParameterValues, Role, zeros};
 use crate::error::Result;
 use crate::program::program_error;
 use backend_tpu::plugins::Kind;
@@ -57,8 +56,8 @@ pub(crate) struct DecodeLayout {
     unrolled: bool,
     /// `true` if weights and cached keys are transposed before the loop, so that the contracted dimension is not innermost.
     transposed: bool,
-    /// The most bytes of a layer's cached keys and values that are joined with those of the window for one attention. More have an attention
-    /// of their own.
+    /// The largest size of a layer's cached keys and values, in bytes, with which cache and window are joined for one attention. Larger caches
+    /// have an attention of their own.
     joined_bytes: usize,
 }
 
@@ -427,76 +426,4 @@ fn put_token(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Valu
     let mut column = window.shape().to_vec();
     (column[0], column[3]) = (1, 1);
     window.dynamic_update_slice(&token.reshape(&column), &[layer, &zero, &zero, turn, &zero])
-}
-
-/// A source of keys and values: the cache, the window, or the columns of both.
-pub(super) struct Part {
-    /// `[B, K, C, D]`; transposed: `[B, K, D, C]`.
-    pub(super) keys: Value,
-    pub(super) transposed: bool,
-    pub(super) values: Value,
-    /// Mask of the columns that a token attends to: `[B, C]`, or `[B, T, C]` for each of T tokens.
-    pub(super) seen: Value,
-}
-
-impl Part {
-    /// Returns the bytes of keys and values.
-    fn bytes(&self) -> usize {
-        [&self.keys, &self.values].into_iter().map(|value| value.ty().elements() * value.dtype().bytes()).sum()
-    }
-
-    /// Returns the columns of both parts, whose keys are not transposed.
-    fn joined(&self, other: &Self) -> Self {
-        debug_assert!(!self.transposed && !other.transposed);
-        let join = |a: &Value, b: &Value, dimension| a.builder().concatenate(&[a, b], dimension);
-        let (keys, values) = (join(&self.keys, &other.keys, 2), join(&self.values, &other.values, 2));
-        Self { keys, transposed: false, values, seen: join(&self.seen, &other.seen, 1) }
-    }
-}
-
-/// Computes attention `[B, T, A D]`, f32, of T tokens per sequence to the columns of all parts, one or more. The last part contains the tokens
-/// themselves. `sinks` `[A]` are the logits of sinks.
-pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part], sinks: Option<&Value>) -> Value {
-    let compute = decoder.compute();
-    let [b, kv, r, t, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
-    let queries = heads.queries.reshape(&[*b, *kv, r * t, *d]);
-    // [B, K, R T, C]
-    let scores = parts.iter().map(|part| {
-        let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, if part.transposed { 2 } else { 3 }), compute);
-        let scores = &scores * scores.like(decoder.score_scale(*d));
-        let seen = match part.seen.shape() {
-            [_, _, columns] => {
-                let of_heads = [*b, *kv, *r, *t, *columns];
-                part.seen.broadcast_in_dim(&of_heads, &[0, 3, 4]).reshape(scores.shape())
-            }
-            _ => part.seen.broadcast_in_dim(scores.shape(), &[0, 3]),
-        };
-        seen.select(&scores, &scores.like(MASKED))
-    });
-    let scores: Vec<Value> = scores.collect();
-    let over_parts =
-        |values: &mut dyn Iterator<Item = Value>, join: fn(Value, Value) -> Value| match values.reduce(join) {
-            Some(value) => value,
-            None => unreachable!("there is a part"),
-        };
-    // [B, K, R T]
-    let max = over_parts(&mut scores.iter().map(|scores| scores.reduce(Reducer::Max, &[3])), |a, b| a.max(&b));
-    let sinks = sinks.map(|sinks| {
-        let of_tokens = of_groups(sinks, *kv).broadcast_in_dim(&[*b, *kv, *r, *t], &[1, 2]);
-        of_tokens.reshape(max.shape())
-    });
-    let max = sinks.as_ref().map_or(max.clone(), |sinks| max.max(sinks));
-    let weights: Vec<Value> = scores.iter().map(|scores| (scores - max.along_first(scores)).exp()).collect();
-    let sum = over_parts(&mut weights.iter().map(|weights| weights.reduce(Reducer::Add, &[3])), |a, b| a + b);
-    let sum = sinks.map_or(sum.clone(), |sinks| sum + (sinks - &max).exp());
-    // [B, K, R T, D]
-    let mixed = weights.iter().zip(parts).map(|(weights, part)| {
-        dot(&weights.convert(compute.dtype()), &part.values, (&[0, 1], &[0, 1]), (3, 2), compute)
-    });
-    let mixed = over_parts(&mut mixed.into_iter(), |a, b| a + b);
-    let mixed = &mixed / sum.along_first(&mixed);
-    match t {
-        1 => mixed.reshape(&[*b, 1, kv * r * d]),
-        _ => mixed.reshape(&[*b, *kv, *r, *t, *d]).transpose(&[0, 3, 1, 2, 4]).reshape(&[*b, *t, kv * r * d]),
-    }
 }

@@ -5,7 +5,8 @@
 //! dimension.
 
 use super::cache::{CachedLayers, flush};
-use super::decode::{Part, Window, attend_parts, columns_of};
+use super::decode::{Window, columns_of};
+use super::parts::{Part, attend_parts};
 use super::prefill::Begun;
 use super::routed::RoutedLayers;
 use super::state::{CACHE, Shape, StateValues};

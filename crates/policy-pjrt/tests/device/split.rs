@@ -287,6 +287,22 @@ fn a_sharded_greedy_rollout_matches_one_device() {
     rollouts_agree(&Sampling::Greedy);
 }
 
+/// The programs of each kind of device read weights and cache in another layout. With sliding windows, and with sinks, too.
+#[test]
+fn the_rollouts_of_all_kinds_of_devices_match() {
+    for name in ["qwen3", "qwen2_window", "gpt_oss"] {
+        let checkpoint = Checkpoint::open(name);
+        let decoder = Decoder::new(checkpoint.config(), Compute::F32);
+        let parameters = weights(&decoder.parameters(), Some(&checkpoint.weights));
+        let [tpu, cpu, cuda] =
+            [Kind::Tpu, Kind::Cpu, Kind::Cuda].map(|kind| rollout(kind, &decoder, &parameters, &Sampling::Greedy));
+        for (kind, found) in [(Kind::Cpu, cpu), (Kind::Cuda, cuda)] {
+            let ids = assert_states_match(&format!("{name}, {}", kind.name()), &found, &tpu);
+            assert!(ids.iter().any(|id| *id != ids[0]), "{name}: {ids:?}");
+        }
+    }
+}
+
 /// Random numbers do not depend on the device that draws them.
 #[test]
 fn a_sharded_rollout_that_samples_matches_one_device() {
@@ -299,29 +315,31 @@ fn a_sharded_rollout_that_samples_matches_one_device() {
     assert!(all != likeliest, "{all:?}");
 }
 
-/// Checks that the rollouts of all kinds of devices match on all meshes, and returns the tokens.
+/// Checks that the states of two rollouts have the same tokens, and returns them; keys, values and log-probabilities are close.
+fn assert_states_match(what: &str, found: &[Array], expected: &[Array]) -> Vec<i64> {
+    // Of every cache `[L, B, K, S, D]`: keys, then values.
+    let cached = expected.iter().take_while(|part| part.ty().shape.len() == 5).count();
+    assert_eq!(found[cached].to_ints(), expected[cached].to_ints(), "{what}");
+    for part in (0..cached).chain([cached + 1]) {
+        assert_close(&format!("{what}, part {part}"), &found[part], &expected[part]);
+    }
+    expected[cached].to_ints()
+}
+
+/// Checks that the rollouts match on all meshes, and returns the tokens.
 fn rollouts_agree(sampling: &Sampling) -> Vec<i64> {
     let checkpoint = Checkpoint::open("qwen3");
     let one = Decoder::new(checkpoint.config(), Compute::F32);
     let parameters = weights(&one.parameters(), Some(&checkpoint.weights));
     let expected = rollout(Kind::Tpu, &one, &parameters, sampling);
-    let ids = expected[2].to_ints();
+    let mut ids = assert_states_match("one device", &expected, &expected);
     assert!(ids.iter().any(|id| *id != ids[0]), "{ids:?}");
-    let agrees = |what: &str, found: Vec<Array>| {
-        assert_eq!(found[2].to_ints(), ids, "{what}");
-        // Keys, values and log-probabilities.
-        for part in [0, 1, 3] {
-            assert_close(&format!("{what}, part {part}"), &found[part], &expected[part]);
+    for kind in [Kind::Tpu, Kind::Cuda] {
+        for mesh in meshes() {
+            let found = rollout(kind, &sharded(&one, &mesh), &parameters, sampling);
+            ids = assert_states_match(&format!("{mesh}, {}", kind.name()), &found, &expected);
         }
-    };
-    for kind in [Kind::Cpu, Kind::Cuda] {
-        agrees(kind.name(), rollout(kind, &one, &parameters, sampling));
     }
-    for mesh in meshes() {
-        agrees(&mesh.to_string(), rollout(Kind::Tpu, &sharded(&one, &mesh), &parameters, sampling));
-    }
-    let cuda = rollout(Kind::Cuda, &sharded(&one, &meshes()[0]), &parameters, sampling);
-    agrees("a mesh of GPUs", cuda);
     ids
 }
 
@@ -350,10 +368,11 @@ fn rollout(kind: Kind, decoder: &Decoder, parameters: &[Array], sampling: &Sampl
     let prefilled = run(&modules.prefill, &[parameters, &prompts].concat());
 
     // An empty state; all slots begin.
-    let mut arguments: Vec<Array> = types(&modules.admit)[..9].iter().map(zeros).collect();
+    let state = types(&modules.admit).len() - prefilled.len() - 7;
+    let mut arguments: Vec<Array> = types(&modules.admit)[..state].iter().map(zeros).collect();
     let numbers: Vec<i32> = (0..SLOTS as i32).collect();
     // Every shard of slots has a list of its own.
-    let shards = types(&modules.admit)[9 + prefilled.len()].elements();
+    let shards = types(&modules.admit)[state + prefilled.len()].elements();
     let slots = numbers.iter().map(|slot| slot % (SLOTS / shards) as i32).collect::<Vec<_>>();
     let last: Vec<i32> = lengths.iter().enumerate().map(|(row, length)| id(row, *length as usize - 1)).collect();
     arguments.extend(prefilled);
