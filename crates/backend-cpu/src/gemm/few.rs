@@ -108,7 +108,17 @@ impl Gemm {
                 && rhs.first + ends(rhs_panels, rhs.stride, RHS_PANEL) <= rhs.panels.len()
         );
         if self.multiplies_tiles() {
-            return self.multiply_widened(k, lhs, rhs, near, out, add);
+            let mut tiles = Tiles::new();
+            for j in 0..rhs_panels {
+                let b = rhs.panels.panel(is_f32, rhs.first + j * rhs.stride);
+                assert!(words.is_multiple_of(b.step()));
+                // SAFETY: checked above: the instruction set has the kernel, and the panel and `near` have `words` words per column.
+                unsafe { microkernel::widen(words, b, near.as_mut_ptr()) };
+                let product = Product { k, lhs, rhs: Packed { words: near, stride: RHS_PANEL * words } };
+                let mut out = out.columns(j * RHS_PANEL..n.min((j + 1) * RHS_PANEL));
+                self.multiply_tiles(&mut tiles, product, None, &mut out, add, Order::ByColumns);
+            }
+            return;
         }
         let near = near.as_mut_ptr();
         let bytes = rhs.panels.bytes_of(RHS_PANEL * words);
@@ -130,30 +140,6 @@ impl Gemm {
             // elements.
             unsafe { microkernel::multiply(self.isa, rows, words, a, b, copy, ahead, c, stride, add) };
         });
-    }
-
-    /// Computes [`Self::multiply_narrow`] of tiles: writes each rhs panel to `near`, a part of the L1 cache, and multiplies it there.
-    fn multiply_widened(
-        self,
-        k: usize,
-        lhs: Packed<'_>,
-        rhs: PanelPiece<'_>,
-        near: &mut [u32],
-        out: &mut MatMut<'_>,
-        add: bool,
-    ) {
-        let (n, words) = (out.cols(), self.words(k));
-        let mut tiles = Tiles::new();
-        for (j, column) in (0..n).step_by(RHS_PANEL).enumerate() {
-            let b = rhs.panels.panel(false, rhs.first + j * rhs.stride);
-            assert!(words.is_multiple_of(b.step()));
-            // SAFETY: the caller has checked that the instruction set has the kernel, and that the panel and `near` have `words` words per
-            // column.
-            unsafe { microkernel::widen(words, b, near.as_mut_ptr()) };
-            let near = Packed { words: near, stride: RHS_PANEL * words };
-            let mut out = out.columns(column..n.min(column + RHS_PANEL));
-            self.multiply_tiles(&mut tiles, Product { k, lhs, rhs: near }, None, &mut out, add, Order::ByColumns);
-        }
     }
 
     /// Returns the most rows of a lhs for [`Self::multiply_few`]; 0 without such a kernel. Products of tiles have none, so that the bits of a row
