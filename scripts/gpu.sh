@@ -2,7 +2,7 @@
 # Measures everything on an NVIDIA GPU in one command: installs the CUDA plugin and its libraries,
 # checks parity on the golden files in f32 and bf16, measures every shape for accelerators against the materialised
 # baseline and a floor of bare products, then PyTorch and Liger if python3 can import them, then whole GRPO steps (rollout and
-# training) of a decoder in the shape of Qwen2.5-0.5B, and those of TRL and JAX if python3 can import them, and prints a Markdown report
+# training) of a decoder in the shape of Qwen2.5-0.5B, and the same of TRL and JAX if python3 can import them, and prints a Markdown report
 # for BENCHMARKS.md.
 #
 #   scripts/gpu.sh                          # needs an NVIDIA driver, python3 with pip, and cargo or --grpo
@@ -13,7 +13,7 @@
 #   --grpo PATH       a built `grpo`, instead of building one with cargo
 #   --wheels DIR      take every Python wheel from DIR; no network
 #   --fetch-wheels DIR  put the wheels for --wheels into DIR (2 GB) and exit
-#   --plugin FILE     use this plugin, for example that of an installed JAX, instead of installing one
+#   --plugin FILE     use this plugin, such as that of an installed JAX; nothing is installed
 #   --no-runtime      CUDA's libraries are on LD_LIBRARY_PATH already
 #   --out DIR         reports: bench.md, parity-DTYPE.txt, NAME.json (default: gpu-report)
 #   --parity FILE     check parity on this batch file; repeatable (default: a dozen of tests/golden)

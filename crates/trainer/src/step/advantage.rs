@@ -131,7 +131,7 @@ fn joined<'a>(batch: &'a TokenBatch, sample_of: &[usize]) -> Result<Cow<'a, Toke
     Ok(Cow::Owned(joined))
 }
 
-/// Returns the batch with the log-probabilities that the loss and the rewards require, and those of the sampler if the batch lacks them.
+/// Adds the log-probabilities that the loss and the rewards require to the batch. Also returns those of the sampler, unless the batch has them.
 fn with_logps(
     context: &mut StepContext<'_>,
     parts: &[SequenceBatch<'_>],
