@@ -20,14 +20,20 @@ fn bytes(text: &str) -> f64 {
 /// Weights, moments and gradients of 60 MB each, beside which nothing that a run always has counts.
 #[test]
 fn the_table_of_memory_is_what_the_process_takes() {
-    compare("grpo.gradient_accumulation_steps=2", "adamw", 16);
-    compare("grpo.gradient_accumulation_steps=1", "adamw", 16);
+    compare("grpo.gradient_accumulation_steps=2", "adamw", 16, None);
+    compare("grpo.gradient_accumulation_steps=1", "adamw", 16, None);
     // Two bytes and two scales per block in place of eight bytes.
-    compare("grpo.gradient_accumulation_steps=2", "adamw_8bit", 10);
+    compare("grpo.gradient_accumulation_steps=2", "adamw_8bit", 10, None);
 }
 
-/// Compares the table with the process, which takes at least `per_weight` bytes for each weight.
-fn compare(micro_batches: &str, optimizer: &str, per_weight: usize) {
+/// Activations of long rows, which take more than the weights, and the free memory between them.
+#[test]
+fn the_table_of_memory_holds_for_long_prompts() {
+    compare("grpo.gradient_accumulation_steps=2", "adamw", 16, Some(2500));
+}
+
+/// Compares the table with the process, which takes at least `per_weight` bytes for each weight. Prompts have `prompt` tokens, or a few.
+fn compare(micro_batches: &str, optimizer: &str, per_weight: usize, prompt: Option<usize>) {
     let runs = Runs::new(&[]);
     let shape = ModelConfig {
         vocab_size: 8192,
@@ -36,11 +42,16 @@ fn compare(micro_batches: &str, optimizer: &str, per_weight: usize) {
         num_hidden_layers: 5,
         num_attention_heads: 6,
         num_key_value_heads: 2,
-        max_position_embeddings: 256,
+        max_position_embeddings: 4096,
         tie_word_embeddings: false,
         ..ModelConfig::default()
     };
     prepare_shape(&runs, &shape);
+    if let Some(tokens) = prompt {
+        // A token per character.
+        let row = |i: usize| format!("{{\"question\": \"{i}{}\", \"answer\": \"1\"}}\n", "7".repeat(tokens));
+        runs.write("rows.jsonl", (10..50).map(row).collect::<String>());
+    }
     // Most ids are none of the tokenizer's, so that a completion is empty or not.
     let rewards = "rewards.regex={text: {pattern: '.'}}";
     let optimizer = format!("optimizer.name={optimizer}");
