@@ -5,6 +5,7 @@ use backend_tpu::PjrtBackend;
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{Dtype, GradientSpec, GradsMut, LossConfig, LossPlan, Metrics, PlanRequest, Scores};
 use testkit::Case;
+use testkit::margin::assert_below;
 
 /// Results of calls; gradients include the initial content of the buffers.
 #[derive(Clone, Debug, Default)]
@@ -108,7 +109,7 @@ impl Output {
 /// Prints the largest differences, and fails if one is too large.
 pub(crate) fn report(name: &str, comparisons: &[Comparison]) {
     for c in comparisons {
-        println!("{name} {:12} abs {:.2e} rel {:.2e} (<= {:.0e})", c.name, c.max_abs, c.max_rel, c.tolerance);
+        assert_below(&format!("{name}, {}", c.name), c.max_rel, c.tolerance);
         assert!(c.passed(), "{name}: {c:#?}");
     }
 }
@@ -119,7 +120,7 @@ pub(crate) fn assert_metrics(name: &str, found: &Metrics, expected: &Metrics) {
     assert_eq!(names(found), names(expected), "{name}");
     for (metric, value) in expected.values() {
         let off = found.value(metric).unwrap() - value;
-        assert!(off.abs() <= 1e-5, "{name}: {metric} is {} and should be {value}", value + off);
+        assert_below(&format!("{name}, {metric}"), off.abs(), 1e-5);
     }
 }
 

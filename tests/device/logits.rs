@@ -10,6 +10,7 @@ use grpo_core::{
 };
 use half::bf16;
 use rstest::rstest;
+use testkit::margin::assert_below;
 use testkit::{Case, Shape, Tensor};
 
 /// Returns the logits of a case, NaN in masked rows.
@@ -82,12 +83,7 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     assert!(wide_z.iter().zip(z.iter()).all(|(a, b)| same(a, b)), "{name}: score has written to the logits");
     let in_place = plan.value_and_grad_in_place(place(dtype, &mut wide_z, &mut narrow_z), &case.batch).unwrap();
     assert_same(name, &in_place.scores, &added.scores);
-    assert!(
-        (in_place.loss - added.loss).abs() <= 1e-6 * expected.magnitude,
-        "{name}: {} {}",
-        in_place.loss,
-        added.loss
-    );
+    assert_below(&format!("{name}, loss in place"), (in_place.loss - added.loss).abs() / expected.magnitude, 1e-6);
     let (found, tolerance) = match dtype {
         Dtype::F32 => (wide_z, tolerances.gradient),
         // Rounded once, to 8 bits.
@@ -97,7 +93,9 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     let sums = found.chunks(v).map(|row| row.iter().map(|g| f64::from(*g)).sum::<f64>().abs()).fold(0.0, f64::max);
     // With a softcap the gradient of a row does not sum to 0.
     let balanced = loss.final_logit_softcapping.is_none();
-    assert!(!balanced || sums <= 2.0 * tolerance * largest, "{name}: gradients of a row sum to {sums:e}");
+    if balanced {
+        assert_below(&format!("{name}: gradients of a row sum to 0"), sums / largest, 2.0 * tolerance);
+    }
 }
 
 #[rstest]
@@ -133,7 +131,7 @@ fn extreme_logits_match_the_oracle(#[values(1, 2, 3)] v: usize, #[values(1.0, 30
             // A log-probability near 0 is the exponential of a difference of logits and has their precision.
             let by_logits = 2e-5 + 2.0 * f64::from(f32::EPSILON * scale * 10.0);
             let tolerance = if expected.logp[*i] < -1.0 { 1e-6 } else { by_logits };
-            assert!(off <= tolerance * expected.logp[*i].abs() + 1e-37, "{name}: logp is off by {off:e}");
+            assert_below(&format!("{name}: logp"), off, tolerance * expected.logp[*i].abs() + 1e-37);
             let row = i * v..(i + 1) * v;
             let (found, expected) = (&found[row.clone()], &expected.grad_logits[row]);
             let largest = largest(expected);

@@ -23,7 +23,7 @@ use backend_tpu::program::MeshShape;
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, Tiling};
 use pjrt::Client;
 use std::sync::LazyLock;
-use testkit::xla_cpu::QUICK;
+use testkit::xla_cpu::{flags, mesh_flags};
 use testkit::{Shape, config};
 
 /// The smallest cases that can be tiled, because programs take long to compile. The last sequence is fully masked, and
@@ -83,11 +83,13 @@ fn optimised() -> PjrtBackend {
 
 /// Returns a backend on one device with quick compilation, for hundreds of programs that compile for longer than they run.
 fn backend() -> PjrtBackend {
-    QUICK.iter().fold(optimised(), |backend, (flag, value)| backend.with_compile_flag(flag, *value))
+    flags().into_iter().fold(optimised(), |backend, (flag, value)| backend.with_compile_flag(flag, value))
 }
 
 fn on_mesh(data: usize, tensor: usize) -> PjrtBackend {
-    backend().on_mesh(MeshShape { data, tensor }).unwrap()
+    let flags = mesh_flags().into_iter();
+    let backend = flags.fold(optimised(), |backend, (flag, value)| backend.with_compile_flag(flag, value));
+    backend.on_mesh(MeshShape { data, tensor }).unwrap()
 }
 
 /// Returns a loss with independent tokens and with every term enabled.

@@ -8,6 +8,7 @@ use grpo_core::{
     PolicySpec, Tiling,
 };
 use rstest::rstest;
+use testkit::margin::assert_below;
 use testkit::{Case, Shape};
 
 /// Returns the case with advantages per token, NaN at masked tokens. Hidden states and log-probabilities of a case are always poisoned.
@@ -143,7 +144,7 @@ fn masked_logits_are_not_read_on_pjrt(
         let mut grad = vec![0.0; n * v];
         let grads = GradsMut { logits: Some((&mut grad).into()), ..GradsMut::default() };
         let output = plan.value_and_grad(PolicyInput::Logits(logits.as_ref()), &case.batch, grads).unwrap();
-        assert!((output.loss - expected.loss).abs() <= 2e-6);
+        assert_below("loss", (output.loss - expected.loss).abs(), 2e-6);
         for i in (0..n).filter(|i| !case.batch.is_active(*i)) {
             assert!(grad[i * v..(i + 1) * v].iter().all(|g| *g == 0.0), "row {i}");
         }

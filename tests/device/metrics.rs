@@ -7,6 +7,7 @@ use grpo_core::aggregate::token_weights;
 use grpo_core::parity::Tolerances;
 use grpo_core::{Advantages, Backend, Dtype, LossConfig, Metric};
 use rstest::rstest;
+use testkit::margin::assert_below;
 use testkit::{Case, Shape, config};
 
 /// Compares sums and counts of every metric with the CPU backend, so that micro-batches merge to the same values.
@@ -49,13 +50,12 @@ fn metrics_match_the_cpu_backend(#[case] loss: LossConfig, #[case] per_token: bo
             );
         for (metric, _) in expected.values() {
             let (found, expected) = (found.get(metric), expected.get(metric).unwrap());
-            let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * b.abs().max(1.0);
-            let same = match (found, expected) {
-                (Some(Metric::Mean { sum, count }), Metric::Mean { sum: s, count: c }) => near(*sum, *s) && count == c,
-                (Some(Metric::Min(a)), Metric::Min(b)) | (Some(Metric::Max(a)), Metric::Max(b)) => near(*a, *b),
-                _ => false,
+            let (a, b) = match (found, expected) {
+                (Some(Metric::Mean { sum, count }), Metric::Mean { sum: s, count: c }) if count == c => (sum, s),
+                (Some(Metric::Min(a)), Metric::Min(b)) | (Some(Metric::Max(a)), Metric::Max(b)) => (a, b),
+                _ => panic!("{name} {metric}: {found:?} and should be {expected:?}"),
             };
-            assert!(same, "{name} {metric}: {found:?} and should be {expected:?}");
+            assert_below(&format!("{name}, {metric}"), (a - b).abs() / b.abs().max(1.0), 1e-5);
         }
         assert_eq!(found.values().count(), expected.values().count());
     }

@@ -8,6 +8,7 @@ use crate::tiny_model::{call, prepare_shape, small, tensors};
 use models::{Adapter, ModelConfig, ModelFolder};
 use pjrt::install::Kind;
 use serde_json::Value;
+use testkit::margin::assert_below;
 
 /// Small enough for programs that compile for longer than they run.
 pub(crate) const SETTINGS: [&str; 12] = [
@@ -100,7 +101,8 @@ fn assert_same_warmup(host: &[Value], device: &[Value], tolerance: f64) {
         for key in ["loss", "grad_norm", "learning_rate"] {
             let Some(expected) = host[key].as_f64() else { continue };
             let found = device[key].as_f64().expect("a number");
-            assert!((found - expected).abs() <= tolerance * expected.abs(), "{key}: {found} on the device, {expected}");
+            let off = (found - expected).abs() / expected.abs();
+            assert_below(&format!("{key}: {found} on the device, {expected}"), off, tolerance);
             compared += 1;
         }
     }
@@ -137,7 +139,8 @@ fn adapters_of_a_folder_are_trained_on_a_device_and_leave_a_folder_of_peft() {
     let of = |name: &str| tensors(&runs.path(name));
     for (found, expected) in of("pjrt:cpu").into_iter().zip(of("host")) {
         let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(found.len() == expected.len() && off < 1e-6, "off by {off}");
+        assert_eq!(found.len(), expected.len());
+        assert_below("merged weights", off.into(), 1e-6);
     }
     assert_ne!(of("host"), of("model"));
     assert_eq!(of("host").len(), of("model").len() + 1, "the head is no longer the embedding");

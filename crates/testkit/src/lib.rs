@@ -13,6 +13,7 @@ mod differences;
 pub mod family;
 mod given_logits;
 mod log;
+pub mod margin;
 mod output;
 pub mod python;
 mod tensor;

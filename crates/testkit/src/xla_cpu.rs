@@ -9,6 +9,31 @@ pub const QUICK: [(&str, &str); 3] = [
     ("xla_cpu_parallel_codegen_split_count", "1"),
 ];
 
+/// Compiler flags with which XLA's CPU rounds like another processor: without fused multiply-adds and wide vectors, and with other sums in
+/// products. One machine then shows differences of two.
+const OTHER_ROUNDING: [(&str, &str); 2] = [("xla_cpu_max_isa", "SSE4_2"), ("xla_cpu_multi_thread_eigen", "False")];
+
+/// Returns [`QUICK`] for one device. With `GRPO_TEST_ROUNDING=other` in the environment, the device rounds like another processor.
+pub fn flags() -> Vec<(&'static str, &'static str)> {
+    with_rounding(rounds_otherwise())
+}
+
+/// Returns [`QUICK`] for a mesh that is compared with one device of [`flags`]: the two always round differently.
+pub fn mesh_flags() -> Vec<(&'static str, &'static str)> {
+    with_rounding(!rounds_otherwise())
+}
+
+fn with_rounding(other: bool) -> Vec<(&'static str, &'static str)> {
+    QUICK.into_iter().chain(OTHER_ROUNDING.into_iter().filter(|_| other)).collect()
+}
+
+fn rounds_otherwise() -> bool {
+    std::env::var("GRPO_TEST_ROUNDING").is_ok_and(|value| match &*value {
+        "other" => true,
+        value => panic!("GRPO_TEST_ROUNDING: expected `other`, found `{value}`"),
+    })
+}
+
 /// Returns [`QUICK`] as the environment variable `XLA_FLAGS`, for other processes.
 pub fn quick_environment() -> (&'static str, String) {
     let flags: Vec<String> = QUICK.iter().map(|(flag, value)| format!("--{flag}={value}")).collect();

@@ -10,6 +10,8 @@ fn logits_match_transformers_with_and_without_cache() {
     let rollout = RolloutOptions { tokens_per_call: 5, ..RolloutOptions::default() };
     let exact = checkpoint::ALL.into_iter().chain(checkpoint::GATED_DELTA_NETS);
     let exact = exact.map(|name| (name, PjrtPolicyOptions::default(), 1e-5));
+    // Operands rounded to bf16 are the same on every processor, except near midpoints, so these differences hardly depend on it: found were
+    // 2.1e-2 and 6.1e-2.
     let rounded = [("llama3_bf16", narrow(), 3e-2), ("qwen3_5", narrow(), 1e-1)];
     for (name, options, tolerance) in exact.chain(rounded) {
         let checkpoint = Checkpoint::open(name);

@@ -108,7 +108,9 @@ fn an_optimizer_step_matches_torch() {
             // Without a gradient, weights decay.
             let least = if checkpoint::has_no_gradient(name, &parameter) { 1e-5 } else { 1e-3 };
             assert!(expected.iter().any(|x| x.abs() > least), "{name}: {parameter}: no step");
-            assert_close(&format!("{name}: {parameter}"), &step(&found.data), &expected, 2e-4);
+            // AdamW divides small gradients by epsilon, and their differences with them: 1.6e-4 in Gated DeltaNets.
+            let tolerance = if checkpoint::GATED_DELTA_NETS.contains(&name) { 4e-4 } else { 2e-4 };
+            assert_close(&format!("{name}: {parameter}"), &step(&found.data), &expected, tolerance);
         }
     }
     assert_eq!(steps, 32);

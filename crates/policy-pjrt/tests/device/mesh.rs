@@ -3,7 +3,7 @@
 use crate::mesh_policy::eight;
 use pjrt::{Buffer, Client, CompileOptions, DType, Element, LoadedExecutable};
 use stablehlo::{Array, Dtype, Mesh, Module};
-use testkit::xla_cpu::QUICK;
+use testkit::xla_cpu::{flags, mesh_flags};
 
 /// Returns meshes of four devices: weights in four shards; in two shards with two-way data parallelism; in two shards with heads over two
 /// devices.
@@ -21,7 +21,8 @@ pub(crate) fn compile(module: &Module) -> LoadedExecutable {
     let split = CompileOptions::shardy(module.partitions);
     let options = if module.partitions == 1 { CompileOptions::default() } else { split };
     let options = options.with("xla_allow_excess_precision", false).with("xla_cpu_enable_fast_min_max", false);
-    let options = QUICK.iter().fold(options, |options, (flag, value)| options.with(flag, *value));
+    let flags = if module.partitions == 1 { flags() } else { mesh_flags() };
+    let options = flags.into_iter().fold(options, |options, (flag, value)| options.with(flag, value));
     client().compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
 }
 

@@ -2,36 +2,38 @@
 
 use crate::prefills::rows_of_prefills;
 use crate::support::{
-    Named, assert_close, assert_same_gradients, assert_same_tensors, gradients, moved, random, request, runtime,
-    weights, whole,
+    Named, assert_close, assert_same_gradients, assert_same_tensors, by_name, gradients, import, moved, random,
+    request, runtime, state, whole,
 };
 use grpo_core::LossConfig;
-use models::{ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, LoraConfig, ModelConfig, TargetModules};
+use models::{
+    ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, LoraConfig, ModelConfig, NamedTensor, TargetModules,
+};
 use pjrt::install::{Kind, install};
 use policy::contract::{Fixture, Setup, batches};
 use policy::{
     AdamWConfig, LogitsProcessors, OptimizerName, Policy, PolicyState, RolloutRequest, Sequence, SequenceBatch,
-    StateGroup, StepLoss, Turn, Weights, export_all,
+    StateGroup, StepLoss, TensorSource, Turn, Weights, export_all,
 };
 use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Compute, Decoder, ExpertProducts};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainPrograms, TrainShape, TrainingSizes};
 use stablehlo::{Mesh, Save};
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
-use testkit::xla_cpu::QUICK;
+use testkit::xla_cpu::mesh_flags;
 
 pub(crate) fn rules(axes: &[(&str, usize)]) -> AxisRules {
     AxisRules::new(&Mesh::new("mesh", axes.iter().copied()).unwrap())
 }
 
-/// Returns eight virtual devices. There is one client for all tests: collectives of two clients in one process are mixed up.
+/// Returns eight virtual devices, which round differently from [`runtime`]. There is one client for all tests: collectives of two clients in one process are mixed up.
 pub(crate) fn eight() -> &'static Runtime {
     static EIGHT: OnceLock<Runtime> = OnceLock::new();
     EIGHT.get_or_init(|| {
         let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
         let runtime = Runtime::open_mesh(Kind::Cpu, Some(&installed.path), rules(&[("fsdp", 8)])).expect("8 devices");
         let runtime = runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/policy-pjrt-mesh"));
-        QUICK.iter().fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, *value))
+        mesh_flags().into_iter().fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, value))
     })
 }
 
@@ -90,11 +92,11 @@ fn loss() -> LossConfig {
 pub(crate) struct Trained {
     scores: grpo_core::Scores,
     gradients: Named,
+    /// The weights of both policies and the moments after each update.
+    states: Vec<[Vec<NamedTensor>; 3]>,
     completions: Vec<policy::Completion>,
     logits: Vec<Vec<f32>>,
     cached_logits: Vec<Vec<f32>>,
-    reference: Named,
-    weights: Named,
     /// The share of rows without a sequence in the last update.
     rows_empty: Option<f64>,
     /// The load balancing loss of experts in the last update.
@@ -102,14 +104,36 @@ pub(crate) struct Trained {
 }
 
 /// Trains for three updates: of two micro-batches, of one, and of one at once. The reference policy follows.
-pub(crate) fn train(mut policy: PjrtPolicy) -> Trained {
+pub(crate) fn train(policy: PjrtPolicy) -> Trained {
+    train_from(policy, None)
+}
+
+/// Trains like [`train`]. After each update the policy gets the state of `leader`, so every update and the samples of both begin from equal
+/// numbers: updates of AdamW amplify rounding errors, on some processors by more than an error in a shard would change.
+pub(crate) fn train_beside(leader: &Trained, policy: PjrtPolicy) -> Trained {
+    train_from(policy, Some(leader))
+}
+
+fn train_from(mut policy: PjrtPolicy, leader: Option<&Trained>) -> Trained {
     let all = sequences();
-    policy.reset_optimizer(&AdamWConfig { adam_epsilon: 1e-3, ..AdamWConfig::default() }).unwrap();
+    // A learning rate below epsilon does not amplify differences of gradients.
+    let adamw = AdamWConfig { adam_epsilon: 0.03, ..AdamWConfig::default() };
+    policy.reset_optimizer(&adamw).unwrap();
+    let mut states = vec![];
+    let mut end_update = |policy: &mut PjrtPolicy| {
+        states.push(state(policy));
+        if let Some(leader) = leader {
+            let [weights, ref_policy, optimizer] = &leader.states[states.len() - 1];
+            let ref_policy = (!ref_policy.is_empty()).then_some(ref_policy as &dyn TensorSource);
+            import(policy, weights, ref_policy, optimizer, states.len() as u64, &adamw);
+        }
+    };
     let parts = batches(&mut policy, &all, 1);
     let scores = policy.score(Weights::Policy, &[whole(&all)]).unwrap();
     policy.accumulate(&parts, StepLoss::Grpo).unwrap();
     let gradients = gradients(&mut policy);
     assert!(policy.apply(0.02).unwrap().applied);
+    end_update(&mut policy);
     let whole_batch = batches(&mut policy, &all, 2);
     policy.accumulate(&whole_batch, StepLoss::Grpo).unwrap();
     assert!(policy.apply(0.02).unwrap().applied);
@@ -117,8 +141,10 @@ pub(crate) fn train(mut policy: PjrtPolicy) -> Trained {
     if !has_adapters {
         policy.mix_ref_policy(0.25).unwrap();
     }
+    end_update(&mut policy);
     let (output, report) = policy.step(&[whole(&all)], StepLoss::CrossEntropy { tokens: 5 }, 0.02).unwrap();
     assert!(report.applied);
+    end_update(&mut policy);
     let prompts: Vec<Vec<u32>> = vec![vec![1, 5, 6], vec![9], vec![3, 4]];
     let sampling = random(
         1.0,
@@ -131,11 +157,8 @@ pub(crate) fn train(mut policy: PjrtPolicy) -> Trained {
     let (mut logits, mut cached_logits) = (vec![], vec![]);
     policy.logits(&rows, |_, _, row| logits.push(row.to_vec())).unwrap();
     policy.cached_logits(&rows, |_, _, row| cached_logits.push(row.to_vec())).unwrap();
-    let reference = export_all(&policy, StateGroup::Weights(Weights::RefPolicy)).unwrap();
-    let reference = reference.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
-    let weights = weights(&policy);
     let [rows_empty, aux_loss] = ["frac_rows_empty", "aux_loss"].map(|name| output.metrics.value(name));
-    Trained { scores, gradients, completions, logits, cached_logits, reference, weights, rows_empty, aux_loss }
+    Trained { scores, gradients, states, completions, logits, cached_logits, rows_empty, aux_loss }
 }
 
 /// Returns the completions of two turns of conversations; the second one continues.
@@ -178,8 +201,25 @@ fn assert_within(what: &str, found: &Trained, expected: &Trained, tolerance: f32
     assert_close(&format!("{what}: logp"), &found.scores.logp, &expected.scores.logp, tolerance);
     assert_close(&format!("{what}: entropy"), &found.scores.entropy, &expected.scores.entropy, tolerance);
     assert_same_gradients(&format!("{what}: gradients"), &found.gradients, &expected.gradients, tolerance);
-    assert_same_tensors(&format!("{what}: reference policy"), &found.reference, &expected.reference, tolerance);
-    assert_same_tensors(&format!("{what}: weights"), &found.weights, &expected.weights, tolerance);
+    assert_eq!(found.states.len(), expected.states.len(), "{what}");
+    for (update, (found, expected)) in found.states.iter().zip(&expected.states).enumerate() {
+        for ((group, found), expected) in ["weights", "reference policy", "moments"].iter().zip(found).zip(expected) {
+            let what = format!("{what}: {group} after update {update}");
+            // Biases, norms and adapters of a reference policy begin as zeros.
+            let (zeros, expected): (Vec<_>, Vec<_>) =
+                expected.iter().cloned().partition(|tensor| tensor.data.iter().all(|value| *value == 0.0));
+            let (found_zeros, found): (Vec<_>, Vec<_>) =
+                found.iter().cloned().partition(|tensor| zeros.contains(tensor));
+            assert_eq!(found_zeros, zeros, "{what}");
+            // Second moments are squares, which double relative errors.
+            let (squares, others): (Vec<_>, Vec<_>) =
+                expected.into_iter().partition(|tensor| tensor.name.starts_with("exp_avg_sq."));
+            let (found_squares, found): (Vec<_>, Vec<_>) =
+                found.into_iter().partition(|tensor| tensor.name.starts_with("exp_avg_sq."));
+            assert_same_tensors(&what, &by_name(found), &by_name(others), tolerance);
+            assert_same_tensors(&what, &by_name(found_squares), &by_name(squares), 2.0 * tolerance);
+        }
+    }
     let ids = |trained: &Trained| trained.completions.iter().map(|c| c.ids.clone()).collect::<Vec<_>>();
     assert_eq!(ids(found), ids(expected), "{what}");
     let logps = |trained: &Trained| trained.completions.iter().flat_map(|c| c.logps.clone()).collect::<Vec<_>>();
@@ -187,6 +227,32 @@ fn assert_within(what: &str, found: &Trained, expected: &Trained, tolerance: f32
     assert_close(&format!("{what}: logits"), &found.logits.concat(), &expected.logits.concat(), tolerance);
     let [found, expected] = [found, expected].map(|trained| trained.cached_logits.concat());
     assert_close(&format!("{what}: cached logits"), &found, &expected, tolerance);
+}
+
+/// The smallest error of a mesh, two shards of one tensor in each other's place, exceeds the bound of this model, 1e-5, tenfold.
+#[test]
+fn two_exchanged_shards_of_any_tensor_exceed_the_bounds() {
+    let mut policy = policy(&on_mesh(&[("fsdp", 8)]), None, PjrtPolicyOptions::default());
+    let all = sequences();
+    let mut weights = export_all(&policy, StateGroup::Weights(Weights::Policy)).unwrap();
+    // Norms are ones, and biases zeros.
+    for (i, tensor) in weights.iter_mut().enumerate() {
+        tensor.data.iter_mut().enumerate().for_each(|(k, value)| *value += 0.1 * ((i + 3 * k) as f32).sin());
+    }
+    let mut score = |weights: &Vec<NamedTensor>| {
+        policy.import_weights(weights).unwrap();
+        policy.score(Weights::Policy, &[whole(&all)]).unwrap().logp
+    };
+    let expected = score(&weights);
+    let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+    for index in 0..weights.len() {
+        let mut exchanged = weights.clone();
+        let shard = exchanged[index].data.len() / 8;
+        let (first, others) = exchanged[index].data.split_at_mut(shard);
+        first.swap_with_slice(&mut others[..shard]);
+        let off = score(&exchanged).iter().zip(&expected).fold(0f32, |m, (f, e)| m.max((f - e).abs()));
+        assert!(off > 10.0 * 1e-5 * largest, "{}: off by {off} of {largest}", weights[index].name);
+    }
 }
 
 #[test]
@@ -203,7 +269,7 @@ fn training_and_sampling_on_every_mesh_match_one_device() {
         &[("data", 4), ("tensor", 2)],
     ];
     for axes in meshes {
-        let found = train(policy(&on_mesh(axes), None, options.clone()));
+        let found = train_beside(&expected, policy(&on_mesh(axes), None, options.clone()));
         assert_same(&format!("{axes:?}"), &found, &expected);
         // Both sequences share a row; the others fill the shards.
         let shards: usize = axes.iter().filter(|(axis, _)| *axis != "tensor").map(|(_, size)| size).product();
@@ -257,12 +323,12 @@ fn mixtures_of_experts_on_meshes_match_one_device() {
             assert_close(&what, &[found], &[expected], 1e-5);
         };
         for (axes, products) in meshes {
-            compare(&format!("{axes:?}, {products:?}"), &train(on(&on_mesh(axes), products)));
+            compare(&format!("{axes:?}, {products:?}"), &train_beside(&expected, on(&on_mesh(axes), products)));
         }
         let rules = rules(&[("fsdp", 4), ("tensor", 2)]);
         let other = rules.with(Axis::Experts, &["tensor"]).unwrap();
         let other = eight().clone().on_mesh(other).unwrap();
-        compare("experts over tensor", &train(on(&other, dense)));
+        compare("experts over tensor", &train_beside(&expected, on(&other, dense)));
     }
 }
 
@@ -323,7 +389,7 @@ fn adapters_of_experts_on_meshes_match_one_device() {
             (&[("fsdp", 8)], dense, Some(rules(&[("data", 4), ("tensor", 2)]))),
         ];
         for (axes, products, rollout_rules) in meshes {
-            let found = train(on(&on_mesh(axes), products, rollout_rules));
+            let found = train_beside(&expected, on(&on_mesh(axes), products, rollout_rules));
             // Sums over experts have another order.
             assert_within(&format!("{axes:?}, {products:?}, {clamped:?}"), &found, &expected, 2e-5);
         }
@@ -379,7 +445,12 @@ fn gated_delta_nets_on_meshes_match_one_device() {
         let expected = train(on(runtime()));
         for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
             // These layers amplify rounding errors.
-            assert_within(&format!("{axes:?}, {lora:?}"), &train(on(&on_mesh(axes))), &expected, 1e-4);
+            assert_within(
+                &format!("{axes:?}, {lora:?}"),
+                &train_beside(&expected, on(&on_mesh(axes))),
+                &expected,
+                1e-4,
+            );
         }
     }
     let one_head = LinearAttention { linear_num_key_heads: 1, ..config.linear_attention.unwrap() };
@@ -406,7 +477,8 @@ fn layers_with_other_heads_on_meshes_match_one_device() {
     let on = |runtime: &Runtime| PjrtPolicy::new(runtime, &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
     let expected = train(on(runtime()));
     for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
-        assert_same(&format!("{axes:?}"), &train(on(&on_mesh(axes))), &expected);
+        // The gradient of the queries in layer 3 is a small difference of large terms: off by 1.3e-5 with other rounding.
+        assert_within(&format!("{axes:?}"), &train_beside(&expected, on(&on_mesh(axes))), &expected, 4e-5);
     }
 }
 
@@ -416,7 +488,7 @@ fn a_rollout_on_a_mesh_of_its_own_matches_one_device() {
         let expected = train(policy(runtime(), lora.as_ref(), PjrtPolicyOptions::default()));
         let rollout_rules = Some(rules(&[("data", 4), ("tensor", 2)]));
         let options = PjrtPolicyOptions { rollout_rules, ..PjrtPolicyOptions::default() };
-        let found = train(policy(&on_mesh(&[("fsdp", 8)]), lora.as_ref(), options));
+        let found = train_beside(&expected, policy(&on_mesh(&[("fsdp", 8)]), lora.as_ref(), options));
         let what = format!("a rollout on {{data 4, tensor 2}}, LoRA: {}", lora.is_some());
         assert_same(&what, &found, &expected);
     }

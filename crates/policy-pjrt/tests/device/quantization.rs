@@ -1,6 +1,6 @@
 //! LoRA on quantised weights equals LoRA on their dequantised values, on one device and on meshes, and matches the CPU policy.
 
-use crate::mesh_policy::{assert_same, eight, on_mesh, rules, sequences, train};
+use crate::mesh_policy::{assert_same, eight, on_mesh, rules, sequences, train, train_beside};
 use crate::support::{
     assert_close, assert_same_tensors, both, cross_entropy, gradients, halves, host_gradients, host_loss, moved,
     narrow, runtime, whole,
@@ -15,6 +15,7 @@ use policy_cpu::CpuPolicy;
 use policy_pjrt::decoder::{check_quantization, quantized_parameters};
 use policy_pjrt::{DeviceWeights, PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes};
 use rstest::rstest;
+use testkit::margin::assert_below;
 
 /// A model whose rows have two blocks of 64 values.
 fn config() -> ModelConfig {
@@ -88,14 +89,18 @@ fn quantised_training_and_sampling_equal_those_of_dequantised_weights(
     let (_stored, exact) = weights(&config, Dtype::F32, None);
     let (_place, values) = weights(&config, Dtype::F32, Some(quantization));
     let expected = train(policy(runtime(), &config, &values, PjrtPolicyOptions::default()));
-    assert_same("one device", &train(policy(runtime(), &config, &exact, quantized(quantization))), &expected);
+    assert_same(
+        "one device",
+        &train_beside(&expected, policy(runtime(), &config, &exact, quantized(quantization))),
+        &expected,
+    );
     for axes in [&[("data", 2), ("fsdp", 2), ("tensor", 2)][..], &[("fsdp", 2)]] {
-        let found = train(policy(&on_mesh(axes), &config, &exact, quantized(quantization)));
+        let found = train_beside(&expected, policy(&on_mesh(axes), &config, &exact, quantized(quantization)));
         assert_same(&format!("{axes:?}"), &found, &expected);
     }
     let rollout_rules = Some(rules(&[("data", 2), ("tensor", 2)]));
     let options = PjrtPolicyOptions { rollout_rules, ..quantized(quantization) };
-    let found = train(policy(&on_mesh(&[("data", 2), ("fsdp", 2)]), &config, &exact, options));
+    let found = train_beside(&expected, policy(&on_mesh(&[("data", 2), ("fsdp", 2)]), &config, &exact, options));
     assert_same("a rollout on a mesh of its own", &found, &expected);
 }
 
@@ -150,7 +155,7 @@ fn matches_the_cpu(config: &ModelConfig, quantization: Quantization, tolerance: 
     assert_ne!(found[0].logp, found[1].logp);
     let [found, expected] =
         both(&mut device, &mut host, |policy| policy.accumulate(&halves(&all), cross_entropy(&all)).unwrap().loss);
-    assert!((found - expected).abs() < f64::from(tolerance) * expected, "{found} {expected}");
+    assert_below("loss", (found - expected).abs() / expected, tolerance.into());
     assert_same_tensors("gradients", &gradients(&mut device), &host_gradients(&host), 10.0 * tolerance);
     let error = device.export_model(&mut Vec::new()).unwrap_err().to_string();
     assert!(error.contains("expected weights that are not quantised"), "{error}");

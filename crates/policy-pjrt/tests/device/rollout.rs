@@ -6,6 +6,7 @@ use policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sampling};
 use policy_pjrt::decoder::Compute;
 use policy_pjrt::{DeviceRollout, DeviceWeights, Error, PjrtPolicyOptions, RolloutOptions};
 use stablehlo::Dtype;
+use testkit::margin::assert_below;
 
 /// Returns prompts of various lengths.
 fn prompts() -> Vec<Vec<u32>> {
@@ -176,7 +177,7 @@ fn samples_follow_the_distribution_of_the_processors() {
             let id = completion.ids[0] as usize;
             counts[id] += 1.0;
             let (found, expected) = (f64::from(completion.logps[0]), probability(id).ln());
-            assert!((found - expected).abs() < 1e-4, "{processors:?}, token {id}: {found} {expected}");
+            assert_below(&format!("{processors:?}, token {id}"), (found - expected).abs(), 1e-4);
         }
         // Rare tokens form one class.
         let expected: Vec<f64> = (0..vocab).map(|id| probability(id) * draws as f64).collect();

@@ -14,6 +14,7 @@ use policy_pjrt::decoder::ExpertProducts;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use stablehlo::Save;
 use std::num::NonZeroUsize;
+use testkit::margin::assert_below;
 
 const COEF: f64 = 0.5;
 
@@ -33,8 +34,8 @@ fn assert_same_metrics(what: &str, found: &LossOutput, expected: &LossOutput) {
     assert!(found.len() >= 4, "{what}: {found:?}");
     assert_eq!(found.len(), expected.len(), "{what}: {found:?} {expected:?}");
     for ((name, found), (other, expected)) in found.iter().zip(&expected) {
-        let is_same = name == other && (found - expected).abs() < 1e-5 * expected.abs().max(1.0);
-        assert!(is_same, "{what}: {name}: {found} {expected}");
+        assert_eq!(name, other, "{what}");
+        assert_below(&format!("{what}: {name}"), (found - expected).abs() / expected.abs().max(1.0), 1e-5);
     }
 }
 

@@ -16,6 +16,7 @@ use policy_pjrt::decoder::{Adapters, Attention, AxisRules, Compute, Decoder, Par
 use policy_pjrt::{RequestOptions, RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
 use stablehlo::{Array, Dtype, Mesh, Module, Save, TensorType};
+use testkit::margin::{assert_below, largest_difference};
 
 /// Rows and completion tokens divisible by four.
 const ROWS: usize = 4;
@@ -152,10 +153,7 @@ fn assert_close(what: &str, found: &Array, expected: &Array) {
     let (found, expected) = (found.to_floats(), expected.to_floats());
     let largest = expected.iter().filter(|x| x.is_finite()).fold(0.0_f64, |m, x| m.max(x.abs()));
     assert!(largest > 0.0, "{what}: nothing to compare");
-    // Equal infinities are close, NaN is not.
-    let is_close = |f: f64, e: f64| f == e || (f - e).abs() <= 1e-5 * largest;
-    let far: Vec<(&f64, &f64)> = found.iter().zip(&expected).filter(|(f, e)| !is_close(**f, **e)).collect();
-    assert!(far.is_empty(), "{what}: {far:?} of {largest}");
+    assert_below(what, largest_difference(&found, &expected) / largest, 1e-5);
 }
 
 /// Checks that the gradients match on all meshes, and returns those of one device.

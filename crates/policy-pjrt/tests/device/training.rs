@@ -4,6 +4,7 @@ use crate::support::{gradients, narrow, runtime, whole};
 use policy::contract::{Fixture, Setup, batches, sequences};
 use policy::{Error, Policy, StepLoss};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use testkit::margin::assert_below;
 
 struct OnDevice;
 
@@ -48,11 +49,12 @@ fn bf16_products_have_nearly_the_same_gradients() {
         let loss = policy.accumulate(&[whole(&sequences)], StepLoss::CrossEntropy { tokens: 5 }).unwrap().loss;
         (loss, gradients(&mut policy))
     });
-    assert!(exact.0 != rounded.0 && (exact.0 - rounded.0).abs() < 0.02 * exact.0, "{} {}", exact.0, rounded.0);
+    assert_ne!(exact.0, rounded.0);
+    assert_below("loss in bf16", (exact.0 - rounded.0).abs() / exact.0, 0.02);
     for (name, exact) in &exact.1 {
         let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         let size = norm(&mut exact.data.iter().copied());
         let off = norm(&mut exact.data.iter().zip(&rounded.1[name].data).map(|(a, b)| a - b));
-        assert!(off < 0.1 * size, "{name}: off by {off} of {size}");
+        assert_below(&format!("{name} in bf16"), off / size, 0.1);
     }
 }

@@ -5,6 +5,7 @@ use crate::interpreter::cases::{case, split, ty};
 use proptest::prelude::*;
 use split::mesh;
 use stablehlo::*;
+use testkit::margin::{assert_below, largest_difference};
 
 /// Asserts that the program on four devices agrees with the interpreter on whole tensors.
 fn agree(what: &str, module: &Module, arguments: &[Array], slack: f64) {
@@ -15,8 +16,9 @@ fn agree(what: &str, module: &Module, arguments: &[Array], slack: f64) {
         assert_eq!(found.ty(), expected.ty(), "{what}");
         let (found, expected) = (found.to_floats(), expected.to_floats());
         let largest = expected.iter().fold(1e-3_f64, |m, x| m.max(x.abs()));
-        let far = found.iter().zip(&expected).find(|(f, e)| (**f - **e).abs() > slack * largest);
-        assert!(far.is_none(), "{what}, result {i}: {far:?} of {found:?}, and should be {expected:?}\n{module}");
+        let off = largest_difference(&found, &expected) / largest;
+        assert!(off <= slack, "{what}, result {i}: {found:?}, and should be {expected:?}\n{module}");
+        assert_below(&format!("{what}, result {i}"), off, slack);
     }
 }
 
