@@ -19,7 +19,7 @@ use backend_tpu::program::Pass;
 use models::{Hub, LayerSpec, ModelConfig, ModelFolder};
 use planner::MeshRules;
 use planner::{Devices, is_one_program, longest_prompt};
-use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, parameters};
+use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, check_quantization, parameters};
 use policy_pjrt::{PjrtPolicyOptions, RequestOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
 use run_config::{ModelSource, PolicyDevice, TrainConfig};
@@ -258,18 +258,21 @@ impl RunPrograms {
         self.meshes.as_ref()
     }
 
-    /// Returns the programs that a run executes, then the partial programs from which shares of time are computed.
+    /// Returns the programs that a run executes, then the partial programs from which shares of time are computed. [`ProgramName::HalfMlp`] is
+    /// left out if half the width of the MLP does not shard evenly.
     pub fn names(&self) -> Vec<ProgramName> {
         use ProgramName::*;
-        let (of_update, parts): (&[ProgramName], &[ProgramName]) = match is_one_program(&self.config) {
-            true => (&[Step, Score], &[HalfMlp, Apply]),
-            false => (&[Gradient, Score, Apply], &[HalfMlp]),
+        let (of_update, apply): (&[ProgramName], &[ProgramName]) = match is_one_program(&self.config) {
+            true => (&[Step, Score], &[Apply]),
+            false => (&[Gradient, Score, Apply], &[]),
         };
+        // Some meshes and blocks of quantised weights divide the width of the MLP, but not its half.
+        let half_mlp: &[ProgramName] = if self.half_mlp().is_ok() { &[HalfMlp] } else { &[] };
         // On a mesh, the head has no program of its own.
         let head: &[ProgramName] = if self.meshes.is_none() { &[Head] } else { &[] };
         let decode = self.rollout.decode.iter().map(|(columns, _)| Decode(*columns));
         let runs = of_update.iter().copied().chain([Prefill, Admit]).chain(decode);
-        runs.chain(head.iter().chain(parts).copied()).collect()
+        runs.chain(head.iter().chain(half_mlp).chain(apply).copied()).collect()
     }
 
     /// Returns `true` if no run executes the program: it only measures a part of another one.
@@ -302,15 +305,7 @@ impl RunPrograms {
         let (loss, shape) = (self.config.loss(), self.micro_batch);
         let module: policy_pjrt::Result<Module> = match name {
             ProgramName::Gradient => self.gradient(&self.decoder),
-            ProgramName::HalfMlp => {
-                let half = ModelConfig { intermediate_size: self.shape.intermediate_size / 2, ..self.shape.clone() };
-                self.gradient(&decoder(
-                    &self.config,
-                    &half,
-                    &self.options,
-                    self.meshes.as_ref().map(|meshes| &meshes.training),
-                )?)
-            }
+            ProgramName::HalfMlp => self.gradient(&self.half_mlp()?),
             ProgramName::Score => self.train(&self.decoder).score(&loss, shape),
             ProgramName::Apply => self.train(&self.decoder).adamw(),
             ProgramName::Step => self.train(&self.decoder).step(&loss, self.config.grpo.value_loss().as_ref(), shape),
@@ -329,6 +324,18 @@ impl RunPrograms {
             }
         };
         Ok(module.map_err(policy::Error::from)?)
+    }
+
+    /// Returns the decoder of [`ProgramName::HalfMlp`].
+    ///
+    /// # Errors
+    /// [`Error::Model`] or [`Error::Policy`] if half the width of the MLP has no whole blocks of quantised weights, or does not shard evenly.
+    fn half_mlp(&self) -> Result<Decoder> {
+        let half = ModelConfig { intermediate_size: self.shape.intermediate_size / 2, ..self.shape.clone() };
+        if let Some(quantization) = self.options.quantization {
+            check_quantization(&half, quantization)?;
+        }
+        decoder(&self.config, &half, &self.options, self.meshes.as_ref().map(|meshes| &meshes.training))
     }
 
     /// Returns a lower bound on the time of a program on each of the devices, `chip`s: its necessary matmul operations (none for

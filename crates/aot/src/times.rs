@@ -12,7 +12,7 @@ pub struct Times {
     pub update_seconds: f64,
     /// The parts of an update by name; they add up to it. The head is a program of its own. The layers are loops with as many iterations as
     /// the model has layers; the MLP is twice the difference to a program with half its width, and attention with its projections is the
-    /// rest. On a mesh, the head is the loop over chunks of tokens in the update. If an update is one program, the optimizer is the time of
+    /// rest; without such a program, `layers` are one part. On a mesh, the head is the loop over chunks of tokens in the update. If an update is one program, the optimizer is the time of
     /// the separate AdamW program.
     pub shares: Vec<(String, f64)>,
     /// Tokens of rows per second of an update.
@@ -62,20 +62,22 @@ impl RunPrograms {
             Some(outer + inner.map(more).sum::<Option<f64>>()?)
         };
         let layers = of_layers(of_update)?;
-        let mlp = 2.0 * (layers - of_layers(ProgramName::HalfMlp)?);
+        let mlp = match self.names().contains(&ProgramName::HalfMlp) {
+            true => Some(2.0 * (layers - of_layers(ProgramName::HalfMlp)?)),
+            false => None,
+        };
         let head = match self.meshes() {
             None => time(ProgramName::Head)?,
             Some(_) => of_head(report(of_update)?, sizes.layers)?,
         };
         let update_seconds = self.update_seconds(&report)?;
         let part = |what: &str, seconds: f64| (what.to_owned(), micro_batches * seconds);
-        let shares = vec![
-            part("MLP", mlp),
-            part("attention", layers - mlp),
-            part("head", head),
-            part("embedding, sums, rest", gradient - layers - head),
-            ("optimizer".to_owned(), apply),
-        ];
+        let mut shares = match mlp {
+            Some(mlp) => vec![part("MLP", mlp), part("attention", layers - mlp)],
+            None => vec![part("layers", layers)],
+        };
+        shares.extend([part("head", head), part("embedding, sums, rest", gradient - layers - head)]);
+        shares.push(("optimizer".to_owned(), apply));
         let tokens = micro_batches * (sizes.rows * sizes.length) as f64;
         let flops = self.passes() * micro_batches * self.forward_flops().iter().sum::<f64>();
 

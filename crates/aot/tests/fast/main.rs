@@ -1,5 +1,7 @@
 //! The device programs of a run for different configurations.
 
+mod meshes;
+
 use backend_tpu::aot::Report;
 use backend_tpu::plugins::Kind;
 use grpo_aot::{Error, ProgramName, RunPrograms};

@@ -69,6 +69,10 @@ impl AxisRules {
         let (like, columns) = match axis {
             Axis::HeadsBias { columns } if !has_rule => (Axis::Heads, columns),
             Axis::KvBias { columns } if !has_rule => (Axis::Kv, columns),
+            Axis::Packed { of, size } => {
+                let axes = self.axes(*of);
+                return if size.is_multiple_of(self.devices(&axes)) { axes } else { vec![] };
+            }
             _ => return self.rule(axis).collect(),
         };
         let axes: Vec<&str> = self.rule(like).collect();

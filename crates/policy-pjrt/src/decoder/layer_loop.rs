@@ -64,7 +64,7 @@ struct Stack {
     value: Value,
     /// In ascending order.
     layers: Vec<usize>,
-    /// Logical axes of a slice.
+    /// Logical axes of a slice; of the matrix, if it is quantised.
     axes: Vec<Axis>,
 }
 
@@ -103,7 +103,8 @@ impl Decoder {
         let table = self.parameters();
         let stack = |((role, number), value): ((Role, usize), &Value)| {
             let parameter = table.iter().find(|parameter| parameter.id() == (role, number))?;
-            let (layers, axes) = (parameter.layers.clone(), parameter.axes[1..].to_vec());
+            let axes = parameter.axes[1..].iter().map(|axis| axis.unpacked()).collect();
+            let layers = parameter.layers.clone();
             Some((role, Stack { value: value.clone(), layers, axes }))
         };
         let of_layers = weights.iter().filter(|((role, _), _)| role.is_of_layers());

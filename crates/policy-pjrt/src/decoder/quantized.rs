@@ -2,8 +2,10 @@
 //!
 //! A device holds the codes of a matrix `[out, in]` as words of 32 bits, and its scales in f32. A word has the codes of 4 (int8) or 8 (nf4)
 //! neighbouring rows in one column: unpacking adds a dimension before the columns, so that columns keep their layout and their sharding. The loop
-//! over layers dequantises the matrices of one layer at a time.
+//! over layers dequantises the matrices of one layer at a time, and shards the result like the matrix.
 
+#[cfg(doc)]
+use super::Axis;
 use super::{Decoder, Format, Matrix, Parameter, Role, parameters};
 use models::{ModelConfig, Quantization, QuantizedMatrix, Result};
 use stablehlo::{Binary, Dtype, TensorType, Value};
@@ -18,7 +20,8 @@ fn bits(quantization: Quantization) -> (usize, usize) {
 }
 
 /// Returns [`parameters`] with quantised matrices of layers, if `quantization` is set: the parameter of a matrix has its codes, and
-/// [`Role::Scales`] follows it.
+/// [`Role::Scales`] follows it. Both are sharded like the matrix, except dimensions that their mesh axes do not divide ([`Axis::Packed`]): each
+/// device has all of these, so every mesh of the model is one of its quantised matrices.
 ///
 /// # Shapes
 /// Of the matrices `[out, in]` of L layers: int8 codes `[L, out / 4, in]` and scales `[L, out]`; nf4 codes `[L, out / 8, in]` and scales
@@ -29,10 +32,15 @@ pub fn quantized_parameters(config: &ModelConfig, quantization: Option<Quantizat
     let quantized = |parameter: Parameter| match Matrix::of(parameter.role).filter(|_| parameter.is_stacked()) {
         Some(matrix) => {
             let [layers, output, input] = [0, 1, 2].map(|dimension| parameter.shape[dimension]);
+            let [stack, rows, columns] = [0, 1, 2].map(|dimension| parameter.axes[dimension]);
             let (shape, axes) = match quantization {
-                Quantization::Int8 => (vec![layers, output], parameter.axes[..2].to_vec()),
-                Quantization::Nf4 => (vec![layers, output, input / Quantization::NF4_BLOCK], parameter.axes.clone()),
+                Quantization::Int8 => (vec![layers, output], vec![stack, rows]),
+                Quantization::Nf4 => {
+                    let blocks = input / Quantization::NF4_BLOCK;
+                    (vec![layers, output, blocks], vec![stack, rows, columns.packed(blocks)])
+                }
             };
+            let words = output / bits(quantization).1;
             let scales = Parameter {
                 role: Role::Scales(matrix),
                 shape,
@@ -42,7 +50,8 @@ pub fn quantized_parameters(config: &ModelConfig, quantization: Option<Quantizat
                 ..parameter.clone()
             };
             let codes = Parameter {
-                shape: vec![layers, output / bits(quantization).1, input],
+                shape: vec![layers, words, input],
+                axes: vec![stack, rows.packed(words), columns],
                 format: Format::Codes(quantization),
                 path: format!("{}.{}", parameter.path, quantization.name()),
                 ..parameter

@@ -21,6 +21,7 @@ mod prefill;
 mod prefills;
 mod processes;
 mod quantization;
+mod quantized_meshes;
 mod remainders;
 mod rollout;
 mod routers;

@@ -1,6 +1,6 @@
 //! LoRA on quantised weights equals LoRA on their dequantised values, on one device and on meshes, and matches the CPU policy.
 
-use crate::mesh_policy::{assert_same, eight, on_mesh, rules, sequences, train, train_beside};
+use crate::mesh_policy::{assert_same, on_mesh, rules, sequences, train, train_beside};
 use crate::support::{
     assert_close, assert_same_tensors, both, cross_entropy, gradients, halves, host_gradients, host_loss, moved,
     narrow, runtime, whole,
@@ -18,7 +18,7 @@ use rstest::rstest;
 use testkit::margin::assert_below;
 
 /// A model whose rows have two blocks of 64 values.
-fn config() -> ModelConfig {
+pub(crate) fn config() -> ModelConfig {
     ModelConfig {
         vocab_size: 32,
         hidden_size: 128,
@@ -35,7 +35,7 @@ fn lora() -> LoraConfig {
 }
 
 /// Writes random weights; with `quantization`, the matrices of layers are quantised and dequantised.
-fn weights(
+pub(crate) fn weights(
     config: &ModelConfig,
     dtype: Dtype,
     quantization: Option<Quantization>,
@@ -64,7 +64,7 @@ fn weights(
     (place, weights)
 }
 
-fn policy(
+pub(crate) fn policy(
     runtime: &Runtime,
     config: &ModelConfig,
     weights: &models::Weights,
@@ -77,7 +77,7 @@ fn policy(
     policy
 }
 
-fn quantized(quantization: Quantization) -> PjrtPolicyOptions {
+pub(crate) fn quantized(quantization: Quantization) -> PjrtPolicyOptions {
     PjrtPolicyOptions { quantization: Some(quantization), ..PjrtPolicyOptions::default() }
 }
 
@@ -194,10 +194,6 @@ fn quantisation_of_unsuitable_weights_is_an_error() {
         let error = check_quantization(&wrong, quantization).unwrap_err().to_string();
         assert!(error.contains("`policy.quantization`") && error.contains(words), "{error}");
     }
-    // Two blocks of a row cannot be sharded over eight devices.
-    let error = PjrtPolicy::from_weights_with_lora(eight(), &config, &weights, &lora(), 1, loss(), options);
-    let error = error.map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("self_attn.q_proj.weight.scales"), "{error}");
 }
 
 #[test]

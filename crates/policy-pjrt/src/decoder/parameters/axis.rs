@@ -22,6 +22,14 @@ pub enum Axis {
         /// The number of columns of the keys or the values.
         columns: usize,
     },
+    /// A dimension of the codes or the scales of a quantised matrix, which is shorter than the dimension of the matrix: sharded like it if its mesh
+    /// axes divide `size`, otherwise not sharded.
+    Packed {
+        /// The logical axis of the matrix.
+        of: &'static Axis,
+        /// The number of words or of blocks.
+        size: usize,
+    },
     /// The dimension of one head, D.
     HeadDim,
     /// One value; not sharded.
@@ -64,4 +72,28 @@ pub enum Axis {
     Batch,
     /// The tokens of a row in the residual stream, T; not an axis of parameters. Attention and MLP see all tokens of a row.
     Length,
+}
+
+impl Axis {
+    /// Returns the axis of a dimension that packs the elements of this one into `size` words or blocks.
+    pub(crate) fn packed(self, size: usize) -> Self {
+        let of = match self {
+            Self::Embed => &Self::Embed,
+            Self::Heads => &Self::Heads,
+            Self::Kv => &Self::Kv,
+            Self::LinearHeads => &Self::LinearHeads,
+            Self::Mlp => &Self::Mlp,
+            // The other axes of matrices are not sharded.
+            axis => return axis,
+        };
+        Self::Packed { of, size }
+    }
+
+    /// Returns the axis of the matrix whose codes or scales have this axis.
+    pub(crate) fn unpacked(self) -> Self {
+        match self {
+            Self::Packed { of, .. } => *of,
+            axis => axis,
+        }
+    }
 }

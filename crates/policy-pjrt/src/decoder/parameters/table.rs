@@ -37,6 +37,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         Layer
         | Axis::HeadsBias { .. }
         | Axis::KvBias { .. }
+        | Axis::Packed { .. }
         | Axis::ExpertRows
         | Axis::Rank
         | Axis::Value
