@@ -34,9 +34,27 @@ fn best_meshes_are_compiled_and_the_numbers_are_beside_the_predictions() {
         let parameters = document["parameters"].as_f64().expect("a number");
         assert!(numbers["memory_bytes"].as_f64() > Some(12.0 * parameters / 4.0), "{numbers}");
     }
-    assert!(compiled.iter().any(|candidate| candidate["mesh"] == document["best"]["mesh"]), "{document}");
+    // Compiled candidates come first, and the first one is the best.
+    let steps: Vec<Option<f64>> = (0..2).map(|i| candidates[i]["compiled"]["step_seconds"].as_f64()).collect();
+    assert!(steps[0] > Some(0.0) && steps[0] <= steps[1], "{steps:?}");
+    assert_eq!(candidates[0]["mesh"], document["best"]["mesh"], "{document}");
 
-    let text = plan(Kind::Tpu, "v6e:2x2", &["--compile", "2"], 0).stdout;
+    let said = plan(Kind::Tpu, "v6e:2x2", &["--compile", "2", "--recompile"], 0);
+    // Two programs of each mesh: an update and a decode step.
+    for number in 1..=4 {
+        assert_has(&said.stderr, &[&format!("({number} of 4)"), &format!("({number} of 4 done)")]);
+    }
+    assert_has(&said.stderr, &["4 programs of 2 meshes are compiled", "--compile 0"]);
+    assert_eq!(said.stderr.matches(" of 4 done)").count(), 4, "{}", said.stderr);
+    let text = said.stdout;
+    let (predicted, compiled) = text.split_once("Every mesh with the compiler's numbers").expect("two tables");
+    assert!(predicted.contains("by the cost model") && !predicted.contains("compiled update"), "{text}");
+    let first = compiled.lines().skip_while(|line| !line.starts_with('─')).nth(1).expect("a row");
+    let (_, best) = text
+        .split_once("The best settings, ")
+        .and_then(|(rest, best)| Some((rest, best.split(':').next()?)))
+        .expect("settings");
+    assert!(first.starts_with(&format!("{best} ")), "{text}");
     assert_has(&text, &["compiled update", "compiled decode", "compiled memory"]);
     assert_has(&text, &["leave out the links", "The best settings"]);
     assert!(!text.contains("cost model alone"), "{text}");

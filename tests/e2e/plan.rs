@@ -165,3 +165,19 @@ fn plan_without_a_plugin_reports_the_cost_model_alone() {
     assert_has(&call(&["--compile", "1"]).refuse(), &["grpo plugin install tpu"]);
     assert_has(&call(&["--plugin", "/nowhere.so"]).refuse(), &["/nowhere.so"]);
 }
+
+#[test]
+fn the_cost_model_is_printed_before_anything_is_compiled() {
+    let folder = Runs::new(&[]);
+    let (config, library) = (folder.write("run.yaml", RUN), folder.write("plugin.so", "no library"));
+    // The compiler cannot start; its table is printed all the same.
+    let call = |more: &[&str]| grpo(["plan", &config, "--target", "v6e:2x2", "--plugin", &library]).args(more).exit(2);
+    let said = call(&["--compile", "2"]);
+    assert_has(&said.stdout, &["by the cost model", "mesh", "rollout time", "fsdp 4"]);
+    assert!(!said.stdout.contains("The best settings"), "{}", said.stdout);
+    let announced = said.stderr.lines().next().expect("a line");
+    assert_has(announced, &["of 2 meshes are compiled for v6e:2x2 (", "fsdp 4", "--compile 0"]);
+    assert_has(&said.stderr, &["error: "]);
+    // A document for programs is printed at the end.
+    assert_eq!(call(&["--json"]).stdout, "");
+}

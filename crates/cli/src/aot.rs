@@ -132,7 +132,8 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
             bail!("an assertion names the variant `{variant}`; compiled variants: {}", names.join(", "));
         }
     }
-    let variants = compile_all(&args, &names, compiling)?;
+    compiling.expect(names.len());
+    let variants = compile_all(&args, &names, "", compiling)?;
     let values = serde_json::to_value(&variants)?;
     let assertions = assertions.iter().map(|a| a.check(&values)).collect::<Result<Vec<_>, _>>()?;
     let holds = assertions.iter().all(|a| a.holds);
@@ -197,16 +198,16 @@ fn worker(args: &Args, config: &BenchConfig, target: Target) -> anyhow::Result<R
     Ok(report)
 }
 
-/// Compiles every variant or program, a few at a time. Creates the folder of `--emit` first.
+/// Compiles every variant or program, a few at a time. Creates the folder of `--emit` first. `suffix` follows each name while it is compiled.
 pub(crate) fn compile_all(
     args: &Args,
     names: &[String],
+    suffix: &str,
     compiling: &Compiling,
 ) -> anyhow::Result<BTreeMap<String, Compiled>> {
     if let Some(folder) = &args.emit {
         files::make_folder(folder)?;
     }
-    compiling.expect(names.len());
     let binary = std::env::current_exe().context("cannot find this binary")?;
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS);
     let (queue, done) = (Mutex::new(names.iter()), Mutex::new(BTreeMap::new()));
@@ -215,7 +216,7 @@ pub(crate) fn compile_all(
         for _ in 0..workers {
             scope.spawn(|| {
                 while let Some(name) = { queue.lock().expect(locked).next() } {
-                    let number = compiling.began(name, None);
+                    let number = compiling.began(&format!("{name}{suffix}"), None);
                     let compiled = compile_elsewhere(&binary, args, name).unwrap_or_else(|error| Err(error).into());
                     compiling.ended(number, compiled.ended());
                     done.lock().expect(locked).insert(name.clone(), compiled);

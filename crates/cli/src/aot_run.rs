@@ -115,7 +115,8 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
         Some(_) => run_worker(&std::env::current_exe().context("cannot find this binary")?, &args, None)?,
         None => vec![],
     };
-    let compiled = compile_all(&args, &names, compiling)?;
+    compiling.expect(names.len());
+    let compiled = compile_all(&args, &names, "", compiling)?;
     let report = |name: ProgramName| compiled.get(&name.to_string())?.report();
     let memory = programs.memory(report);
     let times = programs.times(report, target.chip());

@@ -84,7 +84,14 @@ impl Compiling {
         self.lock().silent = true;
     }
 
-    /// Sets the number of programs.
+    /// Writes a line before programs are compiled.
+    pub(crate) fn announce(&self, line: &str) {
+        if !self.lock().silent {
+            say(line);
+        }
+    }
+
+    /// Sets the number of programs of the whole command.
     pub(crate) fn expect(&self, total: usize) {
         self.lock().total = Some(total);
     }
@@ -136,7 +143,7 @@ impl Compiling {
     pub(crate) fn ended(&self, number: usize, how: Ended) {
         let mut state = self.lock();
         let Some(program) = state.programs.remove(&number) else { return };
-        state.done += 1;
+        state.done += usize::from(program.place.is_some());
         let is_said = program.place.is_some() || program.since.elapsed() > LONGEST_SILENCE;
         if is_said && !std::io::stderr().is_terminal() {
             say(&ended_line(&program, how, program.since.elapsed(), state.done, state.total));

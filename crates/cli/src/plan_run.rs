@@ -16,6 +16,7 @@ use grpo_files::{counted, to_yaml, to_yaml_with_secrets};
 use planner::{Candidate, Devices, Illegal, Settings, longest_prompt, plan};
 use serde::Serialize;
 use serde_json::Value;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use trainer::TrainConfig;
 
@@ -47,7 +48,7 @@ pub(crate) struct Document {
     pub(crate) sequences: usize,
     /// The number of candidates that fit, and of all.
     pub(crate) fitting: [usize; 2],
-    /// The candidates that fit, fastest first; then those that do not, smallest first.
+    /// The candidates that fit, fastest first, and compiled ones before others; then those that do not fit, smallest first.
     pub(crate) candidates: Vec<Row>,
     /// The meshes that were left out.
     pub(crate) illegal: Vec<Illegal>,
@@ -71,6 +72,8 @@ pub(crate) struct Row {
 pub(crate) struct CompiledPrograms {
     /// The estimated time of an update on each device, without the links; `None` if the compiler has no estimate.
     pub(crate) update_seconds: Option<f64>,
+    /// The predicted time of a step with the estimated time of its updates, and with the links; `None` if the compiler has no estimate.
+    pub(crate) step_seconds: Option<f64>,
     /// The same for a decode step that reads all columns of the cache, and adds a token to every sequence.
     pub(crate) decode_seconds: Option<f64>,
     /// The memory of each device during the larger of the two; `None` if the compiler refused because one does not fit.
@@ -97,11 +100,9 @@ impl Row {
         self.compiled.as_ref().map_or(self.candidate.fits, |compiled| compiled.fits)
     }
 
-    /// Returns the time of a step, with the compiler's estimate of an update in place of the predicted one.
-    fn step_seconds(&self, updates: usize) -> f64 {
-        let Candidate { step_seconds, update, .. } = self.candidate;
-        let compiled = self.compiled.as_ref().and_then(|compiled| compiled.update_seconds);
-        step_seconds + compiled.map_or(0.0, |seconds| updates as f64 * (seconds - update.chip_seconds))
+    /// Returns the time of a step, with the compiler's estimate of its updates if there is one.
+    fn step_seconds(&self) -> f64 {
+        self.compiled.as_ref().and_then(|compiled| compiled.step_seconds).unwrap_or(self.candidate.step_seconds)
     }
 }
 
@@ -120,17 +121,10 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
     devices.memory = args.hbm.unwrap_or(devices.memory);
     let prompt = longest_prompt(&config, &shape);
     let plan = plan(&config, &shape, prompt, &devices)?;
-    let chosen: Vec<Settings> = plan.by_mesh().into_iter().filter(|c| c.fits).take(count).map(|c| c.settings).collect();
-    let mut rows: Vec<Row> = plan.candidates.into_iter().map(|candidate| Row { candidate, compiled: None }).collect();
-    for settings in chosen {
-        let compiled = compile(&args, &target, &config, &settings, &devices, compiling)?;
-        let row = rows.iter_mut().find(|row| row.candidate.settings == settings);
-        row.into_iter().for_each(|row| row.compiled = Some(compiled.clone()));
-    }
-    let best = best(&rows, config.grpo.updates()).map(|row| row.candidate.settings);
-    let fitting = [rows.iter().filter(|row| row.fits()).count(), rows.len()];
+    let chosen: Vec<Candidate> = plan.by_mesh().into_iter().filter(|c| c.fits).take(count).copied().collect();
+    let rows: Vec<Row> = plan.candidates.into_iter().map(|candidate| Row { candidate, compiled: None }).collect();
     let smallest = rows.iter().min_by_key(|row| row.candidate.memory_bytes).map(|row| row.candidate);
-    let document = Document {
+    let mut document = Document {
         format: FORMAT,
         name: config.run.name.clone(),
         target: target.name().into(),
@@ -140,15 +134,26 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
         parameters: shape.parameter_count(),
         tokens: [prompt, config.rollout.max_completion_length()],
         sequences: config.grpo.sequences(),
-        fitting,
+        fitting: [0, rows.len()],
         candidates: rows,
         illegal: plan.illegal,
         not_compiled,
-        best: best.map(|settings| of_best(settings, &config)).transpose()?,
+        best: None,
     };
+    if !args.json {
+        // Compilers take minutes.
+        emit(&plan_run_text::predictions(&document, args.top))?;
+    }
+    if !chosen.is_empty() {
+        compile(&args, &target, &config, &chosen, &devices, compiling, &mut document.candidates)?;
+        rank(&mut document.candidates);
+    }
+    document.fitting[0] = document.candidates.iter().filter(|row| row.fits()).count();
+    let best = document.candidates.first().filter(|row| row.fits()).map(|row| row.candidate.settings);
+    document.best = best.map(|settings| of_best(settings, &config)).transpose()?;
     match args.json {
         true => emit_json(&shortened(document, args.top))?,
-        false => emit(&plan_run_text::text(&document, args.top))?,
+        false => emit(&plan_run_text::results(&document, args.top))?,
     }
     match (best, smallest) {
         (None, Some(smallest)) => bail!(does_not_fit(&smallest, &devices, target.name())),
@@ -174,20 +179,38 @@ fn compilations(args: &Args, target: &Target) -> anyhow::Result<(usize, Option<S
     }
 }
 
-/// Compiles an update with these settings, and the longest decode program.
+/// Compiles the update and the longest decode program of each of these candidates, and adds the numbers to their rows.
 fn compile(
     args: &Args,
     target: &Target,
     config: &TrainConfig,
-    settings: &Settings,
+    chosen: &[Candidate],
     devices: &Devices,
     compiling: &Compiling,
-) -> anyhow::Result<CompiledPrograms> {
-    let programs = RunPrograms::of_target(&settings.applied_to(config), target)?;
-    let names: Vec<String> = compiled_names(&programs).iter().map(ToString::to_string).collect();
-    tracing::info!("compiling {} for {}", names.join(" and "), settings.mesh);
-    let reports = compile_all(&of_worker(args, config, settings), &names, compiling)?;
-    compiled_programs(&programs, &reports, devices)
+    rows: &mut [Row],
+) -> anyhow::Result<()> {
+    let programs = |candidate: &Candidate| RunPrograms::of_target(&candidate.settings.applied_to(config), target);
+    let programs = chosen.iter().map(programs).collect::<Result<Vec<_>, _>>()?;
+    let names: Vec<Vec<String>> =
+        programs.iter().map(|programs| compiled_names(programs).iter().map(ToString::to_string).collect()).collect();
+    let total = names.iter().map(Vec::len).sum();
+    compiling.expect(total);
+    let meshes: Vec<String> = chosen.iter().map(|candidate| candidate.settings.mesh.to_string()).collect();
+    compiling.announce(&format!(
+        "{} of {} are compiled for {} ({}), which can take minutes; --compile 0 leaves it out, --compile N is for N meshes",
+        counted(total, "program"),
+        counted(chosen.len(), "mesh"),
+        target.name(),
+        meshes.join(", ")
+    ));
+    for (((candidate, programs), names), mesh) in chosen.iter().zip(&programs).zip(&names).zip(&meshes) {
+        let settings = &candidate.settings;
+        let reports = compile_all(&of_worker(args, config, settings), names, &format!(" of {mesh}"), compiling)?;
+        let compiled = compiled_programs(programs, &reports, devices, candidate, config.grpo.updates())?;
+        let row = rows.iter_mut().find(|row| row.candidate.settings == *settings);
+        row.into_iter().for_each(|row| row.compiled = Some(compiled.clone()));
+    }
+    Ok(())
 }
 
 /// Returns the programs that are compiled for a candidate.
@@ -216,6 +239,8 @@ fn compiled_programs(
     programs: &RunPrograms,
     reports: &BTreeMap<String, Compiled>,
     devices: &Devices,
+    Candidate { step_seconds, update, .. }: &Candidate,
+    updates: usize,
 ) -> anyhow::Result<CompiledPrograms> {
     let report = |name: ProgramName| reports.get(&name.to_string())?.report();
     let is_exhausted = |compiled: &Compiled| match compiled {
@@ -227,19 +252,27 @@ fn compiled_programs(
     }
     let memory_bytes = programs.largest_bytes(&compiled_names(programs), report);
     let decode = programs.longest_decode().and_then(|name| report(name)?.estimate_seconds);
+    let update_seconds = programs.update_seconds(report);
     Ok(CompiledPrograms {
-        update_seconds: programs.update_seconds(report),
+        update_seconds,
+        step_seconds: update_seconds.map(|seconds| step_seconds + updates as f64 * (seconds - update.chip_seconds)),
         decode_seconds: decode.map(|seconds| seconds / programs.sizes().tokens_per_call.max(1) as f64),
         memory_bytes,
         fits: memory_bytes.is_some_and(|bytes| bytes <= devices.memory),
     })
 }
 
-/// Returns the fastest of the compiled candidates that fit; if there is none, the first other one that fits.
-fn best(rows: &[Row], updates: usize) -> Option<&Row> {
-    let compiled = rows.iter().filter(|row| row.compiled.is_some() && row.fits());
-    let fastest = compiled.min_by(|a, b| a.step_seconds(updates).total_cmp(&b.step_seconds(updates)));
-    fastest.or_else(|| rows.iter().find(|row| row.fits()))
+/// Moves compiled candidates that fit to the front, fastest first, and those that do not fit to the end.
+fn rank(rows: &mut [Row]) {
+    let class = |row: &Row| match (row.fits(), row.compiled.is_some()) {
+        (true, true) => 0,
+        (true, false) => 1,
+        (false, _) => 2,
+    };
+    rows.sort_by(|a, b| {
+        let by_time = || if class(a) == 0 { a.step_seconds().total_cmp(&b.step_seconds()) } else { Ordering::Equal };
+        class(a).cmp(&class(b)).then_with(by_time)
+    });
 }
 
 fn of_best(settings: Settings, config: &TrainConfig) -> anyhow::Result<Best> {
@@ -296,6 +329,7 @@ mod tests {
         };
         let compiled = compiled.map(|(seconds, fits)| CompiledPrograms {
             update_seconds: Some(seconds),
+            step_seconds: Some(step_seconds + seconds - update.chip_seconds),
             decode_seconds: None,
             memory_bytes: fits.then_some(1),
             fits,
@@ -304,14 +338,20 @@ mod tests {
     }
 
     #[test]
-    fn best_settings_are_the_fastest_compiled_ones_that_fit() {
-        let best = |rows: &[Row]| best(rows, 1).map(|row| row.candidate.settings.mesh.fsdp);
+    fn the_first_row_is_the_fastest_compiled_one_that_fits() {
+        let ranked = |mut rows: Vec<Row>| {
+            rank(&mut rows);
+            rows.iter().map(|row| (row.candidate.settings.mesh.fsdp, row.fits())).collect::<Vec<_>>()
+        };
         // Predicted steps of 1.0 and 1.2 s; the compiler has 0.9 and 0.4 s for updates of 0.5 and 0.6 s.
-        assert_eq!(best(&[row(1, 1.0, Some((0.9, true))), row(2, 1.2, Some((0.4, true))), row(4, 1.3, None)]), Some(2));
-        assert_eq!(best(&[row(1, 1.0, Some((0.5, false))), row(2, 1.2, Some((0.6, true)))]), Some(2));
+        let rows = vec![row(1, 1.0, Some((0.9, true))), row(2, 1.2, Some((0.4, true))), row(4, 1.3, None)];
+        assert_eq!(ranked(rows), [(2, true), (1, true), (4, true)]);
+        let rows = vec![row(1, 1.0, Some((0.5, false))), row(2, 1.2, Some((0.6, true)))];
+        assert_eq!(ranked(rows), [(2, true), (1, false)]);
         // Nothing that was compiled fits.
-        assert_eq!(best(&[row(1, 1.0, Some((0.5, false))), row(4, 1.3, None)]), Some(4));
-        assert_eq!(best(&[row(1, 1.0, Some((0.5, false)))]), None);
-        assert_eq!(best(&[row(1, 1.0, None), row(2, 1.2, None)]), Some(1));
+        let rows = vec![row(1, 1.0, Some((0.5, false))), row(4, 1.3, None), row(8, 1.4, None)];
+        assert_eq!(ranked(rows), [(4, true), (8, true), (1, false)]);
+        assert_eq!(ranked(vec![row(1, 1.0, Some((0.5, false)))]), [(1, false)]);
+        assert_eq!(ranked(vec![row(1, 1.0, None), row(2, 0.9, None)]), [(1, true), (2, true)]);
     }
 }

@@ -11,7 +11,10 @@ use std::fmt::Write;
 /// The default number of rows.
 const TOP: usize = 10;
 
-const HEADER: [&str; 12] = [
+/// The number of columns of the compiler.
+const OF_COMPILER: usize = 4;
+
+const HEADER: [&str; 13] = [
     "mesh",
     "rollout",
     "micro-batch",
@@ -21,17 +24,18 @@ const HEADER: [&str; 12] = [
     "links",
     "rollout time",
     "memory",
+    "compiled step",
     "compiled update",
     "compiled decode",
     "compiled memory",
 ];
 
-pub(crate) fn text(document: &Document, top: Option<usize>) -> String {
-    let top = top.unwrap_or(TOP);
+/// Returns the target, the run and the table of the cost model.
+pub(crate) fn predictions(document: &Document, top: Option<usize>) -> String {
     let Document { name, target, chip, devices, memory_bytes, parameters, tokens, sequences, .. } = document;
-    let mut text = format!(
+    format!(
         "{name} on {} of {target} ({:.0} TFLOP/s, {:.0} GB/s, {} for programs, links of {:.0} GB/s)\n{} M parameters; a step \
-         of {sequences} sequences of {} + {} tokens\n\n",
+         of {sequences} sequences of {} + {} tokens\n\nEvery mesh with its best settings, by the cost model:\n\n{}\n\n",
         counted(*devices, "device"),
         chip.peak_flops / 1e12,
         chip.bandwidth / 1e9,
@@ -40,13 +44,20 @@ pub(crate) fn text(document: &Document, top: Option<usize>) -> String {
         parameters / 1_000_000,
         tokens[0],
         tokens[1],
-    );
-    let meshes = first_of_each_mesh(&document.candidates, |row| row.candidate.settings.mesh);
-    let _ = write!(text, "Every mesh with its best settings:\n\n{}\n\n", table(&meshes, top));
+        meshes(document, top),
+    )
+}
+
+/// Returns the table of the meshes with the compiler's numbers, if any, and the best settings.
+pub(crate) fn results(document: &Document, top: Option<usize>) -> String {
+    let mut text = String::new();
+    if document.candidates.iter().any(|row| row.compiled.is_some()) {
+        let _ = write!(text, "Every mesh with the compiler's numbers, best first:\n\n{}\n\n", meshes(document, top));
+    }
     if let Some(best) = &document.best {
         let of_best = document.candidates.iter().filter(|row| row.candidate.settings.mesh == best.settings.mesh);
         let of_best: Vec<&Row> = of_best.collect();
-        let _ = write!(text, "Settings of {}:\n\n{}\n\n", best.settings.mesh, table(&of_best, top));
+        let _ = write!(text, "Settings of {}:\n\n{}\n\n", best.settings.mesh, table(&of_best, top.unwrap_or(TOP)));
     }
     let [fitting, all] = document.fitting;
     let _ = writeln!(text, "{fitting} of {} fit.", counted(all, "candidate"));
@@ -64,7 +75,7 @@ pub(crate) fn text(document: &Document, top: Option<usize>) -> String {
             let _ = writeln!(text, "Nothing was compiled, the numbers are those of the cost model alone: {reason}.");
         }
         None => text.push_str(
-            "The compiler's estimates leave out the links; compiled decode: a token of every sequence, with all columns of the cache.\n",
+            "The compiler's estimates leave out the links; compiled step: the predicted step with the compiler's time of its updates; compiled decode: a token of every sequence, with all columns of the cache.\n",
         ),
     }
     if let Some(best) = &document.best {
@@ -73,9 +84,14 @@ pub(crate) fn text(document: &Document, top: Option<usize>) -> String {
     text
 }
 
+/// Returns the table of the first candidate of every mesh.
+fn meshes(document: &Document, top: Option<usize>) -> String {
+    table(&first_of_each_mesh(&document.candidates, |row| row.candidate.settings.mesh), top.unwrap_or(TOP))
+}
+
 fn table(rows: &[&Row], top: usize) -> String {
     let has_compiled = rows.iter().any(|row| row.compiled.is_some());
-    let columns = if has_compiled { HEADER.len() } else { HEADER.len() - 3 };
+    let columns = if has_compiled { HEADER.len() } else { HEADER.len() - OF_COMPILER };
     let header = HEADER.into_iter().take(columns).chain([""]);
     let mut table = Sheet::new(header, 4..columns).named();
     for row in rows.iter().take(top) {
@@ -88,7 +104,7 @@ fn table(rows: &[&Row], top: usize) -> String {
     format!("{}{more}", table.text())
 }
 
-fn cells(row: &Row) -> [String; 12] {
+fn cells(row: &Row) -> [String; 13] {
     let candidate = &row.candidate;
     let settings = &candidate.settings;
     let compiled = row.compiled.as_ref();
@@ -102,6 +118,7 @@ fn cells(row: &Row) -> [String; 12] {
         seconds(candidate.update.link_seconds),
         seconds(candidate.rollout.seconds()),
         bytes(candidate.memory_bytes),
+        compiled.map_or_else(String::new, |c| c.step_seconds.map_or("-".into(), seconds)),
         compiled.map_or_else(String::new, |c| c.update_seconds.map_or("-".into(), seconds)),
         compiled.map_or_else(String::new, |c| c.decode_seconds.map_or("-".into(), seconds)),
         compiled.map_or_else(String::new, |c| c.memory_bytes.map_or("-".into(), bytes)),
