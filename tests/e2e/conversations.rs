@@ -134,7 +134,7 @@ fn an_environment_that_fails_too_often_ends_the_run_with_a_checkpoint() {
 }
 
 #[test]
-fn agents_that_fail_are_counted_and_their_run_goes_on() {
+fn agents_that_fail_in_the_whole_first_step_end_the_run_with_the_cause() {
     let runs = runs();
     for (name, script, words) in [
         ("exits", "echo no network >&2; exit 3", "exit status: 3"),
@@ -150,11 +150,9 @@ fn agents_that_fail_are_counted_and_their_run_goes_on() {
             "data.held_out_fraction=0",
             "rollout.max_completion_length=100",
         ];
-        let text = call(&runs, "model", name, &settings).exit(0).stderr;
-        assert_has(&text, &["the environment `game` has failed", words]);
-        let steps = runs.phase(name, "grpo");
-        let failures: Vec<f64> = steps.iter().map(|row| value(row, "environments/failures")).collect();
-        assert_eq!(failures, [2.0, 2.0], "{name}");
+        let text = call(&runs, "model", name, &settings).exit(2).stderr;
+        let error = text.lines().last().expect("an error");
+        assert_has(error, &["`game` has failed in every conversation so far that asked it (2)", words]);
     }
     // Too many in a row end the run.
     let settings = [

@@ -109,6 +109,22 @@ fn variables_of_the_chat_template_and_another_template_are_in_the_prompt() {
     assert_has(&text, &["data.chat_template_kwargs", "messages"]);
 }
 
+#[test]
+fn prompts_have_the_tools_of_their_environment() {
+    let folder = folder("qwen3", &gsm8k());
+    let shown = |settings: &[&str]| data(&folder, settings).args(["--json", "--show", "1"]).exit(0).json();
+    let program =
+        "environments={sql: {command: [/nowhere/sql], tools: [{type: function, function: {name: query_pets}}]}}";
+    let common = ["rollout.max_completion_length=8"];
+    let plain = shown(&common);
+    for (environment, name) in [(program, "query_pets"), ("environments={c: {built_in: calculator}}", "calculator")] {
+        let found = shown(&[common[0], environment]);
+        assert_has(found["prompts"][0]["prompt"].as_str().unwrap(), &[name]);
+        let [with, without] = [&found, &plain].map(|json| json["prompt_lengths"][0].as_u64().unwrap());
+        assert!(with > without && found["prompts"][0]["tokens"].as_u64().unwrap() > without, "{found}");
+    }
+}
+
 /// `data` and `train` report the error before they look for weights.
 #[test]
 fn a_file_that_cannot_be_used_is_said_with_its_key_and_an_example() {

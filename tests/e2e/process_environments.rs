@@ -120,23 +120,19 @@ fn an_environment_that_does_not_start_is_named_by_both_processes() {
 }
 
 #[test]
-fn agents_that_fail_are_counted_in_both_processes() {
+fn agents_that_fail_in_the_first_step_end_both_processes() {
     let runs = runs();
     let settings = [
         "environments={game: {agent: [/bin/sh, -c, 'echo no network >&2; exit 3']}}",
         "data.training_chat_template=chatml",
         "data.held_out_fraction=0",
         "rollout.max_completion_length=100",
-        "rollout.multi_turn.max_consecutive_failures=20",
     ];
     let [leader, follower] = both(start(&runs, "a", &settings));
     assert_eq!((leader.code, follower.code), (Some(2), Some(2)), "{leader}{follower}");
-    let words = ["`game` has failed in 20 conversations", "exit status: 3"];
+    let words = ["`game` has failed in every conversation so far that asked it (16)", "exit status: 3"];
     assert_has(&leader.stderr, &words);
     assert_has(&follower.stderr, &words);
-    // A step with 16 conversations comes before the one with the twentieth failure.
-    let steps = runs.phase("a", "grpo");
-    assert_eq!(steps.iter().map(|row| value(row, "environments/failures")).collect::<Vec<_>>(), [16.0]);
 }
 
 /// A run of two processes whose environment waits in a training step.

@@ -27,13 +27,9 @@ def check_errors(client, url, closed):
         refused(openai.AuthenticationError, 401, "OPENAI_API_KEY", lambda: create(stranger))
         refused(openai.AuthenticationError, 401, "OPENAI_API_KEY", stranger.models.list)
     for more, words in (
-        ({"stream": True}, "not streamed"),
         ({"n": 2}, "one completion"),
-        ({"seed": 7}, "the run's `seed`"),
-        ({"temperature": 1.5}, "rollout.temperature: 0.2"),
-        ({"top_logprobs": 2}, "only sampled tokens"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": []}, "`tools`"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"extra_body": {"best_of": 2}}, "best_of"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "long " * 2000}]}, "too long"),

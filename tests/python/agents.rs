@@ -7,6 +7,7 @@ use models::ModelConfig;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::process::Command;
+use testkit::python::Python;
 
 /// Questions whose answers a model can learn by heart.
 const QUESTIONS: [(&str, i64); 4] = [("12 + 34", 46), ("81 - 27", 54), ("7 * 13", 91), ("60 + 25", 85)];
@@ -29,7 +30,11 @@ fn run(runs: &Runs, name: &str, script: &str, settings: &[&str]) -> Call {
 
 /// Adds the agent `script`, whose Python has the SDK.
 fn with_agent(call: Call, script: &str) -> Call {
-    let python = testkit::python::Python::install_vllm();
+    with_agent_of(call, script, &Python::install_vllm())
+}
+
+/// Adds the agent `script` of an interpreter.
+fn with_agent_of(call: Call, script: &str, python: &Python) -> Call {
     let program = python.program().to_str().expect("UTF-8").to_owned();
     let agent =
         format!("environments={{test: {{agent: [{program}, {}], workers: 4, timeout: 600}}}}", repository(script));
@@ -149,6 +154,58 @@ fn the_sdk_gets_messages_tool_calls_log_probabilities_and_its_own_exceptions() {
     let result =
         "<|im_end|>\\n<|im_start|>user\\n<tool_response>\\n5\\n</tool_response><|im_end|>\\n<|im_start|>assistant\\n";
     assert_has(&runs.read("a/completions.jsonl"), &[result]);
+}
+
+#[test]
+fn every_protocol_of_the_endpoint_answers_its_official_sdk() {
+    let runs = runs();
+    let parameters =
+        json!({"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]});
+    let tools = json!([{"type": "function", "function": {"name": "calculator", "description": "Computes.", "parameters": parameters}}]);
+    let called = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
+    runs.write_rows(
+        8,
+        |_| json!({"question": "What is 2+3?", "answer": "5", "completion": called, "tools": tools, "schemas": tools}),
+    );
+    let common = [
+        "data.training_chat_template=chatml",
+        "data.held_out_fraction=0",
+        "rewards.environment=1",
+        "warmup={steps: 80, batch_size: 4, optimizer: {learning_rate: 0.03, lr_scheduler_type: constant}}",
+        "rollout={max_completion_length: 200, temperature: 0.2}",
+        "grpo={max_steps: 2, prompts_per_step: 1, num_generations: 4, gradient_accumulation_steps: 1}",
+    ];
+    let of = |name: &str, more: &[&str]| {
+        let call = call(&runs, "model", name, &[&common[..], more].concat());
+        with_agent_of(call, "tests/python/sdks.py", &Python::install_agents())
+    };
+    let text = of("a", &[]).exit(0).stderr;
+    assert!(!text.contains("has failed"), "{text}");
+    // What the run replaces is said once.
+    for field in ["model", "temperature", "seed", "tool_choice"] {
+        assert_eq!(text.matches(&format!("agents send `{field}` to rollout.endpoint")).count(), 1, "{field}: {text}");
+    }
+    for row in &runs.phase("a", "grpo") {
+        assert_eq!(value(row, "environments/failures"), 0.0, "{row}");
+        assert!(value(row, "num_rows/max") > 4.0 && value(row, "rewards/environment/mean") > 0.5, "{row}");
+        assert!(value(row, "endpoint/unmet_requests") > 0.0 && value(row, "grad_norm") > 0.0, "{row}");
+    }
+    let text = of("strict", &["rollout.endpoint_strict=true"]).exit(2).stderr;
+    assert_has(&text, &["`test` has failed in every conversation so far", "is not supported"]);
+}
+
+/// The agent of a framework, which is used as it is, learns like [`AGENT`].
+#[test]
+fn an_agent_of_a_framework_learns_to_call_a_tool() {
+    let runs = guessing();
+    let call = learn(&runs, "a", &["grpo.max_steps=12"]);
+    with_agent_of(call, "examples/agents/framework_agent.py", &Python::install_agents()).succeed();
+    let steps = runs.phase("a", "grpo");
+    let mean = |name: &str, rows: &[Value]| rows.iter().map(|row| value(row, name)).sum::<f64>() / rows.len() as f64;
+    let [first, last] = [&steps[..2], &steps[9..]].map(|rows| mean("rewards/correct/mean", rows));
+    assert!(last > first + 0.3, "right answers: {first} and {last}");
+    assert!(mean("tools/call_frequency", &steps[9..]) > 0.8, "{:?}", steps[11]);
+    assert!(steps.iter().all(|row| value(row, "environments/failures") == 0.0));
 }
 
 #[test]

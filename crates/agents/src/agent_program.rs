@@ -16,7 +16,7 @@ const MOST_PAUSES: u32 = 3;
 /// The time after which a waiting thread looks whether the run has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// An agent that is a program, in any language that speaks to an OpenAI-compatible endpoint.
+/// An agent that is a program, in any language that speaks to an endpoint of OpenAI or Anthropic.
 ///
 /// For each conversation the program reads one line of JSON from standard input:
 ///
@@ -26,7 +26,8 @@ const LOOK: Duration = Duration::from_millis(100);
 ///
 /// It asks the endpoint for messages as often as it needs, and ends the conversation with a line: a number, true, false, or `{"reward": ...}`, the
 /// reward; null, without one; or `{"error": "why"}`. It then reads the next line. A program may also hold one conversation and exit with status 0;
-/// it is started again for the next one. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` are those of its first conversation.
+/// it is started again for the next one. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`, and `ANTHROPIC_BASE_URL` (without `/v1`),
+/// `ANTHROPIC_API_KEY` and `ANTHROPIC_MODEL`, are those of its first conversation.
 ///
 /// If the program fails, or neither asks nor ends within the time limit, the conversation fails, and the program is restarted for the next one.
 pub struct AgentProgram {
@@ -66,9 +67,15 @@ impl Agent for AgentProgram {
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         let is_used = slot.process.is_some();
         let reward = match slot.hold(&self.launch, row, connection) {
-            // It has exited after its last conversation.
+            // It has exited after its last conversation, as programs with one conversation do.
             Ok(Ended::Exited) if is_used && connection.requests() == 0 => slot.hold(&self.launch, row, connection),
-            Err(Stop::Ended(_)) if is_used && connection.requests() == 0 => slot.hold(&self.launch, row, connection),
+            Err(Stop::Ended(reason)) if is_used && connection.requests() == 0 => {
+                tracing::warn!(
+                    program = self.launch.name(),
+                    "it is started again, as it had ended after its last conversation: {reason}"
+                );
+                slot.hold(&self.launch, row, connection)
+            }
             other => other,
         };
         let reward = match reward.map_err(failure)? {
@@ -112,6 +119,9 @@ impl Worker {
                     ("OPENAI_BASE_URL", url),
                     ("OPENAI_API_KEY", key),
                     ("OPENAI_MODEL", model),
+                    ("ANTHROPIC_BASE_URL", url.trim_end_matches("/v1")),
+                    ("ANTHROPIC_API_KEY", key),
+                    ("ANTHROPIC_MODEL", model),
                     ("NO_PROXY", &direct),
                     ("no_proxy", &direct),
                 ];

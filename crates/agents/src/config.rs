@@ -3,6 +3,7 @@
 use crate::agent_program::AgentProgram;
 use crate::built_in::{Calculator, WordGuess};
 use crate::described::Described;
+use crate::environment::Environment;
 use crate::environments::Kind;
 use crate::error::{Result, check};
 use crate::openenv::OpenEnv;
@@ -89,8 +90,12 @@ impl EnvironmentConfig {
     /// [`crate::Error::Config`] with the key.
     pub(crate) fn described(&self, name: &str) -> Result<Kind> {
         Ok(match self.source(name)? {
-            Source::Agent => Kind::Agent(Arc::new(Described)),
-            Source::BuiltIn(_) | Source::Server | Source::Program => Kind::Turns(Arc::new(Described)),
+            Source::Agent => Kind::Agent(Arc::new(Described(None))),
+            Source::BuiltIn(BuiltIn::Calculator) => {
+                Kind::Turns(Arc::new(Described(Calculator::default().tools().cloned())))
+            }
+            Source::BuiltIn(BuiltIn::WordGuess) => Kind::Turns(Arc::new(Described(None))),
+            Source::Server | Source::Program => Kind::Turns(Arc::new(Described(self.tools.clone()))),
         })
     }
 

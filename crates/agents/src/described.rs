@@ -3,9 +3,10 @@
 use crate::agent::{Agent, Connection};
 use crate::environment::{Environment, Failure, Start};
 use data::Item;
+use serde_json::Value;
 
-/// An environment or an agent that another process runs.
-pub(crate) struct Described;
+/// An environment or an agent that another process runs, with the tools that the configuration names.
+pub(crate) struct Described(pub(crate) Option<Value>);
 
 impl Described {
     fn failure() -> Failure {
@@ -14,6 +15,10 @@ impl Described {
 }
 
 impl Environment for Described {
+    fn tools(&self) -> Option<&Value> {
+        self.0.as_ref()
+    }
+
     fn reset(&self, _: &Item, _: usize) -> Result<Start, Failure> {
         Err(Self::failure())
     }

@@ -43,6 +43,15 @@ pub trait Episode: Send {
     /// # Errors
     /// See [`Environment::reset`].
     fn step(&mut self, message: &Value) -> Result<Reply, Failure>;
+
+    /// Ends the conversation, and checks that its replies were those of its environment. It is called once, after all conversations that
+    /// were open at the same time.
+    ///
+    /// # Errors
+    /// See [`Environment::reset`].
+    fn end(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// The answer of an environment.
@@ -62,13 +71,36 @@ pub struct Reply {
 #[error("{message}")]
 pub struct Failure {
     message: String,
+    is_consequence: bool,
 }
 
 impl Failure {
     /// Returns a failure with a message for users.
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into() }
+        Self { message: message.into(), is_consequence: false }
     }
+
+    /// Returns the failure of a conversation whose environment has failed in another conversation, which has the cause.
+    pub fn consequence(message: impl Into<String>) -> Self {
+        Self { is_consequence: true, ..Self::new(message) }
+    }
+
+    /// Returns `true` if another conversation has the cause.
+    pub fn is_consequence(&self) -> bool {
+        self.is_consequence
+    }
+}
+
+/// The part of an environment in a conversation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Outcome {
+    /// The model has reached a limit before the environment was asked.
+    #[default]
+    NotAsked,
+    /// The environment has answered every message.
+    Answered,
+    /// The environment has failed.
+    Failed(Failure),
 }
 
 /// Checks that a reward is a finite number.

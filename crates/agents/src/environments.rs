@@ -2,7 +2,7 @@
 
 use crate::agent::Agent;
 use crate::config::EnvironmentConfig;
-use crate::environment::{Environment, Failure};
+use crate::environment::{Environment, Failure, Outcome};
 use crate::error::{Error, Result, check};
 use data::Item;
 use serde_json::Value;
@@ -26,8 +26,65 @@ pub struct Environments {
     list: Vec<(String, Kind)>,
     /// The tools of each environment, if they were set.
     tools: Option<Vec<Option<Value>>>,
-    /// The consecutive failures of each environment; the last entry counts rows without a known environment.
-    failures_in_a_row: Vec<u64>,
+    /// The counters of each environment; the last entry counts rows without a known environment.
+    counters: Vec<Counters>,
+}
+
+/// The maximum number of kinds of causes that are remembered.
+const MOST_CAUSES: usize = 64;
+/// The number of failed conversations after which an environment that has never answered one ends the run.
+const MOST_WITHOUT_ANSWER: u64 = 2;
+
+/// The conversations of an environment.
+#[derive(Clone, Debug, Default)]
+struct Counters {
+    /// `true` if it has answered in a conversation to the end.
+    has_answered: bool,
+    failures: u64,
+    failures_in_a_row: u64,
+    /// The last cause of a failure.
+    cause: String,
+    /// The causes that were logged, without their numbers.
+    logged: Vec<String>,
+    /// The number of rollouts with failures.
+    failing_rollouts: u64,
+}
+
+impl Counters {
+    /// Counts a failure, and logs its cause if it is the first one of its kind.
+    fn count(&mut self, name: &str, failure: &Failure) {
+        self.failures += 1;
+        self.failures_in_a_row += 1;
+        let cause = failure.to_string();
+        if !failure.is_consequence() {
+            let kind: String = cause.chars().filter(|c| !c.is_ascii_digit()).collect();
+            if self.logged.len() < MOST_CAUSES && !self.logged.contains(&kind) {
+                tracing::warn!("the environment `{name}` has failed, and its conversation is left out: {cause}");
+                self.logged.push(kind);
+            }
+        }
+        if !failure.is_consequence() || self.cause.is_empty() {
+            self.cause = cause;
+        }
+    }
+
+    /// Logs the number of failures of a rollout, of the first rollouts and then of fewer and fewer.
+    fn log_rollout(&mut self, name: &str, failed: u64, consequences: u64, all: u64) {
+        self.failing_rollouts += 1;
+        if self.failing_rollouts.is_power_of_two() {
+            let following = if consequences > 0 {
+                format!(", {consequences} of them because their program had failed in another one")
+            } else {
+                String::new()
+            };
+            tracing::warn!(
+                "the environment `{name}` has failed in {failed} of {} ({} in a row){following}; the last cause: {}",
+                grpo_files::counted(all, "conversation"),
+                self.failures_in_a_row,
+                self.cause
+            );
+        }
+    }
 }
 
 /// What answers the messages of the assistant.
@@ -82,7 +139,7 @@ impl Environments {
     }
 
     fn from_kinds(list: Vec<(String, Kind)>) -> Self {
-        Self { failures_in_a_row: vec![0; list.len() + 1], tools: None, list }
+        Self { counters: vec![Counters::default(); list.len() + 1], tools: None, list }
     }
 
     /// Returns `true` if there are none: completions then have one turn.
@@ -148,31 +205,53 @@ impl Environments {
         }
     }
 
-    /// Counts a conversation of the environment at `index`, and its failure. `None` counts rows without a known environment.
+    /// Counts the conversations of a rollout, each with the index of its environment (`None` without a known environment), and logs failures.
+    /// A conversation in which the environment was not asked is neither a failure nor a success.
     ///
     /// # Errors
-    /// [`Error::TooManyFailures`] if `most` consecutive conversations failed.
-    pub fn count(&mut self, index: Option<usize>, failure: Option<&str>, most: u64) -> Result<()> {
-        let name = index.and_then(|index| self.list.get(index)).map_or("of an unknown name", |(name, _)| name);
-        let at = index.unwrap_or(self.list.len());
-        let Some(in_a_row) = self.failures_in_a_row.get_mut(at) else { return Ok(()) };
-        let Some(failure) = failure else {
-            *in_a_row = 0;
-            return Ok(());
-        };
-        *in_a_row += 1;
-        if in_a_row.is_power_of_two() {
-            tracing::warn!(
-                "the environment `{name}` has failed ({in_a_row} in a row), and its row is left out: {failure}"
-            );
+    /// [`Error::TooManyFailures`] if `most` consecutive conversations failed; [`Error::NeverAnswered`] if an environment has failed in every
+    /// conversation that asked it since the start of the run.
+    pub fn count<'a>(
+        &mut self,
+        conversations: impl IntoIterator<Item = (Option<usize>, &'a Outcome)>,
+        most: u64,
+    ) -> Result<()> {
+        let mut rollout = vec![[0; 3]; self.counters.len()];
+        for (index, outcome) in conversations {
+            let at = index.filter(|index| *index < self.list.len()).unwrap_or(self.list.len());
+            let (counters, [all, failed, consequences]) = (&mut self.counters[at], &mut rollout[at]);
+            *all += 1;
+            match outcome {
+                Outcome::NotAsked => {}
+                Outcome::Answered => (counters.has_answered, counters.failures_in_a_row) = (true, 0),
+                Outcome::Failed(failure) => {
+                    *failed += 1;
+                    *consequences += u64::from(failure.is_consequence());
+                    counters.count(self.list.get(at).map_or(UNKNOWN, |(name, _)| name), failure);
+                    if counters.failures_in_a_row >= most {
+                        let (failures, last) = (counters.failures_in_a_row, counters.cause.clone());
+                        let name = self.list.get(at).map_or(UNKNOWN, |(name, _)| name).to_owned();
+                        return Err(Error::TooManyFailures { name, failures, last });
+                    }
+                }
+            }
         }
-        if *in_a_row >= most {
-            let (failures, last) = (*in_a_row, failure.to_owned());
-            return Err(Error::TooManyFailures { name: name.to_owned(), failures, last });
+        for (at, [all, failed, consequences]) in
+            rollout.into_iter().enumerate().filter(|(_, [_, failed, _])| *failed > 0)
+        {
+            let (counters, name) = (&mut self.counters[at], self.list.get(at).map_or(UNKNOWN, |(name, _)| name));
+            counters.log_rollout(name, failed, consequences, all);
+            if !counters.has_answered && (failed == all || counters.failures >= MOST_WITHOUT_ANSWER) {
+                let (name, failures, cause) = (name.to_owned(), counters.failures, counters.cause.clone());
+                return Err(Error::NeverAnswered { name, failures, cause });
+            }
         }
         Ok(())
     }
 }
+
+/// The name of the environments of rows without a known one, in messages.
+const UNKNOWN: &str = "of an unknown name";
 
 impl std::fmt::Debug for Environments {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -45,9 +45,21 @@ pub enum Error {
         /// The reason.
         failure: crate::Failure,
     },
+    /// An environment that has failed in every conversation that asked it since the start of the run.
+    #[error(
+        "the environment `{name}` has failed in every conversation so far that asked it ({failures}); the cause: {cause}"
+    )]
+    NeverAnswered {
+        /// The name of the environment.
+        name: String,
+        /// The number of conversations in which it failed.
+        failures: u64,
+        /// The last cause.
+        cause: String,
+    },
     /// An environment that failed in too many consecutive conversations.
     #[error(
-        "the environment `{name}` has failed in {} in a row, which is rollout.multi_turn.max_consecutive_failures; the last failure: {last}",
+        "the environment `{name}` has failed in {} in a row, which is rollout.multi_turn.max_consecutive_failures; the last cause: {last}",
         counted(*failures, "conversation")
     )]
     TooManyFailures {
@@ -55,7 +67,7 @@ pub enum Error {
         name: String,
         /// The number of consecutive conversations in which it failed.
         failures: u64,
-        /// The error of the last conversation.
+        /// The last cause.
         last: String,
     },
 }

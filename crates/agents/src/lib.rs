@@ -21,7 +21,7 @@ pub use agent_program::AgentProgram;
 pub use built_in::{Calculator, WordGuess, evaluate};
 pub use config::{BuiltIn, EnvironmentConfig};
 pub use endpoint::Endpoint;
-pub use environment::{Environment, Episode, Failure, Reply, Start, check_messages};
+pub use environment::{Environment, Episode, Failure, Outcome, Reply, Start, check_messages};
 pub use environments::Environments;
 pub use error::{Error, Result};
 pub use openenv::OpenEnv;

@@ -149,8 +149,15 @@ fn summarise(
     tokenizer: &HfTokenizer,
 ) -> anyhow::Result<Summary> {
     let longest = folder.config().max_position_embeddings.saturating_sub(config.rollout.max_completion_length());
+    // As conversations begin, with the tools that the configuration names. Programs and servers are not started.
+    let environments = trainer::agents::Environments::described(&config.environments)?;
+    let shown = |item: &Item| rollout::with_tools(&environments, item).into_owned();
     let seen = RefCell::new((vec![], 0));
     let count = |prompts: &[&Prompt], _| {
+        // A prompt alone does not name one of several environments.
+        let prompts: Vec<Prompt> = prompts.iter().map(|prompt| shown(&Item::new((*prompt).clone()))).collect();
+        let prompts: Vec<&Prompt> = prompts.iter().collect();
+        let prompts = &prompts[..];
         // Not up to a limit: all lengths are shown.
         let found = trainer::count_tokens(tokenizer, &config.data, prompts, 0);
         let (lengths, special) = &mut *seen.borrow_mut();
@@ -176,7 +183,7 @@ fn summarise(
         *sources.entry(item.source.to_string()).or_default() += 1;
     }
     let prompts = items.iter().take(args.show).map(|item| {
-        let ids = rollout::encode_prompt(tokenizer, &item.prompt)?;
+        let ids = rollout::encode_prompt(tokenizer, &shown(item))?;
         let prompt = tokenizer.decode_with_special(&ids)?;
         Ok(Row { source: item.source.to_string(), prompt, tokens: ids.len(), answer: item.answer.clone() })
     });

@@ -18,7 +18,7 @@ use trainer::TrainConfig;
 #[command(
     after_help = "Later layers win: defaults, file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1. A resumed run \
     keeps its configuration, except for keys that may be changed with --set or in its config.yaml: run.*, policy.*, distributed.*, logging.*, wandb.*, \
-    eval.*, export.*, rollout.mesh, rollout.server, rollout.endpoint, the learning rate, its schedule and the limits of gradients in optimizer and \
+    eval.*, export.*, rollout.mesh, rollout.server, rollout.endpoint, rollout.endpoint_strict, the learning rate, its schedule and the limits of gradients in optimizer and \
     warmup.optimizer, grpo.max_steps, grpo.filter_groups.max_num_gen_batches, rewards.max_consecutive_failures and the connections to \
     external rewards. Exit codes: 0 the run is done, 2 it failed, 3 it was stopped by a signal and can be resumed."
 )]

@@ -182,6 +182,10 @@ impl RolloutEngine for ServerEngine {
         self.start(request)?.wait(request)
     }
 
+    fn context_length(&self) -> Option<usize> {
+        self.shared.servers.iter().filter_map(|server| server.facts.context).min()
+    }
+
     fn update_weights(&mut self, policy: &dyn Policy, version: u64) -> policy::Result<()> {
         // After an error, requests must not use the old weights.
         self.current = None;

@@ -298,6 +298,11 @@ pub trait RolloutEngine: Send {
         Ok(())
     }
 
+    /// Returns the number of tokens of the longest sequence that the engine takes, if it is limited; the policy has a limit of its own.
+    fn context_length(&self) -> Option<usize> {
+        None
+    }
+
     /// Starts to sample the completions of a request in the background, from the weights of the last [`RolloutEngine::update_weights`]. If
     /// the pending completions are dropped, the engine stops sampling them.
     ///

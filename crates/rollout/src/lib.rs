@@ -10,6 +10,7 @@ mod stops;
 
 pub use conversation::{Conversed, check_environments, with_tools};
 pub use error::{Error, Result};
+use prompts::exceeds;
 pub use prompts::{encode_prompt, encode_prompts, opens_think};
 
 use agents::{Endpoint, Environments};
@@ -147,6 +148,12 @@ impl Rollout<'_> {
         let request = request(self.config, &stops, &prompts, num_generations, max_completion_length, sampling);
         let completions = self.generate(&request)?;
         Completed::of_prompts(self.tokenizer, prompts, num_generations, completions)
+    }
+
+    /// Returns the number of tokens of the longest sequence that the policy and the engine take.
+    fn context_length(&self) -> usize {
+        let of_policy = self.policy.context_length();
+        self.engine.context_length().map_or(of_policy, |context| context.min(of_policy))
     }
 
     /// Holds conversations with the environments and the agents of rows.

@@ -2,6 +2,7 @@
 
 use data::{Item, Prompt};
 use models::Tokenizer;
+use serde_json::Value;
 
 /// Returns the token ids of each row's prompt. They are computed once, so that sampling and training use the same ids.
 ///
@@ -34,4 +35,15 @@ pub fn encode_prompt(tokenizer: &dyn Tokenizer, prompt: &Prompt) -> models::Resu
             tokenizer.encode_messages(messages, tools.as_ref(), documents.as_ref())
         }
     }
+}
+
+/// A number of bytes that no token of usual vocabularies exceeds.
+const MOST_TOKEN_BYTES: usize = 128;
+
+/// Returns the smallest number of tokens of messages if their texts are so long that they cannot have `longest` tokens or fewer: encoding them
+/// would take much time and memory.
+pub(crate) fn exceeds(messages: &[Value], longest: usize) -> Option<usize> {
+    let bytes: usize = messages.iter().filter_map(|message| message["content"].as_str()).map(str::len).sum();
+    let least = bytes / MOST_TOKEN_BYTES;
+    (least > longest).then_some(least)
 }

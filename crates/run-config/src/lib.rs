@@ -165,6 +165,9 @@ pub struct RolloutConfig {
     /// The address and the port at which agents ask the policy for messages, such as 127.0.0.1:8000; `None` is a free port that only this
     /// machine reaches.
     pub endpoint: Option<String>,
+    /// `true` if the endpoint refuses fields of requests that the run does not honour, such as `seed` or another temperature; `false` if the
+    /// run's values replace them, which the log says once.
+    pub endpoint_strict: bool,
     /// The mesh of sampling, over the devices of `policy.mesh`: `auto`, or the number of devices along each axis; null is `auto`, as a
     /// rule with tensor = gcd(key/value heads, devices) and data = the rest.
     pub mesh: Option<MeshChoice>,

@@ -27,6 +27,7 @@ pub const SAFE: &[&str] = &[
     "rollout.mesh",
     "rollout.server",
     "rollout.endpoint",
+    "rollout.endpoint_strict",
     "distributed",
     "optimizer.learning_rate",
     "optimizer.warmup_ratio",

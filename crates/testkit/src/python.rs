@@ -100,6 +100,8 @@ const OF_OPENENV: [&str; 15] = [
     "huggingface_hub==2.4.0",
     "openai==3.57.0",
 ];
+/// The SDKs of OpenAI and Anthropic, and a framework for agents.
+const AGENTS: [&str; 3] = ["openai==3.57.0", "anthropic==2.14.0", "openai-agents==0.24.0"];
 /// A script that prints the packages among its arguments that are missing.
 const LACKING: &str = "
 import sys
@@ -191,10 +193,21 @@ impl Python {
         python.with("openenv", &OF_OPENENV, &OPENENV)
     }
 
+    /// An interpreter with SDKs and a framework for agents, in a folder of its own of 0.13 GB, and without the packages of [`Python::install`].
+    ///
+    /// # Panics
+    /// See [`Python::install`].
+    pub fn install_agents() -> Self {
+        let program = variable("GRPO_TEST_PYTHON");
+        let python = Self { program: program.unwrap_or_else(|| "python3".into()), folder: None, server: None };
+        python.with("agents", &AGENTS, &[])
+    }
+
     /// Adds the packages of a server: `alone` without requirements, and the others with theirs.
     fn with(self, name: &str, others: &[&str], alone: &[&str]) -> Self {
         if variable("GRPO_TEST_PYTHON").is_some() {
-            let names = alone.iter().filter_map(|requirement| requirement.split("==").next());
+            let names = if alone.is_empty() { others } else { alone };
+            let names = names.iter().filter_map(|requirement| requirement.split("==").next());
             let lacking = run(Command::new(&self.program).args(["-c", LACKING]).args(names));
             assert!(lacking.is_empty(), "GRPO_TEST_PYTHON, {}, lacks {}", self.program.display(), lacking.trim_end());
             return self;
@@ -203,7 +216,9 @@ impl Python {
         let folder = cached(name, &requirements);
         once(&folder, |folder| {
             pip(folder, others);
-            pip(folder, &[&["--no-deps"], alone].concat());
+            if !alone.is_empty() {
+                pip(folder, &[&["--no-deps"], alone].concat());
+            }
             fs::write(folder.join("requirements.txt"), &requirements).expect("the packages can be written");
         });
         Self { server: Some(folder), ..self }

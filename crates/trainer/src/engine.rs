@@ -1,10 +1,27 @@
 //! The rollout engine that a configuration names.
 
 use crate::error::{Error, Result};
+use agents::Endpoint;
+use agents::endpoint::Rules;
 use distributed::Store;
 use models::{Dtype, ModelFolder};
 use policy::{PolicyEngine, RolloutEngine};
 use run_config::{PolicyDtype, TrainConfig};
+
+/// Returns the endpoint of `rollout.endpoint`, for the agents of a run.
+///
+/// # Errors
+/// [`Error::Environments`] for an address that cannot be used.
+pub(crate) fn endpoint(config: &TrainConfig) -> Result<Endpoint> {
+    let rollout = &config.rollout;
+    let rules = Rules {
+        temperature: rollout.temperature(),
+        top_p: rollout.top_p.unwrap_or(1.0),
+        stop: rollout.stop.clone().unwrap_or_default(),
+        is_strict: rollout.endpoint_strict,
+    };
+    Ok(Endpoint::open(rollout.endpoint.as_deref(), rules)?)
+}
 
 /// Returns the engine of `rollout.engine`, after it has checked its servers. `model` is the folder of the model, and `prompt` the number of
 /// tokens of the longest prompt; `store` connects the processes of a run, if it has several.
@@ -30,11 +47,8 @@ pub(crate) fn engine(
     let run = engines::Run {
         model: model.clone(),
         lora: config.lora.clone(),
-        // Environments may begin a conversation with any text for which the model has room.
-        max_tokens: match config.environments.is_empty() {
-            true => prompt + completion,
-            false => model.config().max_position_embeddings,
-        },
+        // A conversation whose environment or agent begins it with a longer prompt fails by itself.
+        max_tokens: (prompt + completion).min(model.config().max_position_embeddings),
         max_staleness: rollout.max_staleness,
         batch_size: rollout.batch_size,
         sampling_masks: rollout.replay_sampling_mask,

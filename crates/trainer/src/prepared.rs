@@ -196,16 +196,18 @@ impl Prepared {
             }
         };
         let longest_prompt = longest_prompt + rows.added_by_environments;
+        // A conversation that an environment or an agent begins with a longer prompt fails by itself, if the servers lack the room.
+        let of_rows = longest_prompt;
         // Agents write their prompts, of any length for which there is room.
         let longest_prompt = match environments.has_agents() {
             true => longest_prompt.max(planner::longest_prompt(&config, &shape)),
             false => longest_prompt,
         };
         let endpoint = match leads && environments.has_agents() {
-            true => Some(Endpoint::open(config.rollout.endpoint.as_deref())?),
+            true => Some(crate::engine::endpoint(&config)?),
             false => None,
         };
-        let engine = engine(&config, described.as_ref(), longest_prompt, store.as_deref())?;
+        let engine = engine(&config, described.as_ref(), of_rows, store.as_deref())?;
         let place = PolicyTarget::open(&config, &shape, longest_prompt, store.as_ref())?;
         let model = described.map(|described| with_weights(described, &config)).transpose()?;
         let (memory, available) = place.memory(&config, &shape, model.as_ref(), longest_prompt)?;

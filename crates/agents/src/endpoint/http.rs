@@ -1,60 +1,31 @@
-//! A server of HTTP/1.1 for agents: one thread per connection, which waits while the policy samples. The number of connections, the size of heads
-//! and bodies, and the time of a transfer are limited, and dropping the server closes the port and all connections.
+//! A server of HTTP/1.1 for agents: one thread per connection, which waits while the policy samples. Dropping the server closes the port and all
+//! connections.
 //!
 //! ```text
-//! accept, unless MAX_CONNECTIONS are open
-//! until the connection is closed, or silent for IDLE:
-//!     read a head of at most MAX_HEAD bytes
-//!     admit it: a request without a valid key is refused before its body is read
-//!     read a body of at most MAX_BODY bytes, with a length or in chunks
-//!     answer, unless the client has closed the connection
+//! accept, unless MAX_CONNECTIONS are being answered
+//! close another connection if this one is too many: of MAX_STRANGERS without an admitted request, the oldest one of the peer that has most of
+//!     them; of MAX_CONNECTIONS, a stranger, or else the one that has waited longest for its next request
+//! serve the connection (connection.rs)
 //! ```
 
-use super::openai::ApiError;
+use super::connection::{self, Head};
+use super::events::Body;
+use super::request::ApiError;
 use serde_json::Value;
-use std::collections::HashMap;
-use std::io::{self, ErrorKind, Read, Write};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The maximum number of open connections. Further ones wait until another is closed.
+/// The maximum number of open connections.
 const MAX_CONNECTIONS: usize = 512;
-/// The maximum size of a head in bytes.
-const MAX_HEAD: usize = 1 << 14;
-/// The maximum number of headers.
-const MAX_HEADERS: usize = 64;
-/// The maximum size of a body in bytes.
-pub(super) const MAX_BODY: usize = 8 << 20;
-/// The maximum number of bytes that are read after a refusal. A client that still sends its body would not read the refusal otherwise.
-const MAX_DRAINED: usize = 64 << 20;
-/// The time limit for receiving a request, and for sending a response.
-const TRANSFER: Duration = Duration::from_secs(30);
-/// The time limit for the next request of a connection.
-const IDLE: Duration = Duration::from_secs(600);
+/// The maximum number of connections that have not sent an admitted request.
+const MAX_STRANGERS: usize = 128;
 /// The pause after a failed `accept`, such as without a free file descriptor.
 const PAUSE: Duration = Duration::from_millis(10);
-
-/// The first line and the headers of a request, as far as they matter.
-pub(super) struct Head {
-    pub(super) method: String,
-    /// The path without its query.
-    pub(super) path: String,
-    /// The key of `Authorization: Bearer KEY`.
-    pub(super) key: Option<String>,
-    length: Length,
-    keeps_alive: bool,
-    expects_continue: bool,
-}
-
-/// The length of a body.
-#[derive(Clone, Copy)]
-enum Length {
-    Known(usize),
-    Chunked,
-}
 
 /// The functions of a server.
 pub(super) trait Handler: Send + Sync {
@@ -63,18 +34,21 @@ pub(super) trait Handler: Send + Sync {
 
     /// Answers a request that was admitted.
     fn answer(&self, head: &Head, body: &[u8]) -> Result<Answer, ApiError>;
+
+    /// Returns the body of an error; `head` is that of its request, if it could be read.
+    fn error(&self, head: Option<&Head>, error: &ApiError) -> Value;
 }
 
 /// The answer to a request.
 pub(super) struct Answer {
-    pub(super) body: Value,
+    pub(super) body: Body,
     /// Receives `true` when the whole response was written to a client that waits for it. Without that, it is disconnected.
     pub(super) receipt: Option<Sender<bool>>,
 }
 
 impl From<Value> for Answer {
     fn from(body: Value) -> Self {
-        Self { body, receipt: None }
+        Self { body: Body::Json(body), receipt: None }
     }
 }
 
@@ -88,21 +62,88 @@ pub(super) struct Server {
 struct Shared {
     handler: Arc<dyn Handler>,
     connections: Mutex<Connections>,
-    closed: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
 struct Connections {
     has_ended: bool,
     next: u64,
-    open: HashMap<u64, TcpStream>,
+    open: HashMap<u64, Open>,
+    /// The number of connections that were closed before an admitted request.
+    strangers: u64,
+}
+
+/// An open connection.
+struct Open {
+    stream: TcpStream,
+    peer: IpAddr,
+    phase: Phase,
+    since: Instant,
+}
+
+/// What a connection waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Its first request with a valid key.
+    Stranger,
+    /// The answer to a request.
+    Busy,
+    /// Its next request.
+    Idle,
+}
+
+impl Connections {
+    /// Returns the number of connections in a phase.
+    fn count(&self, phase: Phase) -> usize {
+        self.open.values().filter(|open| open.phase == phase).count()
+    }
+
+    /// Closes a connection if there are too many.
+    fn make_room(&mut self) {
+        let strangers = self.count(Phase::Stranger);
+        let is_full = self.open.len() > MAX_CONNECTIONS;
+        if strangers > MAX_STRANGERS || (is_full && strangers > 1) {
+            let mut peers: BTreeMap<IpAddr, usize> = BTreeMap::new();
+            for open in self.open.values().filter(|open| open.phase == Phase::Stranger) {
+                *peers.entry(open.peer).or_default() += 1;
+            }
+            let most = peers.into_iter().max_by_key(|(_, count)| *count).map(|(peer, _)| peer);
+            if let Some(peer) = most {
+                self.close_oldest(|open| open.phase == Phase::Stranger && open.peer == peer);
+                self.report(peer);
+            }
+        } else if is_full {
+            self.close_oldest(|open| open.phase == Phase::Idle);
+        }
+    }
+
+    fn close_oldest(&mut self, is_candidate: impl Fn(&Open) -> bool) {
+        let candidates = self.open.iter().filter(|(_, open)| is_candidate(open));
+        let oldest = candidates.min_by_key(|(number, open)| (open.since, **number)).map(|(number, _)| *number);
+        if let Some(open) = oldest.and_then(|number| self.open.remove(&number)) {
+            let _ = open.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Reports a connection that was closed before an admitted request.
+    fn report(&mut self, peer: IpAddr) {
+        self.strangers += 1;
+        if self.strangers.is_power_of_two() {
+            tracing::warn!(
+                "rollout.endpoint has closed connections that sent no request with the key of a conversation ({} so far, the last one from \
+                 {peer})",
+                self.strangers
+            );
+        }
+    }
 }
 
 impl Server {
     /// Starts a server.
     pub(super) fn start(listener: TcpListener, handler: Arc<dyn Handler>) -> io::Result<Self> {
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared { handler, connections: Mutex::default(), closed: Condvar::new() });
+        let shared = Arc::new(Shared { handler, connections: Mutex::default(), changed: Condvar::new() });
         let of_thread = Arc::clone(&shared);
         let acceptor =
             std::thread::Builder::new().name("endpoint".into()).spawn(move || accept(&listener, &of_thread))?;
@@ -118,11 +159,11 @@ impl Drop for Server {
     fn drop(&mut self) {
         let mut connections = self.shared.lock();
         connections.has_ended = true;
-        for stream in connections.open.values() {
-            let _ = stream.shutdown(Shutdown::Both);
+        for open in connections.open.values() {
+            let _ = open.stream.shutdown(Shutdown::Both);
         }
         drop(connections);
-        self.shared.closed.notify_all();
+        self.shared.changed.notify_all();
         // `accept` returns with this connection.
         let host = if self.address.ip().is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { self.address.ip() };
         let woken = TcpStream::connect_timeout(&SocketAddr::new(host, self.address.port()), Duration::from_secs(1));
@@ -141,8 +182,8 @@ impl Shared {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     loop {
         let mut connections = shared.lock();
-        while connections.open.len() >= MAX_CONNECTIONS && !connections.has_ended {
-            connections = shared.closed.wait(connections).unwrap_or_else(PoisonError::into_inner);
+        while connections.count(Phase::Busy) >= MAX_CONNECTIONS && !connections.has_ended {
+            connections = shared.changed.wait(connections).unwrap_or_else(PoisonError::into_inner);
         }
         drop(connections);
         let accepted = listener.accept();
@@ -150,282 +191,36 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         if connections.has_ended {
             return;
         }
-        let Ok((stream, kept)) = accepted.and_then(|(stream, _)| Ok((stream.try_clone()?, stream))) else {
+        let Ok((stream, kept, peer)) = accepted.and_then(|(stream, peer)| Ok((stream.try_clone()?, stream, peer.ip())))
+        else {
             drop(connections);
             std::thread::sleep(PAUSE);
             continue;
         };
         let number = connections.next;
         connections.next += 1;
-        connections.open.insert(number, kept);
+        connections.open.insert(number, Open { stream: kept, peer, phase: Phase::Stranger, since: Instant::now() });
+        connections.make_room();
         drop(connections);
         let of_thread = Arc::clone(shared);
         let serve = move || {
+            let set_phase = |phase: Phase| {
+                if let Some(open) = of_thread.lock().open.get_mut(&number) {
+                    (open.phase, open.since) = (phase, Instant::now());
+                }
+                of_thread.changed.notify_all();
+            };
             // A connection that fails is closed; its client sees that.
-            let _ = Connection { stream, received: Vec::new() }.serve(&*of_thread.handler);
-            of_thread.lock().open.remove(&number);
-            of_thread.closed.notify_all();
+            let _ = connection::serve(stream, &*of_thread.handler, &set_phase);
+            let mut connections = of_thread.lock();
+            if connections.open.remove(&number).is_some_and(|open| open.phase == Phase::Stranger) {
+                connections.report(peer);
+            }
+            drop(connections);
+            of_thread.changed.notify_all();
         };
         if std::thread::Builder::new().name("endpoint".into()).spawn(serve).is_err() {
             shared.lock().open.remove(&number);
         }
-    }
-}
-
-struct Connection {
-    stream: TcpStream,
-    /// Bytes that were received and not used yet.
-    received: Vec<u8>,
-}
-
-/// The reason why a request cannot be read.
-enum Fault {
-    /// The client is answered, and the connection is closed.
-    Refused(ApiError),
-    /// The connection is closed.
-    Closed,
-}
-
-impl From<io::Error> for Fault {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                let message = format!("the request did not arrive within {} seconds", TRANSFER.as_secs());
-                Self::Refused(ApiError::new(408, message))
-            }
-            _ => Self::Closed,
-        }
-    }
-}
-
-impl Connection {
-    /// Answers requests until the connection is closed.
-    fn serve(mut self, handler: &dyn Handler) -> io::Result<()> {
-        self.stream.set_nodelay(true)?;
-        self.stream.set_write_timeout(Some(TRANSFER))?;
-        loop {
-            if self.received.is_empty() && !self.fill(Instant::now() + IDLE)? {
-                return Ok(());
-            }
-            let deadline = Instant::now() + TRANSFER;
-            let (answer, keeps_alive) = match self.request(handler, deadline) {
-                Ok((head, body)) => {
-                    let answer = handler.answer(&head, &body);
-                    if self.is_closed()? {
-                        return Ok(());
-                    }
-                    // The conversation may have ended in the meantime.
-                    (answer.and_then(|answer| handler.admit(&head).map(|()| answer)), head.keeps_alive)
-                }
-                Err(Fault::Refused(error)) => (Err(error), false),
-                Err(Fault::Closed) => return Ok(()),
-            };
-            let (body, receipt) = match answer {
-                Ok(Answer { body, receipt }) => (Ok(body), receipt),
-                Err(error) => (Err(error), None),
-            };
-            self.respond(body, keeps_alive)?;
-            if let Some(receipt) = receipt {
-                let _ = receipt.send(true);
-            }
-            if !keeps_alive {
-                return self.drain(Instant::now() + TRANSFER);
-            }
-        }
-    }
-
-    /// Reads a request that the handler admits.
-    fn request(&mut self, handler: &dyn Handler, deadline: Instant) -> Result<(Head, Vec<u8>), Fault> {
-        let head = self.head(deadline)?;
-        handler.admit(&head).map_err(Fault::Refused)?;
-        if let Length::Known(length) = head.length
-            && length > MAX_BODY
-        {
-            return Err(too_large(length));
-        }
-        if head.expects_continue {
-            self.stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
-        }
-        let body = match head.length {
-            Length::Known(length) => self.take(length, deadline)?,
-            Length::Chunked => self.chunks(deadline)?,
-        };
-        Ok((head, body))
-    }
-
-    fn head(&mut self, deadline: Instant) -> Result<Head, Fault> {
-        let bad =
-            |what: String| Fault::Refused(ApiError::new(400, format!("a request of HTTP/1.1 was expected: {what}")));
-        loop {
-            let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-            let mut request = httparse::Request::new(&mut headers);
-            match request.parse(&self.received) {
-                Ok(httparse::Status::Complete(length)) if length <= MAX_HEAD => {
-                    let head = Head::new(&request).map_err(bad)?;
-                    self.received.drain(..length);
-                    return Ok(head);
-                }
-                Ok(httparse::Status::Partial) if self.received.len() < MAX_HEAD => {}
-                Ok(_) => {
-                    let message = format!("the head of a request has at most {MAX_HEAD} bytes");
-                    return Err(Fault::Refused(ApiError::new(431, message)));
-                }
-                Err(error) => return Err(bad(error.to_string())),
-            }
-            self.more(deadline)?;
-        }
-    }
-
-    /// Reads a body in chunks.
-    fn chunks(&mut self, deadline: Instant) -> Result<Vec<u8>, Fault> {
-        let mut body = Vec::new();
-        loop {
-            let (line, size) = loop {
-                match httparse::parse_chunk_size(&self.received) {
-                    Ok(httparse::Status::Complete((line, size))) => {
-                        break (line, usize::try_from(size).unwrap_or(usize::MAX));
-                    }
-                    Ok(httparse::Status::Partial) if self.received.len() < MAX_HEAD => self.more(deadline)?,
-                    _ => return Err(Fault::Refused(ApiError::new(400, "the size of a chunk was expected"))),
-                }
-            };
-            self.received.drain(..line);
-            if size.saturating_add(body.len()) > MAX_BODY {
-                return Err(too_large(size.saturating_add(body.len())));
-            }
-            if size == 0 {
-                break;
-            }
-            body.append(&mut self.take(size, deadline)?);
-            self.take(2, deadline)?;
-        }
-        // Headers behind the body, which are not read, end with an empty line.
-        loop {
-            match self.received.windows(2).position(|pair| pair == b"\r\n") {
-                Some(at) => {
-                    self.received.drain(..at + 2);
-                    if at == 0 {
-                        return Ok(body);
-                    }
-                }
-                None if self.received.len() < MAX_HEAD => self.more(deadline)?,
-                None => return Err(Fault::Refused(ApiError::new(431, "the headers behind the body are too long"))),
-            }
-        }
-    }
-
-    /// Takes `length` bytes.
-    fn take(&mut self, length: usize, deadline: Instant) -> Result<Vec<u8>, Fault> {
-        while self.received.len() < length {
-            self.more(deadline)?;
-        }
-        let rest = self.received.split_off(length);
-        Ok(std::mem::replace(&mut self.received, rest))
-    }
-
-    fn more(&mut self, deadline: Instant) -> Result<(), Fault> {
-        if self.fill(deadline)? { Ok(()) } else { Err(Fault::Closed) }
-    }
-
-    /// Receives some bytes. Returns `false` if the client has closed the connection.
-    fn fill(&mut self, deadline: Instant) -> io::Result<bool> {
-        let mut bytes = [0; 1 << 14];
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            self.stream.set_read_timeout(Some(left))?;
-            match self.stream.read(&mut bytes) {
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                read => {
-                    let read = read?;
-                    self.received.extend_from_slice(&bytes[..read]);
-                    return Ok(read > 0);
-                }
-            }
-        }
-    }
-
-    /// Returns `true` if the client has closed the connection, and nothing that it has sent is left. A client that only ends its side of the
-    /// connection counts as one that no longer waits, as in other servers.
-    fn is_closed(&self) -> io::Result<bool> {
-        if !self.received.is_empty() {
-            return Ok(false);
-        }
-        self.stream.set_nonblocking(true)?;
-        let peeked = self.stream.peek(&mut [0]);
-        self.stream.set_nonblocking(false)?;
-        match peeked {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-            peeked => Ok(peeked? == 0),
-        }
-    }
-
-    fn respond(&mut self, answer: Result<Value, ApiError>, keeps_alive: bool) -> io::Result<()> {
-        let (status, body) = match answer {
-            Ok(body) => (200, body.to_string()),
-            Err(error) => (error.status, error.body().to_string()),
-        };
-        let (reason, length) = (if status == 200 { "OK" } else { "Refused" }, body.len());
-        let connection = if keeps_alive { "keep-alive" } else { "close" };
-        let response = format!(
-            "HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: {connection}\r\n\r\n{body}"
-        );
-        self.stream.write_all(response.as_bytes())
-    }
-
-    /// Closes the connection, and drops what the client still sends.
-    fn drain(mut self, deadline: Instant) -> io::Result<()> {
-        self.stream.shutdown(Shutdown::Write)?;
-        let mut drained = 0;
-        while drained < MAX_DRAINED {
-            self.received.clear();
-            if !self.fill(deadline)? {
-                break;
-            }
-            drained += self.received.len();
-        }
-        Ok(())
-    }
-}
-
-fn too_large(found: usize) -> Fault {
-    Fault::Refused(ApiError::new(413, format!("a body of at most {MAX_BODY} bytes was expected, got {found}")))
-}
-
-impl Head {
-    fn new(request: &httparse::Request<'_, '_>) -> Result<Self, String> {
-        let header = |name: &str| {
-            let mut values = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name));
-            let value = values.next().map(|header| String::from_utf8_lossy(header.value).trim().to_owned());
-            match values.next() {
-                None => Ok(value),
-                Some(_) => Err(format!("it has the header {name} twice")),
-            }
-        };
-        let length = match (header("Transfer-Encoding")?, header("Content-Length")?) {
-            (None, None) => Length::Known(0),
-            (None, Some(length)) => {
-                Length::Known(length.parse().map_err(|_| format!("its Content-Length is `{length}`"))?)
-            }
-            (Some(coding), None) if coding.eq_ignore_ascii_case("chunked") => Length::Chunked,
-            (Some(coding), _) => return Err(format!("its Transfer-Encoding is `{coding}`, with or without a length")),
-        };
-        let bearer = header("Authorization")?;
-        let key = bearer.and_then(|value| {
-            let (scheme, key) = value.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim().to_owned())
-        });
-        let connection = header("Connection")?.unwrap_or_default();
-        let path = request.path.unwrap_or_default();
-        Ok(Self {
-            method: request.method.unwrap_or_default().to_owned(),
-            path: path.split(['?', '#']).next().unwrap_or_default().to_owned(),
-            key,
-            length,
-            keeps_alive: request.version == Some(1) && !connection.eq_ignore_ascii_case("close"),
-            expects_continue: header("Expect")?.is_some_and(|value| value.eq_ignore_ascii_case("100-continue")),
-        })
     }
 }

@@ -1,4 +1,5 @@
-//! The endpoint of a run: agents ask the policy for messages over OpenAI's API of chat completions.
+//! The endpoint of a run: agents ask the policy for messages over the protocols of OpenAI and Anthropic. Each protocol is a file that reads
+//! a [`ChatRequest`] and writes a [`ChatReply`].
 //!
 //! ```text
 //! for each conversation, on a thread per worker of its agent:
@@ -8,21 +9,29 @@
 //!     pass them to the caller, who samples for all of them at once
 //! ```
 
+mod chat;
+mod completions;
+mod connection;
+mod events;
 mod http;
-mod openai;
+mod messages;
+mod request;
+mod responses;
+mod routes;
 
-pub(crate) use openai::MODEL;
-pub use openai::{ApiError, ChatReply, ChatRequest};
+pub(crate) use request::MODEL;
+pub use request::{ApiError, ChatReply, ChatRequest, Rules};
 
 use crate::agent::{Agent, Clock, Connection};
 use crate::environment::{Failure, check_reward};
 use crate::error::{Error, Result};
 use data::Item;
-use http::{Answer, Handler, Head, Server};
+use events::Body;
+use http::{Handler, Server};
 use rand::TryRng;
 use rand::rngs::SysRng;
+use request::Named;
 use rewards::programs::lock;
-use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -110,8 +119,19 @@ enum Event {
     Over(usize, std::result::Result<Option<f32>, Failure>),
 }
 
+/// A request, and the function that writes its response.
+struct Parsed {
+    request: ChatRequest,
+    render: Render,
+}
+
+/// Writes a reply as the response with a number.
+type Render = Box<dyn FnOnce(&ChatReply, u64) -> Body>;
+
 #[derive(Default)]
 struct Shared {
+    rules: Rules,
+    named: Named,
     keys: Mutex<Keys>,
     /// The number of responses.
     responses: AtomicU64,
@@ -134,15 +154,15 @@ struct Open {
 }
 
 impl Endpoint {
-    /// Opens an endpoint at `address`, such as `127.0.0.1:8000`; `None` is a free port of the loopback address.
+    /// Opens an endpoint at `address`, such as `127.0.0.1:8000`; `None` is a free port of the loopback address. The `rules` are those of the run.
     ///
     /// # Errors
     /// [`Error::Config`] for an illegal address; [`Error::Endpoint`] for one that cannot be used, such as a port in use.
-    pub fn open(address: Option<&str>) -> Result<Self> {
+    pub fn open(address: Option<&str>, rules: Rules) -> Result<Self> {
         let address = socket_address(address.unwrap_or(ADDRESS))?;
         let failed = |source| Error::Endpoint { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { rules, ..Shared::default() });
         let server = Server::start(listener, Arc::clone(&shared) as Arc<dyn Handler>).map_err(failed)?;
         if !address.ip().is_loopback() {
             tracing::warn!(
@@ -310,7 +330,8 @@ impl Shared {
         }
         let found = if key.is_some() { "another key" } else { "no key" };
         let message = format!(
-            "the key of a running conversation was expected as `Authorization: Bearer KEY`, got {found}: agents find it in OPENAI_API_KEY"
+            "the key of a running conversation was expected as `Authorization: Bearer KEY` or `X-Api-Key: KEY`, got {found}: agents find it in \
+             OPENAI_API_KEY and ANTHROPIC_API_KEY"
         );
         Err(ApiError::new(401, message).with_code("invalid_api_key"))
     }
@@ -322,50 +343,6 @@ impl Keys {
             self.revoked.pop_front();
         }
         self.revoked.push_back(key);
-    }
-}
-
-const CHAT: &str = "/v1/chat/completions";
-const MODELS: &str = "/v1/models";
-
-impl Handler for Shared {
-    fn admit(&self, head: &Head) -> std::result::Result<(), ApiError> {
-        self.conversation(head.key.as_deref())?;
-        match (head.path.as_str(), head.method.as_str()) {
-            (CHAT, "POST") | (MODELS, "GET") => Ok(()),
-            (path, "GET") if path.strip_prefix(MODELS).is_some_and(|name| name.strip_prefix('/') == Some(MODEL)) => {
-                Ok(())
-            }
-            (path @ (CHAT | MODELS), method) => {
-                let expected = if path == CHAT { "POST" } else { "GET" };
-                Err(ApiError::new(405, format!("{path} expects {expected}, got {method}")))
-            }
-            (path, _) => Err(ApiError::new(
-                404,
-                format!("there is no {path}: the endpoint has POST {CHAT}, GET {MODELS} and GET {MODELS}/{MODEL}"),
-            )),
-        }
-    }
-
-    fn answer(&self, head: &Head, body: &[u8]) -> std::result::Result<Answer, ApiError> {
-        match head.path.as_str() {
-            CHAT => {}
-            MODELS => return Ok(json!({"object": "list", "data": [openai::model()]}).into()),
-            _ => return Ok(openai::model().into()),
-        }
-        let request = ChatRequest::parse(body)?;
-        let Open { job, clock, events } = self.conversation(head.key.as_deref())?;
-        let (logprobs, (reply, replied)) = (request.logprobs, channel());
-        let Some(_waiting) = clock.wait(MOST_PARALLEL) else {
-            let message = format!("a conversation has at most {MOST_PARALLEL} requests at the same time");
-            return Err(ApiError::new(429, message).with_code("too_many_requests"));
-        };
-        let gone = || ApiError::new(404, "the conversation of this key has ended").with_code("conversation_closed");
-        events.send(Event::Asked(Asked { job, request, reply })).map_err(|_| gone())?;
-        drop(events);
-        let (reply, receipt) = replied.recv().map_err(|_| gone())?;
-        let body = reply?.body(self.responses.fetch_add(1, Ordering::Relaxed), logprobs);
-        Ok(Answer { body, receipt: Some(receipt) })
     }
 }
 

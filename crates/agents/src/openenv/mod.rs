@@ -146,7 +146,9 @@ impl Conversation {
             }
         };
         let text = observation.text(self.form.observation.as_deref()).map_err(|garbage| self.garbage(&garbage))?;
-        let messages = (!text.is_empty()).then(|| json!({"role": "user", "content": text})).into_iter().collect();
+        // An empty text is an observation, too, unless it is the last one.
+        let is_read = !(text.is_empty() && observation.done);
+        let messages = is_read.then(|| json!({"role": "user", "content": text})).into_iter().collect();
         Ok(Reply { messages, reward: observation.reward, done: observation.done })
     }
 

@@ -93,7 +93,7 @@ impl Sessions {
     }
 
     fn stopped(&self, stop: Stop) -> Failure {
-        let (Stop::Ended(reason) | Stop::Broken(reason)) = stop;
+        let reason = stop.into_message();
         self.failure(reason)
     }
 

@@ -1,17 +1,17 @@
 //! The endpoint, its keys, and agents that are programs or functions.
 
-use agents::endpoint::{ApiError, Asked, ChatReply, Held, Job};
+use agents::endpoint::{ApiError, Asked, ChatReply, Held, Job, Rules};
 use agents::{Agent, AgentProgram, Connection, Endpoint, EnvironmentConfig, Error, Failure};
 use data::Item;
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// An agent that is a function.
-struct Function<F>(F);
+pub(crate) struct Function<F>(pub(crate) F);
 
 impl<F: Fn(&Item, &Connection) -> Result<Option<f32>, Failure> + Send + Sync> Agent for Function<F> {
     fn workers(&self) -> usize {
@@ -29,7 +29,13 @@ fn shout(asked: Vec<Asked>) -> Result<(), Error> {
         let text = asked.request.messages.last().unwrap()["content"].as_str().unwrap().to_uppercase();
         let message = json!({"role": "assistant", "content": text});
         let tokens = vec![(text, -0.5)];
-        asked.answer(Ok(ChatReply { message, finish_reason: "stop", prompt_tokens: 7, tokens }));
+        asked.answer(Ok(ChatReply {
+            message,
+            finish_reason: "stop",
+            prompt_tokens: 7,
+            tokens,
+            ..ChatReply::default()
+        }));
     }
     Ok(())
 }
@@ -80,7 +86,7 @@ fn raw(endpoint: &Endpoint, bytes: &[u8]) -> String {
 
 #[test]
 fn agents_are_answered_and_their_rewards_are_in_the_order_of_the_rows() {
-    let endpoint = Endpoint::open(None).unwrap();
+    let endpoint = Endpoint::open(None, Rules::default()).unwrap();
     assert!(endpoint.address().ip().is_loopback());
     let agent = Function(|row: &Item, connection: &Connection| {
         for turn in 0..3 {
@@ -101,7 +107,7 @@ fn agents_are_answered_and_their_rewards_are_in_the_order_of_the_rows() {
 
 #[test]
 fn only_keys_of_running_conversations_are_taken() {
-    let endpoint = Endpoint::open(None).unwrap();
+    let endpoint = Endpoint::open(None, Rules::default()).unwrap();
     let keys = Arc::new(Mutex::new(Vec::<String>::new()));
     let seen = Arc::clone(&keys);
     let agent = Function(move |_: &Item, connection: &Connection| {
@@ -138,7 +144,7 @@ fn only_keys_of_running_conversations_are_taken() {
 
 #[test]
 fn bad_requests_are_refused_and_the_conversation_goes_on() {
-    let endpoint = Arc::new(Endpoint::open(None).unwrap());
+    let endpoint = Arc::new(Endpoint::open(None, Rules::default()).unwrap());
     let of_agent = Arc::clone(&endpoint);
     let agent = Function(move |_: &Item, connection: &Connection| {
         let chat = format!("{}/chat/completions", connection.base_url());
@@ -190,7 +196,7 @@ fn bad_requests_are_refused_and_the_conversation_goes_on() {
 
 #[test]
 fn an_answer_that_comes_after_the_end_of_a_conversation_is_not_delivered() {
-    let endpoint = Arc::new(Endpoint::open(None).unwrap());
+    let endpoint = Arc::new(Endpoint::open(None, Rules::default()).unwrap());
     let (asked, is_asked) = channel();
     let is_asked = Mutex::new(is_asked);
     let (key, keys) = channel();
@@ -217,7 +223,7 @@ fn an_answer_that_comes_after_the_end_of_a_conversation_is_not_delivered() {
         }
         for request in requests {
             let message = json!({"role": "assistant", "content": "HI"});
-            let reply = ChatReply { message, finish_reason: "stop", prompt_tokens: 1, tokens: vec![] };
+            let reply = ChatReply { message, finish_reason: "stop", prompt_tokens: 1, ..ChatReply::default() };
             deliveries.push(request.answer(Ok(reply)).is_complete());
         }
         Ok::<_, Error>(())
@@ -232,9 +238,9 @@ fn an_answer_that_comes_after_the_end_of_a_conversation_is_not_delivered() {
 
 #[test]
 fn a_port_in_use_is_refused_until_its_run_has_ended() {
-    let first = Endpoint::open(None).unwrap();
+    let first = Endpoint::open(None, Rules::default()).unwrap();
     let address = first.address().to_string();
-    let error = Endpoint::open(Some(&address)).err().unwrap().to_string();
+    let error = Endpoint::open(Some(&address), Rules::default()).err().unwrap().to_string();
     assert!(
         error.contains("`rollout.endpoint`") && error.contains(&address) && error.contains("another run"),
         "{error}"
@@ -243,7 +249,7 @@ fn a_port_in_use_is_refused_until_its_run_has_ended() {
     // A program that another test starts has the socket until its `exec`.
     let limit = Instant::now() + Duration::from_secs(60);
     let again = loop {
-        match Endpoint::open(Some(&address)) {
+        match Endpoint::open(Some(&address), Rules::default()) {
             Err(error) if Instant::now() > limit => panic!("{error}"),
             Err(_) => std::thread::sleep(Duration::from_millis(2)),
             Ok(endpoint) => break endpoint,
@@ -251,14 +257,14 @@ fn a_port_in_use_is_refused_until_its_run_has_ended() {
     };
     assert_eq!(again.address().to_string(), address);
     for wrong in ["localhost", "127.0.0.1", ":80", "127.0.0.1:99999"] {
-        let error = Endpoint::open(Some(wrong)).err().unwrap().to_string();
+        let error = Endpoint::open(Some(wrong), Rules::default()).err().unwrap().to_string();
         assert!(error.contains("such as 127.0.0.1:8000") && error.contains(wrong), "{error}");
     }
 }
 
 #[test]
 fn an_error_of_the_sampler_ends_all_conversations() {
-    let endpoint = Endpoint::open(None).unwrap();
+    let endpoint = Endpoint::open(None, Rules::default()).unwrap();
     let statuses = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&statuses);
     let agent: Arc<dyn Agent> = Arc::new(Function(move |_: &Item, connection: &Connection| {
@@ -285,7 +291,7 @@ fn an_error_of_the_sampler_ends_all_conversations() {
 #[test]
 #[should_panic(expected = "a scoped thread panicked")]
 fn an_agent_that_panics_does_not_leave_the_run_waiting() {
-    let endpoint = Endpoint::open(None).unwrap();
+    let endpoint = Endpoint::open(None, Rules::default()).unwrap();
     let agent: Arc<dyn Agent> =
         Arc::new(Function(|_: &Item, _: &Connection| -> Result<Option<f32>, Failure> { panic!("a bug of the agent") }));
     let rows = rows(2);
@@ -293,11 +299,39 @@ fn an_agent_that_panics_does_not_leave_the_run_waiting() {
     let _ = endpoint.hold(&jobs, |_| Ok::<_, Error>(()));
 }
 
+#[test]
+fn silent_connections_do_not_keep_agents_out() {
+    let endpoint = Arc::new(Endpoint::open(None, Rules::default()).unwrap());
+    let of_agent = Arc::clone(&endpoint);
+    let agent = Function(move |_: &Item, connection: &Connection| {
+        let address = of_agent.address();
+        // More than the endpoint holds; a third of them sends half a head.
+        let strangers: Vec<TcpStream> = (0..700)
+            .map(|i| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                if i % 3 == 0 {
+                    let _ = stream.write_all(b"GET / HTTP/1.1\r\n");
+                }
+                stream
+            })
+            .collect();
+        for _ in 0..3 {
+            assert_eq!(ask(connection, "x").0, 200);
+        }
+        // The oldest ones were closed.
+        strangers[0].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let end = (&strangers[0]).read(&mut [0]);
+        assert!(matches!(end, Ok(0)) || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
+        Ok(Some(1.0))
+    });
+    assert_eq!(hold(&endpoint, agent, &rows(1)).outcomes, [Ok(Some(1.0))]);
+}
+
 /// Returns the failure of a shell script as an agent.
 fn failure(script: &str, timeout: f64) -> String {
     let agent = vec!["/bin/sh".into(), "-c".into(), script.into()];
     let config = EnvironmentConfig { agent, timeout, ..EnvironmentConfig::default() };
-    let endpoint = Endpoint::open(None).unwrap();
+    let endpoint = Endpoint::open(None, Rules::default()).unwrap();
     let held = hold(&endpoint, AgentProgram::new("game", &config).unwrap(), &rows(1));
     held.outcomes[0].as_ref().unwrap_err().to_string()
 }

@@ -3,3 +3,4 @@
 mod endpoint;
 mod openenv;
 mod programs;
+mod protocols;

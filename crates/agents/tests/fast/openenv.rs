@@ -111,6 +111,15 @@ fn refused(environment: &OpenEnv) -> Failure {
 }
 
 #[test]
+fn an_empty_observation_is_a_message() {
+    let server = Server::new(|socket, _, _, _| send(socket, &observed(json!({"text": ""}), json!(null), false)));
+    let settings = EnvironmentConfig { observation: Some("text".into()), ..server.config() };
+    let environment = OpenEnv::new("game", &settings).unwrap();
+    let reply = start(&environment).step(&said("9")).unwrap();
+    assert_eq!(reply.messages, [json!({"role": "user", "content": ""})]);
+}
+
+#[test]
 fn a_text_is_an_action_and_its_observation_the_answer() {
     let server = Server::new(|socket, _, number, _| {
         let answers = [

@@ -1,6 +1,8 @@
 //! Environments that are programs, here shell scripts.
 
-use agents::{Environment, EnvironmentConfig, EnvironmentProgram, Environments, Episode, Failure, Reply, Start};
+use agents::{
+    Environment, EnvironmentConfig, EnvironmentProgram, Environments, Episode, Failure, Outcome, Reply, Start,
+};
 use data::Item;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -23,6 +25,13 @@ impl Script {
     fn config(&self) -> EnvironmentConfig {
         let command = vec!["/bin/sh".into(), self.path("env.sh").display().to_string()];
         EnvironmentConfig { command, timeout: 20.0, ..EnvironmentConfig::default() }
+    }
+
+    /// Returns a script and its environment.
+    fn started(text: &str) -> (Self, EnvironmentProgram) {
+        let script = Self::new(text);
+        let environment = script.environment();
+        (script, environment)
     }
 
     fn environment(&self) -> EnvironmentProgram {
@@ -53,7 +62,7 @@ fn a_program_reads_events_and_answers_with_messages() {
     let script = Script::new(
         "n=0\nwhile read -r l; do\n  echo \"$l\" >> \"$(dirname \"$0\")/log\"\n  n=$((n+1))\n  case $n in\n\
          1) echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Guess.\"}]}';;\n\
-         2) echo '{\"id\": 0, \"content\": \"Lower.\", \"reward\": 0.25}';;\n\
+         2) echo '{\"content\": \"Lower.\", \"reward\": 0.25}';;\n\
          3) echo '{\"messages\": [], \"reward\": true, \"done\": true}';;\n\
          *) echo '{\"content\": \"?\"}';;\n  esac\ndone\n",
     );
@@ -124,8 +133,70 @@ fn conversations_fail_with_their_program_and_the_next_one_starts_it_again() {
     let text = second.step(&said("x")).unwrap_err().to_string();
     assert!(text.contains("exit status: 3") && text.contains("gone"), "{text}");
     let text = first.step(&said("x")).unwrap_err().to_string();
-    assert!(text.contains("its program has ended"), "{text}");
+    assert!(text.contains("its program has ended") && text.contains("gone"), "{text}");
     start(&environment, 0).step(&said("x")).unwrap();
+}
+
+#[test]
+fn a_line_too_many_fails_all_conversations_of_the_rollout() {
+    let double = "read -r l; echo '{}'; read -r l; echo '{}'; read -r l; echo '{\"content\": \"first\", \"done\": true}'; sleep 0.02; \
+                  echo '{\"content\": \"stale\", \"reward\": 77, \"done\": true}'";
+    // The line comes behind the last answer, or is the answer of the next conversation.
+    let (_script, environment) = Script::started(&format!("{double}; while read -r l; do echo '{{}}'; done"));
+    let (mut first, mut second) = (start(&environment, 0), start(&environment, 0));
+    assert_eq!(first.step(&said("x")).unwrap().messages[0]["content"], "first");
+    let _ = second.step(&said("x"));
+    for episode in [&mut first, &mut second] {
+        let text = episode.end().unwrap_err().to_string();
+        assert!(text.contains("may belong to other conversations"), "{text}");
+        assert!(text.contains("nobody has asked for") && text.contains("standard error"), "{text}");
+    }
+    // The conversations of the next process are whole.
+    let mut third = start(&environment, 0);
+    third.step(&said("x")).unwrap();
+    assert_eq!(third.end(), Ok(()));
+}
+
+#[test]
+fn answers_repeat_the_id_or_the_number_once_one_has() {
+    for (second, words) in [
+        ("{\\\"content\\\": \\\"a\\\"}", "expected an answer with `number`, as before"),
+        ("{\\\"number\\\": 1}", "question with number 2"),
+        ("{\\\"number\\\": 2, \\\"id\\\": 5}", "conversation with id 0"),
+    ] {
+        let script = format!("read -r l; echo '{{\"number\": 1}}'; read -r l; echo \"{second}\"; read -r l");
+        let (_script, environment) = Script::started(&script);
+        let (mut first, text) = (start(&environment, 0), "x");
+        let failure = first.step(&said(text)).unwrap_err().to_string();
+        assert!(failure.contains(words), "{second}: {failure}");
+        assert!(first.end().is_err());
+    }
+    // `close` needs no number, and a program that sends them is not waited for.
+    let script = "while read -r l; do n=$((n+1)); case $n in 3) echo '{}';; *) echo \"{\\\"number\\\": $n, \\\"content\\\": \\\"a\\\"}\";; \
+                  esac; done";
+    let (_script, environment) = Script::started(script);
+    let mut first = start(&environment, 0);
+    first.step(&said("x")).unwrap();
+    assert_eq!(first.end(), Ok(()));
+    assert_eq!(start(&environment, 0).step(&said("x")).unwrap().messages[0]["content"], "a");
+}
+
+#[test]
+fn an_answer_that_is_too_long_fails_its_conversation_alone() {
+    let long =
+        |bytes: usize| format!("printf '{{\"content\": \"'; head -c {bytes} /dev/zero | tr '\\0' 'x'; echo '\"}}'");
+    let lines = "read -r l; echo '{}'; read -r l; echo '{}'";
+    let script = format!("{lines}; read -r l; {}; read -r l; {}; read -r l", long(9 << 20), long(3 << 20));
+    let (_script, environment) = Script::started(&script);
+    let (mut first, mut second) = (start(&environment, 0), start(&environment, 0));
+    let text = first.step(&said("x")).unwrap_err().to_string();
+    assert!(text.contains("more than 8388608 bytes") && text.contains("max_tool_response_length"), "{text}");
+    assert_eq!(second.step(&said("x")).unwrap().messages[0]["content"].as_str().unwrap().len(), 3 << 20);
+}
+
+#[test]
+fn an_empty_text_of_a_program_is_an_observation() {
+    assert_eq!(reply("{\"content\": \"\"}").unwrap().messages, [json!({"role": "user", "content": ""})]);
 }
 
 #[test]
@@ -175,10 +246,36 @@ fn rows_name_their_environment_and_failures_in_a_row_are_counted() {
         let text = environments.of_row(&row(name)).unwrap_err().to_string();
         assert!(text.contains(words), "{text}");
     }
-    for failure in [Some("x"), Some("x"), None, Some("x"), Some("x")] {
-        environments.count(Some(1), failure, 3).unwrap();
-        environments.count(Some(0), Some("y"), 100).unwrap();
+    let failed = || Outcome::Failed(Failure::new("x"));
+    for outcome in [failed(), failed(), Outcome::Answered, failed(), Outcome::NotAsked, failed()] {
+        environments.count([(Some(1), &Outcome::Answered), (Some(1), &outcome)], 3).unwrap();
+        environments.count([(Some(0), &Outcome::Answered)], 3).unwrap();
     }
-    let text = environments.count(Some(1), Some("at last"), 3).unwrap_err().to_string();
+    // A conversation that has not asked the environment is no success.
+    let last = Outcome::Failed(Failure::new("at last"));
+    let outcomes = [Outcome::NotAsked, failed(), Outcome::NotAsked, failed(), last];
+    environments.count([(Some(1), &Outcome::Answered)], 3).unwrap();
+    let text = environments.count(outcomes.iter().map(|outcome| (Some(1), outcome)), 3).unwrap_err().to_string();
     assert!(text.contains("`words` has failed in 3 conversations in a row") && text.contains("at last"), "{text}");
+}
+
+#[test]
+fn an_environment_that_has_never_answered_ends_the_run_with_the_cause_and_not_its_consequences() {
+    let environments = || {
+        let text = r#"{"sums": {"built_in": "calculator"}, "words": {"built_in": "word_guess"}}"#;
+        Environments::new(&serde_json::from_str(text).unwrap()).unwrap()
+    };
+    let cause = Outcome::Failed(Failure::new("the database is locked"));
+    let consequence = Outcome::Failed(Failure::consequence("its program has ended"));
+    let [answered, silent] = [Outcome::Answered, Outcome::NotAsked];
+    for outcomes in [vec![&cause], vec![&consequence, &cause], vec![&silent, &consequence, &cause, &consequence]] {
+        let outcomes = outcomes.iter().map(|outcome| (Some(1), *outcome)).chain([(Some(0), &answered)]);
+        let text = environments().count(outcomes, 256).unwrap_err().to_string();
+        assert!(text.contains("`words` has failed in every conversation") && text.contains("is locked"), "{text}");
+    }
+    let mut environments = environments();
+    // One failure beside conversations that did not ask, then an answer.
+    environments.count([(Some(1), &silent), (Some(1), &cause)], 256).unwrap();
+    environments.count([(Some(1), &answered)], 256).unwrap();
+    environments.count([(Some(1), &cause), (Some(1), &cause)], 256).unwrap();
 }

@@ -15,8 +15,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The maximum length of a line that a program may write, in bytes.
+/// The maximum length of a line that a program may write, in bytes, unless its [`Launch`] has another one.
 const MAX_LINE: u64 = 1 << 20;
+/// The maximum number of dropped bytes of a line that is too long.
+const MAX_DROPPED: u64 = 1 << 30;
 /// The maximum number of buffered output lines. A program that writes more blocks, so that it cannot fill the memory.
 const LINES_AHEAD: usize = 16;
 /// The maximum length in bytes of a log line from standard error; longer lines are split.
@@ -30,6 +32,10 @@ const KEPT_LINES: usize = 3;
 /// The maximum wait for the exit of a program and the rest of its standard error.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
+/// The place of output that is no answer, for messages.
+const OTHER_OUTPUT: &str =
+    "other output than answers belongs on standard error (in Python, print(..., file=sys.stderr))";
+
 /// A program with its arguments, variables and time limit.
 pub struct Launch {
     name: String,
@@ -37,6 +43,7 @@ pub struct Launch {
     arguments: Vec<String>,
     env: BTreeMap<String, String>,
     timeout: Duration,
+    max_line: u64,
     /// Values that are hidden in messages, even if the program writes them.
     secrets: Secrets,
 }
@@ -71,7 +78,13 @@ impl Launch {
         secrets.extend(Secrets::of(&json!({ "command": arguments, "env": env })));
         let program = find(&arguments.remove(0))
             .map_err(|reason| Error::Program { key: key(field), reason: secrets.hide(&reason) })?;
-        Ok(Self { name: name.to_owned(), program, arguments, env, timeout, secrets })
+        Ok(Self { name: name.to_owned(), program, arguments, env, timeout, max_line: MAX_LINE, secrets })
+    }
+
+    /// Returns the program with another maximum length of its lines, in bytes.
+    #[must_use]
+    pub fn with_max_line(self, max_line: u64) -> Self {
+        Self { max_line, ..self }
     }
 
     /// Returns the name of the program in logs.
@@ -97,10 +110,39 @@ pub enum Stop {
     Ended(String),
     /// The program exceeded the time limit or wrote an invalid answer. It is unusable.
     Broken(String),
+    /// The program wrote a line that belongs to no question, so that earlier answers may belong to other questions. It is unusable.
+    Surplus(String),
+    /// The program wrote a line that is too long, which was dropped. It can be asked other questions.
+    TooLong(String),
 }
 
-/// A line of a program's output, or the reason why the output is unusable from here on. The channel is disconnected when the output ends.
-type Line = Result<String, String>;
+impl Stop {
+    /// Returns the text for users.
+    pub fn into_message(self) -> String {
+        let (Self::Ended(message) | Self::Broken(message) | Self::Surplus(message) | Self::TooLong(message)) = self;
+        message
+    }
+}
+
+/// The reason why a line of a program's output cannot be read.
+enum Unread {
+    /// The line is dropped, and the next one can be read.
+    TooLong(String),
+    /// Nothing behind it can be read.
+    Broken(String),
+}
+
+impl From<Unread> for Stop {
+    fn from(unread: Unread) -> Self {
+        match unread {
+            Unread::TooLong(message) => Self::TooLong(message),
+            Unread::Broken(message) => Self::Broken(message),
+        }
+    }
+}
+
+/// A line of a program's output. The channel is disconnected when the output ends.
+type Line = Result<String, Unread>;
 
 /// A running program.
 pub struct Process {
@@ -145,7 +187,7 @@ impl Process {
         }
         if let Some(stdout) = group.leader.stdout.take() {
             let launch = Arc::clone(launch);
-            std::thread::spawn(move || read_answers(BufReader::new(stdout), &launch.secrets, &answered));
+            std::thread::spawn(move || read_answers(BufReader::new(stdout), &launch, &answered));
         }
         if let Some(output) = group.leader.stderr.take() {
             let (launch, words, budget) = (Arc::clone(launch), Arc::clone(&last_words), Arc::clone(&log_budget));
@@ -160,18 +202,25 @@ impl Process {
     /// Sends lines, each with its line end. Their answers are read with [`Process::answer`], one per line.
     ///
     /// # Errors
-    /// [`Stop::Broken`] if the program has written a line before it was asked.
+    /// [`Stop::Surplus`] if the program has written a line before it was asked.
     pub fn ask(&mut self, lines: Vec<u8>) -> Result<(), Stop> {
-        let secrets = &self.launch.secrets;
-        if let Ok(line) = self.answers.try_recv() {
-            let unasked =
-                |line: String| format!("it writes lines that nobody has asked for: `{}`", shown(&line, secrets));
-            return Err(Stop::Broken(line.map_or_else(|reason| reason, unasked)));
-        }
+        self.settle(Instant::now())?;
         self.log_budget.store(LOGGED_BYTES, Ordering::Relaxed);
         // If writing fails, the program's output ends, which is reported with the answers.
         let _ = self.questions.send(lines);
         Ok(())
+    }
+
+    /// Waits until `deadline` for a line of the program, which it was not asked for.
+    ///
+    /// # Errors
+    /// [`Stop::Surplus`] if there is one.
+    pub fn settle(&mut self, deadline: Instant) -> Result<(), Stop> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Ok(line) = self.answers.recv_timeout(left) else { return Ok(()) };
+        let line = line.map_err(Stop::from)?;
+        let line = shown(&line, &self.launch.secrets);
+        Err(Stop::Surplus(format!("it writes lines that nobody has asked for: `{line}`; {OTHER_OUTPUT}")))
     }
 
     /// Returns the next line of the program's output, which is JSON; the program has answered `answered` of `count` lines before.
@@ -202,14 +251,14 @@ impl Process {
     fn line(&mut self, deadline: Instant, answered: usize, count: usize) -> Result<Option<Value>, Stop> {
         let left = deadline.saturating_duration_since(Instant::now());
         let line = match self.answers.recv_timeout(left) {
-            Ok(line) => line.map_err(Stop::Broken)?,
+            Ok(line) => line?,
             Err(RecvTimeoutError::Timeout) => return Ok(None),
             Err(RecvTimeoutError::Disconnected) => return Err(self.ended(answered, count)),
         };
         let secrets = &self.launch.secrets;
         parsed(&line).map(Some).map_err(|error| {
             let (line, error) = (shown(&line, secrets), shown(&error.to_string(), secrets));
-            Stop::Broken(format!("expected a line of JSON for each question, got `{line}` ({error})"))
+            Stop::Broken(format!("expected a line of JSON for each question, got `{line}` ({error}); {OTHER_OUTPUT}"))
         })
     }
 
@@ -251,25 +300,45 @@ fn write_questions(mut stdin: ChildStdin, asked: &Receiver<Vec<u8>>) {
     }
 }
 
-fn read_answers(mut stdout: impl BufRead, secrets: &Secrets, answered: &SyncSender<Line>) {
+fn read_answers(mut stdout: impl BufRead, launch: &Launch, answered: &SyncSender<Line>) {
+    let max_line = launch.max_line;
     loop {
         let mut bytes = Vec::new();
-        let line = match stdout.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
+        let mut is_cut = false;
+        let line = match stdout.by_ref().take(max_line).read_until(b'\n', &mut bytes) {
             Ok(0) => return,
-            Ok(_) if bytes.last() != Some(&b'\n') && bytes.len() as u64 == MAX_LINE => {
-                Err(format!("it has written a line of more than {MAX_LINE} bytes"))
+            Ok(_) if bytes.last() != Some(&b'\n') && bytes.len() as u64 == max_line => {
+                is_cut = true;
+                Err(Unread::TooLong(format!("it has written a line of more than {max_line} bytes")))
             }
             Ok(_) => String::from_utf8(bytes).map_err(|error| {
                 let text = String::from_utf8_lossy(error.as_bytes());
-                format!("it has written what is not UTF-8: `{}`", shown(&text, secrets))
+                let text = shown(&text, &launch.secrets);
+                Unread::Broken(format!("it has written what is not UTF-8: `{text}`"))
             }),
-            Err(error) => Err(format!("its output cannot be read: {error}")),
+            Err(error) => Err(Unread::Broken(format!("its output cannot be read: {error}"))),
         };
-        let ends = line.is_err();
-        if answered.send(line).is_err() || ends {
+        let ends = matches!(line, Err(Unread::Broken(_)));
+        if answered.send(line).is_err() || ends || (is_cut && !drop_line(&mut stdout)) {
             return;
         }
     }
+}
+
+/// Drops the rest of a line. Returns `false` if it does not end.
+fn drop_line(stdout: &mut impl BufRead) -> bool {
+    let mut dropped = 0;
+    while dropped < MAX_DROPPED {
+        let Ok(bytes) = stdout.fill_buf() else { return false };
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        let count = end.map_or(bytes.len(), |at| at + 1);
+        stdout.consume(count);
+        if count == 0 || end.is_some() {
+            return count > 0;
+        }
+        dropped += count as u64;
+    }
+    false
 }
 
 /// Logs the standard error of a program, and keeps its last lines.

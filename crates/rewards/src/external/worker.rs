@@ -50,7 +50,8 @@ impl Worker {
             self.failures_in_a_row = if scores.len() > asked { 1 } else { self.failures_in_a_row + 1 };
             match stop {
                 Stop::Ended(message) if ended.is_none() => ended = Some(message),
-                Stop::Ended(message) | Stop::Broken(message) => {
+                stop => {
+                    let message = stop.into_message();
                     scores.resize_with(inputs.len(), || Err(RewardFailure::new(message.clone())));
                 }
             }

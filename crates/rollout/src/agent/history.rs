@@ -5,7 +5,7 @@
 //! has, too, up to a message of the assistant: sampled tokens are never encoded again, and each is trained on in one row only.
 
 use crate::conversation::Tools;
-use crate::{Result, encode_prompt};
+use crate::{Result, encode_prompt, exceeds};
 use agents::Parsed;
 use agents::endpoint::{ApiError, ChatReply, ChatRequest};
 use data::Prompt;
@@ -39,6 +39,8 @@ pub(super) struct Row {
     turns: Vec<[usize; 2]>,
     /// `true` while a request continues the row.
     is_busy: bool,
+    /// `true` if the prompt is a text without the chat template. Such a row is not continued.
+    is_text: bool,
 }
 
 /// A conversation.
@@ -57,6 +59,8 @@ pub(super) struct History {
     calling_turns: usize,
     pub(super) calls: usize,
     pub(super) failed_calls: usize,
+    /// The number of answers without the tool call or the JSON that their request expects.
+    pub(super) unmet: usize,
     /// The number of calls with an id, also in answers that were not delivered.
     named_calls: usize,
     /// `true` if a limit of the run has cut the conversation.
@@ -86,6 +90,66 @@ pub(super) struct Answer {
     tools: Option<Value>,
     calls: usize,
     failed_calls: usize,
+    is_text: bool,
+    /// `true` if it lacks the tool call or the JSON that the request expects.
+    is_unmet: bool,
+}
+
+/// Returns the number of tokens before the answer to a request, as a reply without a message.
+///
+/// # Errors
+/// The error for the agent if the request is too long, or the chat template refuses its messages.
+pub(super) fn count(
+    request: &ChatRequest,
+    tokenizer: &dyn Tokenizer,
+    limits: Limits<'_>,
+) -> Result<ChatReply, ApiError> {
+    check_bytes(&request.messages, limits)?;
+    let ids = encode(request, request.messages.clone(), tokenizer)?;
+    Ok(ChatReply { prompt_tokens: ids.len(), finish_reason: "stop", ..ChatReply::default() })
+}
+
+/// Refuses messages that cannot fit, before they are encoded.
+fn check_bytes(messages: &[Value], limits: Limits<'_>) -> Result<(), ApiError> {
+    let context = limits.prompt.saturating_add(limits.completion);
+    match exceeds(messages, context) {
+        None => Ok(()),
+        Some(least) => Err(too_long("the context of the run", context, &format!("at least {least}"))),
+    }
+}
+
+/// Encodes the messages of a request, of a row of its own.
+fn encode(request: &ChatRequest, messages: Vec<Value>, tokenizer: &dyn Tokenizer) -> Result<Vec<u32>, ApiError> {
+    let prompt = match (request.is_text, messages.first()) {
+        (true, Some(message)) => Prompt::Rendered(message["content"].as_str().unwrap_or_default().into()),
+        _ => Prompt::Messages { messages, tools: request.tools.clone(), documents: None },
+    };
+    encode_prompt(tokenizer, &prompt).map_err(|error| refused(&error))
+}
+
+fn refused(error: &dyn std::fmt::Display) -> ApiError {
+    ApiError::param("messages", format!("the chat template of the run refuses them: {error}"))
+}
+
+/// Ends a turn with the token that completes one of the texts `stop`, as if it had been sampled with them, and returns the text.
+fn end_at_stop<'a>(turn: &mut Completion, stop: &'a [String], tokenizer: &dyn Tokenizer) -> Result<Option<&'a String>> {
+    let found = |text: &str| stop.iter().find(|stop| text.contains(stop.as_str()));
+    if stop.is_empty() || found(&tokenizer.decode(&turn.ids)?).is_none() {
+        return Ok(None);
+    }
+    for length in 1..=turn.ids.len() {
+        if let Some(stop) = found(&tokenizer.decode(&turn.ids[..length])?) {
+            turn.truncate(length);
+            turn.truncated = false;
+            return Ok(Some(stop));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns `true` if a text is JSON with these keys.
+fn is_json(text: &str, keys: &[String]) -> bool {
+    serde_json::from_str::<Value>(text).is_ok_and(|value| keys.iter().all(|key| value.get(key).is_some()))
 }
 
 impl History {
@@ -104,12 +168,9 @@ impl History {
         let beginning = self.beginning(request);
         let known = beginning.map_or(0, |(row, turn)| self.rows[row].turns[turn][0]);
         let new: Vec<Value> = request.messages[known..].iter().map(|message| cut(message, limits.multi_turn)).collect();
-        let refused = |error: &dyn std::fmt::Display| {
-            ApiError::param("messages", format!("the chat template of the run refuses them: {error}"))
-        };
+        check_bytes(&new, limits).inspect_err(|_| self.truncated = true)?;
         let Some((row, turn)) = beginning else {
-            let prompt = Prompt::Messages { messages: new, tools: request.tools.clone(), documents: None };
-            let ids = encode_prompt(tokenizer, &prompt).map_err(|error| refused(&error))?;
+            let ids = encode(request, new, tokenizer)?;
             return self.new_row(ids, request, limits);
         };
         let found = &self.rows[row];
@@ -125,7 +186,8 @@ impl History {
         let room = limits.completion.saturating_sub(length + between.len());
         if room == 0 {
             self.truncated = true;
-            return Err(too_long("rollout.max_completion_length", limits.completion, length + between.len() + 1));
+            let found = (length + between.len() + 1).to_string();
+            return Err(too_long("rollout.max_completion_length", limits.completion, &found));
         }
         self.rows[row].is_busy = true;
         Ok(self.start(Some(row), between, room, request))
@@ -153,7 +215,8 @@ impl History {
     fn beginning(&self, request: &ChatRequest) -> Option<(usize, usize)> {
         let repeats = |row: &Row, messages: usize| {
             let next = request.messages.get(messages);
-            row.tools == request.tools
+            !(row.is_text || request.is_text)
+                && row.tools == request.tools
                 && next.is_some_and(|next| next["role"] != "assistant")
                 && request.messages[..messages] == row.messages[..messages]
         };
@@ -173,7 +236,7 @@ impl History {
             return Err(too_long(
                 "data.max_prompt_length, or the context without rollout.max_completion_length",
                 limits.prompt,
-                prompt.len(),
+                &prompt.len().to_string(),
             ));
         }
         Ok(self.start(None, prompt, limits.completion, request))
@@ -201,15 +264,21 @@ impl History {
         &mut self,
         place: Place,
         request: &ChatRequest,
-        turn: Completion,
+        mut turn: Completion,
         tokenizer: &dyn Tokenizer,
         tools: &mut Tools<'_>,
     ) -> Result<(Answer, ChatReply)> {
-        let text = tokenizer.decode(&turn.ids)?;
-        let parsed = match &request.tools {
+        let stop = end_at_stop(&mut turn, &request.stop, tokenizer)?.cloned();
+        let mut text = tokenizer.decode(&turn.ids)?;
+        let mut parsed = match &request.tools {
             Some(of_request) if request.calls_tools => tools.parse(&turn.ids, &text, of_request)?,
             _ => Parsed { content: text.clone(), calls: Vec::new() },
         };
+        if let Some(stop) = &stop {
+            for text in [&mut text, &mut parsed.content] {
+                text.truncate(text.find(stop).unwrap_or(text.len()));
+            }
+        }
         let calls = parsed.calls.len();
         let (message, read) = self.message(parsed, &text);
         let was_cut = turn.truncated;
@@ -222,13 +291,18 @@ impl History {
         let tokens = texts.zip(&turn.logps).map(|(text, logp)| Ok((text?, *logp))).collect::<Result<_>>()?;
         let prompt_tokens = self.prompt(&place).len();
         let (messages, tools) = (request.messages.clone(), request.tools.clone());
-        let reply = ChatReply { message: message.clone(), finish_reason, prompt_tokens, tokens };
-        Ok((Answer { place, turn, text, message, messages, tools, calls, failed_calls: calls - read }, reply))
+        let content = message["content"].as_str().unwrap_or_default();
+        let is_unmet = (request.requires_call && read == 0)
+            || request.json.as_ref().is_some_and(|keys| read == 0 && !is_json(content, keys));
+        let reply = ChatReply { message: message.clone(), finish_reason, stop, prompt_tokens, tokens };
+        let (failed_calls, is_text) = (calls - read, request.is_text);
+        Ok((Answer { place, turn, text, message, messages, tools, calls, failed_calls, is_text, is_unmet }, reply))
     }
 
     /// Records an answer that was delivered.
     pub(super) fn record(&mut self, answer: Answer) {
-        let Answer { place, turn, text, message, mut messages, tools, calls, failed_calls } = answer;
+        let Answer { place, turn, text, message, mut messages, tools, calls, failed_calls, is_text, is_unmet } = answer;
+        self.unmet += usize::from(is_unmet);
         self.text = text;
         self.turns += 1;
         self.calls += calls;
@@ -238,7 +312,7 @@ impl History {
         let index = place.row.unwrap_or(self.rows.len());
         match place.row {
             Some(_) => self.rows[index].completion.append_given(&place.ids),
-            None => self.rows.push(Row { tools, prompt: place.ids, ..Row::default() }),
+            None => self.rows.push(Row { tools, prompt: place.ids, is_text, ..Row::default() }),
         }
         let row = &mut self.rows[index];
         row.completion.append(turn);
@@ -299,7 +373,7 @@ fn cut(message: &Value, limits: &MultiTurnConfig) -> Value {
     message
 }
 
-fn too_long(what: &str, limit: usize, found: usize) -> ApiError {
+fn too_long(what: &str, limit: usize, found: &str) -> ApiError {
     let message = format!("the conversation is too long: {what} is {limit} tokens, and the request needs {found}");
     ApiError::param("messages", message).with_code("context_length_exceeded")
 }

@@ -16,15 +16,14 @@ use crate::conversation::{Conversations, Conversed, Ended, Tools, stream};
 use crate::lockstep::{Sampled, leads, share, share_list, unexpected};
 use crate::stops::Stops;
 use crate::{Error, Result, Rollout, request};
-use agents::endpoint::{ApiError, Asked, ChatRequest, Delivery, Held, Job};
-use agents::{Endpoint, Failure};
+use agents::endpoint::{Asked, ChatRequest, Delivery, Held, Job};
+use agents::{Endpoint, Failure, Outcome};
 use data::Item;
 use distributed::Store;
 use history::{History, Limits, Row};
 use models::Tokenizer;
 use policy::{Completion, RolloutRequest, Sampling, Turn};
 use rewards::Conversation;
-use run_config::RolloutConfig;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +50,7 @@ impl Rollout<'_> {
         let endpoint = self.endpoint;
         let stops = Stops::new(config, tokenizer);
         let mut tools = Tools::new(tokenizer, config.multi_turn.tool_parser);
-        let room = self.policy.context_length().saturating_sub(max_completion_length);
+        let room = self.context_length().saturating_sub(max_completion_length);
         let limits = Limits {
             multi_turn: &config.multi_turn,
             prompt: self.max_prompt_length.unwrap_or(room).min(room),
@@ -71,9 +70,12 @@ impl Rollout<'_> {
             for asked in asked {
                 let history = &mut histories[asked.job];
                 let turn = history.started as u64;
-                let place = check_sampling(&asked.request, config)
-                    .and_then(|()| history.place(&asked.request, tokenizer, &mut tools, limits));
-                match place {
+                if asked.request.counts_only {
+                    let reply = history::count(&asked.request, tokenizer, limits);
+                    drop(asked.answer(reply));
+                    continue;
+                }
+                match history.place(&asked.request, tokenizer, &mut tools, limits) {
                     Ok(place) => {
                         placed.push(Placed { stream: stream(turn, first_stream + asked.job as u64), asked, place })
                     }
@@ -169,55 +171,39 @@ struct Placed {
     stream: u64,
 }
 
-/// Checks that a request expects the sampling of the run: the log-probabilities of its tokens must be those of the loss.
-fn check_sampling(request: &ChatRequest, config: &RolloutConfig) -> Result<(), ApiError> {
-    let other = |name: &str, value: String| {
-        let message = format!("`{name}`: the run samples with rollout.{name}: {value}; leave it out, or send the same");
-        ApiError::param(name, message).with_code("unsupported_value")
-    };
-    let differs = |asked: Option<f64>, own: f64| asked.is_some_and(|asked| (asked - own).abs() > 1e-6);
-    let (temperature, top_p) = (config.temperature(), config.top_p.unwrap_or(1.0));
-    let stop = config.stop.as_deref().unwrap_or_default();
-    if differs(request.temperature, temperature) {
-        return Err(other("temperature", temperature.to_string()));
-    }
-    if differs(request.top_p, top_p) {
-        return Err(other("top_p", top_p.to_string()));
-    }
-    match &request.stop {
-        Some(texts) if texts != stop && !texts.is_empty() => Err(other("stop", format!("{stop:?}"))),
-        _ => Ok(()),
-    }
-}
-
 /// Returns a conversation after its agent has ended.
 fn finish(
     history: History,
-    outcome: Result<Option<f32>, agents::Failure>,
+    outcome: Result<Option<f32>, Failure>,
     environment: usize,
     tokenizer: &dyn Tokenizer,
 ) -> Result<Ended> {
-    let History { turns, calls, failed_calls, .. } = history;
+    let History { turns, calls, failed_calls, unmet, .. } = history;
     let text = history.text.clone();
     let (reward, failure) = match outcome {
         Ok(reward) => (reward, None),
-        Err(failure) => (None, Some(failure.to_string())),
+        Err(failure) => (None, Some(failure)),
     };
+    let (environment, text_of) = (Some(environment), |failure: &Failure| failure.to_string());
     let Some((Row { prompt, completion, .. }, messages, others)) = history.into_rows() else {
         // Nothing was sampled, and nothing is trained on.
         let mut completion = Completion::default();
         completion.append_given(&[tokenizer.eos_id()]);
-        let unanswered = "none of its requests was answered with a message".to_owned();
-        let conversation = Conversation { failure: failure.or(Some(unanswered)), ..Conversation::default() };
-        let conversed = Conversed { conversation, environment: Some(environment), ..Conversed::default() };
+        let failure = failure.unwrap_or_else(|| Failure::new("none of its requests was answered with a message"));
+        let conversation = Conversation { failure: Some(text_of(&failure)), ..Conversation::default() };
+        let outcome = Outcome::Failed(failure);
+        let conversed = Conversed { conversation, environment, outcome, ..Conversed::default() };
         return Ok(Ended { prompt: vec![tokenizer.eos_id()], completion, text, conversed });
     };
     let sampled = others.iter().map(|row| row.completion.sampled_len()).sum::<usize>();
     let sampled_tokens = sampled + completion.sampled_len();
     let conversed = Conversed {
         transcript: tokenizer.decode_with_special(&[&prompt[..], &completion.ids].concat())?,
-        conversation: Conversation { messages, reward, sampled_tokens, failure },
-        environment: Some(environment),
+        conversation: Conversation { messages, reward, sampled_tokens, failure: failure.as_ref().map(text_of) },
+        environment,
+        outcome: failure.map_or(Outcome::Answered, Outcome::Failed),
+        lacks_room: false,
+        unmet,
         turns,
         calls,
         failed_calls,

@@ -2,8 +2,8 @@
 
 use super::check::{Tools, beginning};
 use super::{Conversed, Ended};
-use crate::{Result, encode_prompt};
-use agents::{Environment, Environments, Episode, Failure, Parsed, Reply, Start};
+use crate::{Result, encode_prompt, exceeds};
+use agents::{Environment, Environments, Episode, Failure, Outcome, Parsed, Reply, Start};
 use data::{Item, Prompt};
 use models::Tokenizer;
 use policy::Completion;
@@ -30,6 +30,10 @@ pub(super) struct Talk<'a> {
     refused: Vec<(usize, Value)>,
     /// The answer of the environment to the last message, or its failure.
     reply: Option<Result<Reply, Failure>>,
+    /// The failure of the environment at the end of the conversation.
+    end: Option<Failure>,
+    outcome: Outcome,
+    lacks_room: bool,
     pub(super) prompt: Vec<u32>,
     pub(super) completion: Completion,
     /// The last message of the assistant.
@@ -58,7 +62,7 @@ impl<'a> Talk<'a> {
     pub(super) fn new(environments: &Environments, item: &'a Item, index: usize) -> Self {
         let (environment, failure) = match environments.of_row(item) {
             Ok(at) => (environments.get(at).map(|(_, environment)| (at, Arc::clone(environment))), None),
-            Err(failure) => (None, Some(failure.to_string())),
+            Err(failure) => (None, Some(failure)),
         };
         let workers = environment.as_ref().map_or(1, |(_, environment)| environment.workers().max(1));
         Self {
@@ -76,7 +80,13 @@ impl<'a> Talk<'a> {
             text: String::new(),
             is_open: failure.is_none(),
             is_last: false,
-            conversation: Conversation { failure, ..Conversation::default() },
+            conversation: Conversation {
+                failure: failure.as_ref().map(ToString::to_string),
+                ..Conversation::default()
+            },
+            end: None,
+            outcome: failure.map_or(Outcome::NotAsked, Outcome::Failed),
+            lacks_room: false,
             turns: 0,
             calling_turns: 0,
             calls: 0,
@@ -94,8 +104,9 @@ impl<'a> Talk<'a> {
         self.is_open
     }
 
-    fn fail(&mut self, failure: impl ToString) {
+    fn fail(&mut self, failure: Failure) {
         self.conversation.failure = Some(failure.to_string());
+        self.outcome = Outcome::Failed(failure);
         self.is_open = false;
     }
 
@@ -141,19 +152,27 @@ impl<'a> Talk<'a> {
                 return Ok(());
             }
         };
+        let too_long = |found: String| {
+            Failure::new(format!(
+                "its prompt has {found} tokens, and the context has room for {longest} before the completion"
+            ))
+        };
+        if let Prompt::Messages { messages, .. } = &prompt
+            && let Some(least) = exceeds(messages, longest)
+        {
+            self.fail(too_long(format!("at least {least}")));
+            return Ok(());
+        }
         // Without messages of the environment, the prompt is that of the row, which was checked before the run.
         let ids = match encode_prompt(tokenizer, &prompt) {
             Err(error) if !first.is_empty() => {
-                self.fail(format!("the chat template refuses its messages: {error}"));
+                self.fail(Failure::new(format!("the chat template refuses its messages: {error}")));
                 return Ok(());
             }
             ids => ids?,
         };
         if ids.len() > longest {
-            let found = ids.len();
-            self.fail(format!(
-                "its prompt has {found} tokens, and the context has room for {longest} before the completion"
-            ));
+            self.fail(too_long(ids.len().to_string()));
             return Ok(());
         }
         self.prompt = ids;
@@ -234,7 +253,12 @@ impl<'a> Talk<'a> {
             return Answer::Over;
         }
         let Reply { mut messages, reward, done } = match reply.transpose() {
-            Ok(reply) => reply.unwrap_or_default(),
+            Ok(reply) => {
+                if reply.is_some() {
+                    self.outcome = Outcome::Answered;
+                }
+                reply.unwrap_or_default()
+            }
             Err(failure) => {
                 self.fail(failure);
                 return Answer::Over;
@@ -275,30 +299,51 @@ impl<'a> Talk<'a> {
         max_completion_length: usize,
     ) -> Result<()> {
         let Some(last) = self.completion.ids.last().copied() else { return Ok(()) };
+        let room = max_completion_length.saturating_sub(self.completion.ids.len());
+        if exceeds(&messages, room).is_some() {
+            self.end_without_room(messages.len());
+            return Ok(());
+        }
         let role = messages.first().and_then(|message| message["role"].as_str()).unwrap_or("user").to_owned();
         let turns = tools.turns(self.tools.as_ref(), &role)?;
         let ids = match turns.following(tokenizer, last, &messages) {
             Ok(ids) => ids,
             // A wrong answer of an environment is no error of the run.
             Err(error) => {
-                self.fail(format!("the chat template refuses its messages: {error}"));
+                self.fail(Failure::new(format!("the chat template refuses its messages: {error}")));
                 return Ok(());
             }
         };
-        if self.completion.ids.len() + ids.len() >= max_completion_length {
-            let kept = self.conversation.messages.len() - messages.len();
-            self.conversation.messages.truncate(kept);
-            self.completion.truncated = true;
-            self.is_open = false;
+        if ids.len() >= room {
+            self.end_without_room(messages.len());
             return Ok(());
         }
         self.completion.append_given(&ids);
         Ok(())
     }
 
+    /// Ends the conversation, whose last `left_out` messages have no room.
+    fn end_without_room(&mut self, left_out: usize) {
+        let kept = self.conversation.messages.len().saturating_sub(left_out);
+        self.conversation.messages.truncate(kept);
+        (self.completion.truncated, self.lacks_room, self.is_open) = (true, true, false);
+    }
+
     /// Ends the conversation for the environment.
     pub(super) fn close(&mut self) {
-        self.episode = None;
+        self.end = self.episode.take().and_then(|mut episode| episode.end().err());
+    }
+
+    /// Takes the failure of the environment at the end of the conversation.
+    pub(super) fn take_end(&mut self) -> Option<Failure> {
+        self.end.take()
+    }
+
+    /// Adds a failure of the environment at the end of the conversation, unless it has failed before.
+    pub(super) fn add_end(&mut self, failure: Option<Failure>) {
+        if let Some(failure) = failure.filter(|_| self.conversation.failure.is_none()) {
+            self.fail(failure);
+        }
     }
 
     /// Returns the conversation after its end.
@@ -315,6 +360,9 @@ impl<'a> Talk<'a> {
             transcript: tokenizer.decode_with_special(&self.completion.ids)?,
             conversation: self.conversation,
             environment: self.environment.map(|(index, _)| index),
+            outcome: self.outcome,
+            lacks_room: self.lacks_room,
+            unmet: 0,
             turns: self.turns,
             calls: self.calls,
             failed_calls: self.failed_calls,

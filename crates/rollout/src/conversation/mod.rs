@@ -21,6 +21,7 @@ pub use check::{check_environments, with_tools};
 use crate::lockstep::{Sampled, leads, share_list};
 use crate::stops::Stops;
 use crate::{Error, Result, Rollout, request};
+use agents::{Failure, Outcome};
 use data::Item;
 use episode::{Answer, Talk, for_each_worker};
 use listener::{Listener, Turns};
@@ -33,6 +34,8 @@ use std::time::{Duration, Instant};
 const STARTS: &str = "the first messages of the environments";
 /// The name of the answers to a turn of all conversations.
 const REPLIES: &str = "the answers of the environments";
+/// The name of the failures at the end of all conversations.
+const ENDS: &str = "the ends of the conversations with environments";
 
 /// Returns the random stream of a turn, both counted from 0: the upper 32 bits have the turn, the lower ones the conversation.
 pub(crate) fn stream(turn: u64, conversation: u64) -> u64 {
@@ -64,6 +67,12 @@ pub struct Conversed {
     pub transcript: String,
     /// The index of its environment; `None` if the row names no known environment.
     pub environment: Option<usize>,
+    /// The part of the environment, with its failure.
+    pub outcome: Outcome,
+    /// `true` if the conversation has ended because a message of the environment was too long for the rest of its completion.
+    pub lacks_room: bool,
+    /// The number of answers to an agent without the tool call or the JSON that their request expects.
+    pub unmet: usize,
     /// The number of messages of the assistant.
     pub turns: usize,
     /// The number of tool calls.
@@ -88,7 +97,7 @@ impl Rollout<'_> {
         sampling: Sampling,
     ) -> Result<Conversations> {
         let (tokenizer, environments, config, store) = (self.tokenizer, self.environments, self.config, self.store);
-        let (limits, context) = (&config.multi_turn, self.policy.context_length());
+        let (limits, context) = (&config.multi_turn, self.context_length());
         let stops = Stops::new(config, tokenizer);
         let mut tools = Tools::new(tokenizer, limits.tool_parser);
         let rows = items.iter().flat_map(|item| std::iter::repeat_n(*item, num_generations));
@@ -141,6 +150,10 @@ impl Rollout<'_> {
         }
         let began = Instant::now();
         for_each_worker(talks.iter_mut().collect(), Talk::close);
+        let ends: Vec<Option<Failure>> = share_list(store, ENDS, &Sampled::default(), talks.len(), || {
+            talks.iter_mut().map(Talk::take_end).collect()
+        })?;
+        talks.iter_mut().zip(ends).for_each(|(talk, end)| talk.add_end(end));
         environment_time += began.elapsed();
         let ended = talks.into_iter().map(|talk| talk.finish(tokenizer)).collect::<Result<_>>()?;
         Ok(Conversations { ended, environment_time })

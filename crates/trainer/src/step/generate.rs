@@ -214,14 +214,11 @@ fn complete(
     Ok(context.parts.rollout(config).complete(items, num_generations, longest, sampling)?)
 }
 
-/// Counts the failures of environments; too many in a row are an error.
+/// Counts the failures of environments; too many in a row, or nothing but failures, are an error.
 fn count_environments(context: &mut StepContext<'_>, completed: &Completed) -> Result<()> {
     let most = context.config.rollout.multi_turn.max_consecutive_failures;
-    for Conversed { conversation, environment, .. } in &completed.conversations {
-        let failure = conversation.failure.as_deref();
-        context.parts.environments.count(*environment, failure, most)?;
-    }
-    Ok(())
+    let conversations = completed.conversations.iter().map(|conversed| (conversed.environment, &conversed.outcome));
+    Ok(context.parts.environments.count(conversations, most)?)
 }
 
 /// Scores completions and returns them as samples. Each reward function gets all completions at once. A completion that a function failed

@@ -54,10 +54,13 @@ fn record_conversations(metrics: &mut Metrics, groups: &[Group], has_agents: boo
             let rows = 1.0 + conversed.other_rows.len() as f64;
             metrics.mean("num_rows/mean", rows, 1.0);
             metrics.max("num_rows/max", rows);
+            metrics.mean("endpoint/unmet_requests", conversed.unmet as f64, 1.0);
         }
     }
     let share = if calls > 0 { failed_calls as f64 / calls as f64 } else { 0.0 };
     metrics.mean("tools/failure_frequency", share, 1.0);
+    let lack_room = all().filter(|conversed| conversed.lacks_room).count() as f64;
+    metrics.mean("environments/without_room", lack_room, all().count() as f64);
     let failures = all().filter(|conversed| conversed.conversation.failure.is_some()).count();
     metrics.mean("environments/failures", failures as f64, 1.0);
 }

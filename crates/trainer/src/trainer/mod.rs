@@ -17,7 +17,6 @@ use crate::prepared::{Overview, Prepared};
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
-use agents::Endpoint;
 use data::{Dataset, Item};
 use distributed::Store;
 use grpo_core::LossConfig;
@@ -112,7 +111,7 @@ impl Trainer {
         }
         warn_of_truncated_sampling(&config);
         if parts.environments.has_agents() && parts.endpoint.is_none() && leads(parts.store.as_ref()) {
-            parts.endpoint = Some(Endpoint::open(config.rollout.endpoint.as_deref())?);
+            parts.endpoint = Some(crate::engine::endpoint(&config)?);
         }
         if let Some(endpoint) = &parts.endpoint {
             tracing::info!("agents ask the policy for messages at {}", endpoint.base_url());

@@ -8,6 +8,8 @@ use run_config::TrainConfig;
 const SHOWN: usize = 300;
 /// The share of truncated completions above which the first step is reported.
 const MOST_CLIPPED: f64 = 0.9;
+/// The share of conversations without room for a message of their environment above which the first step is reported.
+const MOST_WITHOUT_ROOM: f64 = 0.25;
 
 /// Warns if completions are sampled from another distribution than the softmax of the loss.
 pub(super) fn warn_of_truncated_sampling(config: &TrainConfig) {
@@ -28,7 +30,15 @@ pub(super) fn warn_of_truncated_sampling(config: &TrainConfig) {
 /// Warns if little or nothing can be learned from the first step.
 pub(super) fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, has_tools: bool, report: &StepReport) {
     let clipped = report.metric("completions/clipped_ratio");
-    if clipped > MOST_CLIPPED {
+    let without_room = report.metrics.value("environments/without_room").unwrap_or(0.0);
+    if without_room > MOST_WITHOUT_ROOM {
+        tracing::warn!(
+            "{:.0} % of the first step's conversations ended because a message of a tool or an environment had no room in \
+             rollout.max_completion_length, {}: cut messages with rollout.multi_turn.max_tool_response_length, in characters, or raise it",
+            100.0 * without_room,
+            config.rollout.max_completion_length()
+        );
+    } else if clipped > MOST_CLIPPED {
         tracing::warn!(
             "{:.0} % of the first step's completions were cut off at rollout.max_completion_length, {}: raise it, or check that the model \
              ends its answers",

@@ -234,7 +234,7 @@ fn every_estimator_of_advantages_takes_conversations_with_rows() {
 }
 
 #[test]
-fn requests_that_the_run_cannot_sample_are_refused() {
+fn a_strict_endpoint_refuses_requests_that_the_run_cannot_sample() {
     let hold: Hold = |client, index| {
         let messages = vec![user("Hi")];
         for (more, param) in [
@@ -251,6 +251,10 @@ fn requests_that_the_run_cannot_sample_are_refused() {
         assert_eq!(reason, "length");
         let long = user(&"long ".repeat(1200));
         assert_eq!(client.refusal(std::slice::from_ref(&long), json!({})), (400, "context_length_exceeded".into()));
+        // A text far beyond the context is refused by its bytes.
+        let (status, body) = client.send(&[user(&"x ".repeat(1 << 20))], json!({}));
+        assert_eq!((status, &body["error"]["code"]), (400, &json!("context_length_exceeded")));
+        assert!(body["error"]["message"].as_str().unwrap().contains("needs at least 16384"), "{body}");
         if index == 0 {
             // The answer that the agent has cut is continued.
             let next = [messages, vec![message, user("Go on.")]].concat();
@@ -261,13 +265,35 @@ fn requests_that_the_run_cannot_sample_are_refused() {
         }
         Ok(Some(0.5))
     };
-    let (report, prompts) = step(config(json!({})), hold, [&["abcdefgh", "42"], &["ijklmnop"]]);
+    let mut config = config(json!({}));
+    config.rollout.endpoint_strict = true;
+    let (report, prompts) = step(config, hold, [&["abcdefgh", "42"], &["ijklmnop"]]);
     let cut = prompts.iter().max_by_key(|prompt| prompt.len()).unwrap();
     // The end of the turn that the policy has not written is not trained on.
     assert!(cut.contains("<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>"), "{cut}");
     assert_eq!(trained(&report), 2.0 + tokens("42") + 2.0);
     // Requests that were too long for the run end the conversation early.
     assert_eq!(report.metric("completions/clipped_ratio"), 1.0);
+}
+
+#[test]
+fn a_stop_text_of_a_request_ends_its_turn_and_unmet_requests_are_counted() {
+    let hold: Hold = |client, _| {
+        let messages = vec![user(QUESTION)];
+        let usual = json!({"stop": ["END"], "temperature": 0, "seed": 3, "model": "gpt-4o-mini"});
+        let (message, reason) = client.ask(&messages, usual);
+        assert_eq!((message["content"].as_str(), reason.as_str()), (Some("41 "), "stop"));
+        let next = [messages, vec![message, user("JSON?")]].concat();
+        client.ask(&next, json!({"response_format": {"type": "json_object"}}));
+        Ok(Some(1.0))
+    };
+    let (report, prompts) = step(config(json!({})), hold, [&["41 END! of it", "no"], &["41 END", "{}"]]);
+    let continued = prompts.iter().filter(|prompt| prompt.contains("41 END<|im_end|>\n<|im_start|>user\nJSON?"));
+    assert_eq!(continued.count(), 2, "{prompts:?}");
+    assert_eq!((report.metric("endpoint/unmet_requests"), report.metric("num_rows/max")), (0.5, 1.0));
+    // Nothing behind the stop text is trained on.
+    let own = tokens("41 END") - 1.0;
+    assert_eq!(trained(&report), 2.0 * own + tokens("no") + tokens("{}"));
 }
 
 #[test]
@@ -303,17 +329,18 @@ fn agents_that_fail_are_counted_and_left_out() {
     assert_eq!((report.samples[1].reward.total, report.samples[1].advantage), (None, 0.0));
     // Too many in a row end the run, which stays as it was before the step.
     let closed: Hold = |_, _| Err(Failure::new("the shop is closed"));
-    let config = config(json!({"max_consecutive_failures": 3}));
+    let config = config(json!({"max_consecutive_failures": 2}));
     let mut run = trainer(config, closed, answers(), Box::new(PolicyEngine)).unwrap();
-    assert_eq!(run.grpo_step().unwrap().metric("environments/failures"), 2.0);
     let error = run.grpo_step().unwrap_err();
-    assert!(matches!(error, Error::Environments(agents::Error::TooManyFailures { failures: 3, .. })), "{error}");
+    assert!(matches!(error, Error::Environments(agents::Error::TooManyFailures { failures: 2, .. })), "{error}");
     assert!(error.to_string().contains("the shop is closed"), "{error}");
     // Without an answer there is nothing to score.
     let mute: Hold = |_, _| Ok(Some(1.0));
     let config = crate::conversations::config(json!({}));
     let mut run = trainer(config, mute, answers(), Box::new(PolicyEngine)).unwrap();
-    assert_eq!(run.grpo_step().unwrap().metric("environments/failures"), 2.0);
+    let error = run.grpo_step().unwrap_err();
+    assert!(matches!(error, Error::Environments(agents::Error::NeverAnswered { failures: 2, .. })), "{error}");
+    assert!(error.to_string().contains("none of its requests was answered"), "{error}");
 }
 
 #[test]

@@ -340,11 +340,10 @@ fn an_environment_that_fails_leaves_its_conversation_out() {
     // Too many in a row end the run, which stays as it was before the step.
     let turns = vec![vec!["a", "b"], vec!["c", "d"]];
     let engine = Box::new(Script { tokenizer: tokenizer(), turns, prompts: Arc::default() });
-    let mut run = trainer(config(json!({"max_consecutive_failures": 3})), environment(), answers(), engine).unwrap();
-    assert_eq!(run.grpo_step().unwrap().metric("environments/failures"), 2.0);
+    let mut run = trainer(config(json!({"max_consecutive_failures": 2})), environment(), answers(), engine).unwrap();
     let before = run.counters();
     let error = run.grpo_step().unwrap_err();
-    assert!(matches!(error, Error::Environments(agents::Error::TooManyFailures { failures: 3, .. })), "{error}");
+    assert!(matches!(error, Error::Environments(agents::Error::TooManyFailures { failures: 2, .. })), "{error}");
     assert!(error.to_string().contains("the judge is on strike"), "{error}");
     assert_eq!(run.counters(), before);
 }
@@ -377,12 +376,44 @@ fn a_conversation_without_rewards_of_its_environment_is_no_failure_and_has_no_ad
 }
 
 #[test]
+fn a_message_without_room_ends_its_conversation_and_is_counted() {
+    // The second message is refused by its bytes, before it is encoded.
+    for long in ["long ".repeat(1200), "x ".repeat(1 << 20)] {
+        static LONG: Mutex<String> = Mutex::new(String::new());
+        *LONG.lock().unwrap() = long;
+        let environment = Turns(|turn, _| Ok(if turn == 0 { user("Begin.") } else { user(&LONG.lock().unwrap()) }), 0);
+        let (report, _) = step(json!({}), environment, [&["a"], &["b"]]);
+        let report = report.unwrap();
+        let metrics = ["environments/without_room", "completions/clipped_ratio", "environments/failures"];
+        assert_eq!(metrics.map(|name| report.metric(name)), [1.0, 1.0, 0.0]);
+    }
+}
+
+#[test]
+fn a_conversation_that_begins_beyond_the_context_of_the_engine_fails() {
+    #[derive(Debug)]
+    struct Narrow;
+    impl RolloutEngine for Narrow {
+        fn generate(&mut self, _: &mut dyn Policy, _: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+            panic!("no conversation fits")
+        }
+
+        fn context_length(&self) -> Option<usize> {
+            Some(420)
+        }
+    }
+    let environment = Turns(|_, _| Ok(user(&"Begin. ".repeat(20))), 0);
+    let error = trainer(config(json!({})), environment, answers(), Box::new(Narrow)).unwrap().grpo_step().unwrap_err();
+    assert!(error.to_string().contains("the context has room for 20 before the completion"), "{error}");
+}
+
+#[test]
 fn environments_that_are_silent_or_end_at_once_fail() {
     let silent = Turns(|turn, _| Ok(if turn == 0 { user("Begin.") } else { Reply::default() }), 0);
-    let (report, _) = step(json!({}), silent, [&["a"], &["b"]]);
-    let report = report.unwrap();
-    assert_eq!(report.metric("environments/failures"), 2.0);
-    assert!(report.samples.iter().all(|sample| sample.advantage == 0.0));
+    // An environment that fails in all conversations of the first step ends the run.
+    let error = step(json!({}), silent, [&["a"], &["b"]]).0.unwrap_err();
+    assert!(matches!(error, Error::Environments(agents::Error::NeverAnswered { failures: 2, .. })), "{error}");
+    assert!(error.to_string().contains("it answers without a message"), "{error}");
     // Before the run, a failure is an error.
     let strike = Turns(|_, _| Err(Failure::new("on strike")), 0);
     let error = trainer(config(json!({})), strike, answers(), Box::new(PolicyEngine)).err().unwrap().to_string();

@@ -170,10 +170,10 @@ fn too_many_failures_of_an_environment_are_the_error_of_both_processes() {
         }
     }
     let mut config = settings();
-    config.rollout.multi_turn.max_consecutive_failures = 6;
+    config.rollout.multi_turn.max_consecutive_failures = 2;
     let [leader, follower] = both(&config, [one(Mute), one(Mute)]).map(|result| result.unwrap_err());
     for error in [&leader, &follower] {
-        assert!(matches!(error, Error::Environments(agents::Error::TooManyFailures { failures: 6, .. })), "{error}");
+        assert!(matches!(error, Error::Environments(agents::Error::TooManyFailures { failures: 2, .. })), "{error}");
     }
     // Also its last words, which are random.
     assert_eq!(leader.to_string(), follower.to_string());
