@@ -168,6 +168,19 @@ pub enum Error {
         /// The number of tokens in the vocabulary.
         vocab_size: usize,
     },
+    /// A text has an added token of the tokenizer that the model lacks.
+    #[error(
+        "the token {token:?} has the id {id}, but the model knows ids below {vocab_size} only (vocab_size of config.json): expected a text and \
+         a chat template without it, or a model with this token"
+    )]
+    MissingToken {
+        /// The token's text.
+        token: String,
+        /// The token id.
+        id: u32,
+        /// The number of tokens in the model's vocabulary.
+        vocab_size: usize,
+    },
     /// The rows have messages, but the model has no chat template.
     #[error(
         "the rows have messages, and the model has no chat template to render them with: name a Jinja file, as in `data: {{ chat_template: \

@@ -30,20 +30,15 @@ impl TokenizerFile {
     }
 
     /// Checks that `inner` kept the ids of added tokens: the library silently renumbers added tokens outside the vocabulary without gaps.
-    pub(super) fn check_added_ids(&self, inner: &tokenizers::Tokenizer, vocab_size: usize) -> Result<(), String> {
+    pub(super) fn check_added_ids(&self, inner: &tokenizers::Tokenizer) -> Result<(), String> {
         // The library drops empty tokens.
         let named = self.added_tokens.iter().filter(|token| !token.content.is_empty());
         let added = named.map(|Added { content, id }| match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
             Some(id) => Ok((content, id)),
             None => Err(format!("expected the added token {content:?} with a whole number as id, got {id}")),
         });
-        let added = added.collect::<Result<Vec<_>, _>>()?;
-        match added.iter().max_by_key(|(_, id)| *id) {
-            Some((last, id)) if *id as usize >= vocab_size => return Err(beyond(last, *id, vocab_size)),
-            _ => {}
-        }
         let mut contents = HashMap::new();
-        for (content, id) in added {
+        for (content, id) in added.collect::<Result<Vec<_>, _>>()? {
             if let Some(other) = contents.insert(id, content).filter(|other| *other != content) {
                 return Err(format!(
                     "the added tokens {other:?} and {content:?} both have the id {id}: expected an id of its own for each"
@@ -86,8 +81,9 @@ pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> 
         .unwrap_or_else(|_| Err("the library `tokenizers` failed: tokenizer.json is damaged".into()))
 }
 
-/// Checks that ids in the vocabulary are unique, and that no token is too long.
-pub(super) fn check_tokens(inner: &tokenizers::Tokenizer) -> Result<(), String> {
+/// Checks that ids in the vocabulary are unique, that no token is too long, and that the model knows every token that a text can have. Added
+/// tokens may be unknown to it: tokenizers are shared with larger models (Gemma 3's has a token for images).
+pub(super) fn check_tokens(inner: &tokenizers::Tokenizer, vocab_size: usize) -> Result<(), String> {
     let mut tokens = HashMap::new();
     for (token, id) in inner.get_vocab(false) {
         check_length(&token)?;
@@ -98,7 +94,11 @@ pub(super) fn check_tokens(inner: &tokenizers::Tokenizer) -> Result<(), String> 
             ));
         }
     }
-    Ok(())
+    let added = inner.get_added_tokens_decoder();
+    match tokens.into_iter().filter(|(id, _)| !added.contains_key(id)).max_by_key(|(id, _)| *id) {
+        Some((id, last)) if id as usize >= vocab_size => Err(beyond(&last, id, vocab_size)),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the error text for a token id outside the model's vocabulary.

@@ -9,9 +9,11 @@ use crate::chat_template::{self, ChatTemplate};
 use crate::error::{Error, Result};
 use grpo_files::UniqueKeys;
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 use std::path::Path;
 use tokenizers::{
-    Model, ModelWrapper, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    AddedToken, Model, ModelWrapper, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString,
+    PreTokenizer,
 };
 
 /// The size limit of tokenizer.json in bytes. A vocabulary of 256 000 tokens takes about 34 million.
@@ -26,7 +28,8 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// Texts and conversations get the same ids as in `transformers`, except that special-token strings in a text or a message
 /// (`<|im_end|>`) are encoded as text. `transformers` does so only with `apply_chat_template(..., sanitize_control_tokens=True)`;
 /// otherwise a user's message can end itself and continue in another role. Added tokens that are not special, such as Qwen3's `<think>`,
-/// are always parsed as tokens.
+/// are always parsed as tokens. An added token with an id outside the model's vocabulary, such as Gemma 3's for images at 270M and 1B
+/// weights, makes the texts that have it an error ([`Error::MissingToken`]).
 ///
 /// ```no_run
 /// use models::{HfTokenizer, Tokenizer};
@@ -43,7 +46,7 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 pub struct HfTokenizer {
     inner: tokenizers::Tokenizer,
     growth: Growth,
-    /// The vocabulary size of the model, at least that of the tokenizer.
+    /// The vocabulary size of the model. Added tokens of the tokenizer may have ids beyond it.
     vocab_size: usize,
     eos_id: u32,
     pad_id: u32,
@@ -57,7 +60,7 @@ pub struct HfTokenizer {
     /// Variables for templates, set by the user.
     options: Map<String, Value>,
     /// The largest number of tokens of a byte of text, where the parts of the tokenizer say so: 1, or 3 where normalization can make three
-    /// bytes of one. Of ASCII it is 1.
+    /// bytes of one. Of ASCII it is 1. `None` if the tokenizer has tokens that the model lacks.
     tokens_per_byte: Option<usize>,
 }
 
@@ -66,9 +69,10 @@ impl HfTokenizer {
     /// generation_config.json and config.json (`eos_token_id`); the tokenizer's own EOS is always added.
     ///
     /// # Errors
-    /// [`Error::TokenizerFile`] if tokenizer.json is missing or damaged, has an id outside the model's vocabulary or one that the library
-    /// `tokenizers` gives to another token, has a part that lengthens texts without bound, lacks the EOS token, or if no token ends a
-    /// completion; [`Error::File`], [`Error::Json`] and [`Error::Field`] for the other files.
+    /// [`Error::TokenizerFile`] if tokenizer.json is missing or damaged, has an id outside the model's vocabulary for a token that is not
+    /// added, EOS or BOS that the model lacks, or an id that the library `tokenizers` gives to another token, has a part that lengthens texts
+    /// without bound, lacks the EOS token, or if no token ends a completion; [`Error::File`], [`Error::Json`] and [`Error::Field`] for the
+    /// other files.
     pub fn open(folder: &Path, stop_ids: &[u32], vocab_size: usize) -> Result<Self> {
         let path = folder.join("tokenizer.json");
         let fault = |reason: String| Error::TokenizerFile { path: path.clone(), reason };
@@ -82,8 +86,8 @@ impl HfTokenizer {
         let expected = |e| fault(format!("expected a tokenizer of the crate or package `tokenizers`: {e}"));
         let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(expected)?;
         let UniqueKeys = serde_json::from_slice(&bytes).map_err(|e| fault(e.to_string()))?;
-        check_tokens(&inner).map_err(fault)?;
-        file.map_err(|e| e.to_string()).and_then(|file| file.check_added_ids(&inner, vocab_size)).map_err(fault)?;
+        check_tokens(&inner, vocab_size).map_err(fault)?;
+        file.map_err(|e| e.to_string()).and_then(|file| file.check_added_ids(&inner)).map_err(fault)?;
         let config = TokenizerConfig::read(folder)?;
         // `true` if the files define the token with an id; otherwise it gets the next id below, as in transformers.
         let eos_token = config.named.get("eos_token").and_then(Value::as_str);
@@ -96,11 +100,8 @@ impl HfTokenizer {
         // Truncation and padding for training batches are not used here.
         inner.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
 
-        let highest = inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
-        let (last, highest) = highest.ok_or_else(|| fault("expected tokens, got an empty vocabulary".into()))?;
-        if highest as usize >= vocab_size {
-            return Err(fault(beyond(&last, highest, vocab_size)));
-        }
+        let highest = inner.get_vocab(true).into_values().max();
+        let highest = highest.ok_or_else(|| fault("expected tokens, got an empty vocabulary".into()))?;
         let named = |name: &str| match config.named.get(name).and_then(Value::as_str) {
             None => Ok(None),
             Some(token) => inner.token_to_id(token).map(Some).ok_or_else(|| {
@@ -108,7 +109,11 @@ impl HfTokenizer {
             }),
         };
         let (bos, eos, pad) = (named("bos_token")?, named("eos_token")?, named("pad_token")?);
-        if let Some(id) = stop_ids.iter().find(|id| **id as usize >= vocab_size) {
+        let known = |id: &u32| (*id as usize) < vocab_size;
+        if let Some(id) = eos.filter(|id| !known(id)) {
+            return Err(fault(beyond(eos_token.unwrap_or_default(), id, vocab_size)));
+        }
+        if let Some(id) = stop_ids.iter().find(|id| !known(id)) {
             return Err(fault(format!("`eos_token_id` is {id}, but the model knows ids below {vocab_size} only")));
         }
         if let (false, Some(token), Some(id)) = (has_eos, eos_token, eos)
@@ -133,6 +138,10 @@ impl HfTokenizer {
             Some(false) => vec![],
             None => caught(|| prefix(&inner)).map_err(Error::Tokenizer)?,
         };
+        // Every prompt begins with these tokens.
+        if let Some(id) = prefix.iter().find(|id| !known(id)) {
+            return Err(fault(beyond(&inner.id_to_token(*id).unwrap_or_default(), *id, vocab_size)));
+        }
         let added = inner.get_added_tokens_decoder();
         let is_control = |content: &String| config.chat_control_tokens.contains(content);
         let special: Vec<String> = added
@@ -142,9 +151,11 @@ impl HfTokenizer {
             .collect();
         let special = SpecialStrings::new(&special).map_err(|e| fault(e.to_string()))?;
         let templates = config.chat_templates(folder)?;
-        let pad_id = pad.unwrap_or(eos_id);
+        // Padding is neither attended to nor trained on, so any token that the model knows will do.
+        let pad_id = pad.filter(known).unwrap_or(eos_id);
         let (named, options) = (config.named, Map::new());
-        let tokens_per_byte = tokens_per_byte(&inner);
+        // A text is refused for a token that the model lacks, so every text must be encoded if there are such tokens.
+        let tokens_per_byte = if known(&highest) { tokens_per_byte(&inner) } else { None };
         Ok(Self {
             inner,
             growth,
@@ -258,7 +269,19 @@ impl HfTokenizer {
     /// Encodes a text and parses special tokens.
     fn ids(&self, text: &str) -> Result<Vec<u32>> {
         self.growth.check(text).map_err(|reason| Error::Tokenizer(reason.into()))?;
-        Ok(caught(|| self.inner.encode_fast(text, false)).map_err(Error::Tokenizer)?.get_ids().to_vec())
+        self.known(caught(|| self.inner.encode_fast(text, false)).map_err(Error::Tokenizer)?.get_ids().to_vec())
+    }
+
+    /// Returns `ids` if the model has all of these tokens.
+    fn known(&self, ids: Vec<u32>) -> Result<Vec<u32>> {
+        match ids.iter().find(|id| **id as usize >= self.vocab_size) {
+            None => Ok(ids),
+            Some(&id) => Err(Error::MissingToken {
+                token: self.inner.id_to_token(id).unwrap_or_default(),
+                id,
+                vocab_size: self.vocab_size,
+            }),
+        }
     }
 
     /// Encodes a text without parsing added tokens.
@@ -290,7 +313,7 @@ impl HfTokenizer {
                 Piece::Marked(string) => {
                     let encode = |text: &str| {
                         self.growth.check(text).map_err(|reason| Error::Tokenizer(reason.into()))?;
-                        caught(|| self.ids_as_text(text)).map_err(Error::Tokenizer)
+                        self.known(caught(|| self.ids_as_text(text)).map_err(Error::Tokenizer)?)
                     };
                     let found = behind_newline(string, &newline, encode)?;
                     if self.inner.token_to_id(string).is_some_and(|id| found.contains(&id)) {
@@ -327,7 +350,7 @@ impl Tokenizer for HfTokenizer {
         self.stop_ids.clone()
     }
 
-    /// Returns `pad_token` of tokenizer_config.json, or EOS.
+    /// Returns `pad_token` of tokenizer_config.json, or EOS if there is none that the model knows.
     fn pad_id(&self) -> u32 {
         self.pad_id
     }
@@ -429,13 +452,20 @@ fn missing(folder: &Path) -> String {
 
 /// Adds tokens that only tokenizer_config.json defines, and marks tokens as special that it calls special.
 fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &TokenizerConfig) -> Result<(), tokenizers::Error> {
+    // Looked up once: Gemma has 6,400 added tokens.
+    let mut added: HashMap<String, AddedToken> =
+        inner.get_added_tokens_decoder().into_values().map(|token| (token.content.clone(), token)).collect();
     for (id, token) in &config.added {
-        let known = inner.get_added_tokens_decoder().into_values().find(|known| known.content == token.content);
-        match known {
+        let new = match added.get(&token.content) {
             Some(known) if known.special || !token.special => continue,
-            Some(known) => inner.add_special_tokens([known.special(true)])?,
-            None if token.special => inner.add_special_tokens([token.clone()])?,
-            None => inner.add_tokens([token.clone()])?,
+            Some(known) => known.clone().special(true),
+            None => token.clone(),
+        };
+        added.insert(new.content.clone(), new.clone());
+        if new.special {
+            inner.add_special_tokens([new])?
+        } else {
+            inner.add_tokens([new])?
         };
         let found = inner.token_to_id(&token.content);
         if let (Some(id), Some(found)) = (id, found)

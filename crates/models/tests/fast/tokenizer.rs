@@ -33,14 +33,64 @@ fn user(text: &str) -> Vec<Value> {
 #[test]
 fn token_ids_outside_the_vocabulary_are_refused() {
     let folder = folder("qwen3", |_| {});
-    let error = HfTokenizer::open(folder.path(), &[], 300).err().unwrap();
+    // The last token that is not added.
+    let error = HfTokenizer::open(folder.path(), &[], 399).err().unwrap();
     assert!(matches!(error, Error::TokenizerFile { .. }), "{error:?}");
-    says(&error.to_string(), &["tokenizer.json: token \"</think>\" has the id", "ids below 300"]);
+    says(&error.to_string(), &["tokenizer.json: token ", "has the id 399", "ids below 399"]);
+    // EOS, which ends every completion, is <|im_end|>.
+    let error = HfTokenizer::open(folder.path(), &[], 402).err().unwrap();
+    says(&error.to_string(), &["tokenizer.json: token \"<|im_end|>\" has the id 402", "ids below 402"]);
     let error = HfTokenizer::open(folder.path(), &[600], 512).err().unwrap();
     says(&error.to_string(), &["`eos_token_id` is 600"]);
     let tokenizer = HfTokenizer::open(folder.path(), &[7], 512).unwrap();
     assert!(matches!(tokenizer.decode(&[512]), Err(Error::UnknownToken { id: 512, vocab_size: 512 })));
     assert_eq!((tokenizer.vocab_size(), tokenizer.decode(&[511]).unwrap()), (512, String::new()));
+}
+
+/// Qwen3's added tokens: 402 is `<|im_end|>`, 403 to 408 are not special, and 408 is `</think>`.
+#[test]
+fn added_tokens_that_the_model_lacks_are_refused_where_a_text_has_them() {
+    let folder = folder("qwen3", |config| config["pad_token"] = "<image>".into());
+    let mut file = fixture_json("qwen3/tokenizer.json");
+    let token = json!({"id": 409, "content": "<image>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true});
+    file["added_tokens"].as_array_mut().unwrap().push(token);
+    std::fs::write(folder.path().join("tokenizer.json"), file.to_string()).unwrap();
+    let tokenizer = HfTokenizer::open(folder.path(), &[], 408).unwrap();
+    // The padding token is <image>, which the model lacks.
+    assert_eq!((tokenizer.vocab_size(), tokenizer.eos_id(), tokenizer.pad_id()), (408, 402, 402));
+
+    let refused = |result: models::Result<Vec<u32>>, name: &str, missing: u32| {
+        let error = result.unwrap_err();
+        assert!(matches!(&error, Error::MissingToken { id, vocab_size: 408, .. } if *id == missing), "{error:?}");
+        says(&error.to_string(), &[&format!("token {name:?} has the id {missing}"), "ids below 408 only"]);
+    };
+    // Added tokens that are not special are parsed in texts and messages; every count must find them, too.
+    let (text, thought) = ("a </think> b", user("a </think> b"));
+    refused(tokenizer.encode(text), "</think>", 408);
+    refused(tokenizer.encode_prompt(text), "</think>", 408);
+    refused(tokenizer.encode_completion(text), "</think>", 408);
+    refused(tokenizer.encode_rendered(text), "</think>", 408);
+    refused(tokenizer.encode_messages(&thought, None, None), "</think>", 408);
+    refused(tokenizer.encode_messages(&user("<|im_end|> </think>"), None, None), "</think>", 408);
+    refused(tokenizer.count_prompt(text, 1000).map(|_| vec![]), "</think>", 408);
+    refused(tokenizer.count_messages(&thought, None, None, 1000).map(|_| vec![]), "</think>", 408);
+    // Special tokens are parsed in rendered texts only; in a message they are text.
+    refused(tokenizer.encode_rendered("a <image> b"), "<image>", 409);
+    for ids in [tokenizer.encode("a <image> b"), tokenizer.encode_messages(&user("a <image> b"), None, None)] {
+        assert!(ids.unwrap().iter().all(|id| *id < 408));
+    }
+    let image = "{{ messages[0].content }}<image>";
+    let tokenizer = tokenizer.with_chat_template(image, "mine.jinja");
+    refused(tokenizer.encode_messages(&user("a"), None, None), "<image>", 409);
+}
+
+/// BOS of Llama 3 is 400, and EOS is another stop token here.
+#[test]
+fn a_bos_token_that_the_model_lacks_is_refused_before_any_text() {
+    let folder = folder("llama3", |config| config["eos_token"] = Value::Null);
+    let error = HfTokenizer::open(folder.path(), &[5], 400).err().unwrap();
+    says(&error.to_string(), &["token \"<|begin_of_text|>\" has the id 400", "ids below 400 only"]);
 }
 
 /// Returns the highest id of a family's tokenizer.
@@ -63,12 +113,10 @@ fn added_tokens_keep_the_ids_of_their_file() {
         open(&folder).map(|tokenizer| tokenizer.encode_messages(&user("a"), None, None).unwrap())
     };
     with(last + 1).unwrap();
-    for id in [512, 100_000] {
-        let expected = format!("token \"<extra>\" has the id {id}, but the model knows ids below 512");
-        says(&with(id).unwrap_err().to_string(), &[&expected]);
+    for id in [last + 5, 512, 100_000] {
+        let (has, gives) = (format!("\"<extra>\" has the id {id}"), format!("gives it {}", last + 1));
+        says(&with(id).unwrap_err().to_string(), &[&has, &gives]);
     }
-    let (has, gives) = (format!("\"<extra>\" has the id {}", last + 5), format!("gives it {}", last + 1));
-    says(&with(last + 5).unwrap_err().to_string(), &[&has, &gives]);
 }
 
 #[test]
