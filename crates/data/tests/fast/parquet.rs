@@ -2,18 +2,53 @@
 
 use crate::support::{config, file, open, without_split};
 use data::{DataConfig, Dataset};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet").join(format!("{name}.parquet"))
+}
+
+/// Every codec of pyarrow, with the first and the second version of data pages.
+#[test]
+fn parquet_rows_match_pyarrow_in_every_codec() {
+    for codec in ["none", "snappy", "gzip", "brotli", "zstd", "lz4"] {
+        for version in ["1.0", "2.0"] {
+            let path = fixture(&format!("{codec}-{version}"));
+            let (mut rows, report) = open(&DataConfig { shuffle: false, ..without_split(path) }).unwrap();
+            assert_eq!(report.files[0].rows, 3, "{codec}");
+            let items = rows.next_batch(3).unwrap();
+            assert_eq!(items[0].prompt.to_string(), "user: naïve 你好\nassistant: ja\nuser: 6 x 7?");
+            assert_eq!((items[0].answer.as_deref(), items[0].columns["level"].as_f64()), (Some("42"), Some(2.5)));
+            assert_eq!(items[2].prompt.to_string(), "user: third");
+            assert!(items[1].columns["tags"].as_array().is_some_and(|tags| tags.len() == 2));
+        }
+    }
+}
 
 #[test]
-fn parquet_rows_match_pyarrow() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/rows.parquet");
-    let (mut rows, report) = open(&DataConfig { shuffle: false, ..without_split(path) }).unwrap();
-    assert_eq!(report.files[0].rows, 3);
-    let items = rows.next_batch(3).unwrap();
-    assert_eq!(items[0].prompt.to_string(), "user: naïve 你好\nassistant: ja\nuser: 6 x 7?");
-    assert_eq!((items[0].answer.as_deref(), items[0].columns["level"].as_f64()), (Some("42"), Some(2.5)));
-    assert_eq!(items[2].prompt.to_string(), "user: third");
-    assert!(items[1].columns["tags"].as_array().is_some_and(|tags| tags.len() == 2));
+fn values_that_share_their_beginnings_are_read_from_parquet() {
+    let path = fixture("prefixes");
+    let (mut rows, _) = open(&DataConfig { shuffle: false, ..without_split(path) }).unwrap();
+    let last = rows.next_batch(500).unwrap().pop().unwrap();
+    assert_eq!((last.prompt.to_string().as_str(), last.answer.as_deref()), ("What is 6 x 499?", Some("2994")));
+}
+
+/// Each file has less than 50 kB, and its contents would take from 300 MB to 4 GB.
+#[test]
+fn small_parquet_files_that_expand_beyond_the_limit_are_refused() {
+    for (name, part) in [
+        ("bomb-dictionary", "the rows up to this one"),
+        ("bomb-brotli", "column \"question\": "),
+        ("bomb-zstd", "column \"question\": "),
+        ("bomb-list", "its values"),
+        ("bomb-texts", "its values"),
+        ("bomb-prefixes", "the rows up to this one"),
+    ] {
+        let text = open(&config(fixture(name))).err().unwrap().to_string();
+        let limit = "expands to at most 256 MiB (32 times its size, or 256 MiB)";
+        let parts = [&format!("{name}.parquet"), part, limit, "to_json(NEW)` writes lines of JSON"];
+        assert!(parts.iter().all(|part| text.contains(*part)), "{text}");
+    }
 }
 
 #[test]
@@ -21,4 +56,20 @@ fn an_invalid_parquet_file_is_an_error() {
     let (_folder, path) = file("rows.parquet", "PAR1 is not enough");
     let text = open(&config(path)).err().unwrap().to_string();
     assert!(text.contains("rows.parquet: expected a Parquet file"), "{text}");
+}
+
+/// Bytes of pages and metadata are changed in turn. Some changes leave the rows as they are, or change a text.
+#[test]
+fn damaged_parquet_files_are_errors_and_no_panics() {
+    for name in ["zstd-1.0", "gzip-2.0", "snappy-1.0", "lz4-2.0", "brotli-1.0", "none-2.0", "prefixes"] {
+        let whole = std::fs::read(fixture(name)).unwrap();
+        let mut refused = 0;
+        for at in (4..whole.len()).step_by(3) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0x55;
+            let (_folder, path) = file("rows.parquet", &bytes);
+            refused += usize::from(open(&config(path)).is_err());
+        }
+        assert!(refused > whole.len() / 20, "{name}: {refused} of {}", whole.len() / 3);
+    }
 }
