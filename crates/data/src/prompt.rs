@@ -58,6 +58,36 @@ pub(crate) fn is_message(value: &Value) -> bool {
     }
 }
 
+/// Returns the list that a JSON text holds, as columns of Arrow do whose rows have different schemas. Entries that are JSON texts of objects
+/// are parsed, too. `None` for other texts.
+pub(crate) fn list_in_text(text: &str) -> Option<Vec<Value>> {
+    if !text.trim_start().starts_with('[') {
+        return None;
+    }
+    serde_json::from_str(text).ok().map(parsed_entries)
+}
+
+/// Parses the entries that are JSON texts of objects.
+pub(crate) fn parsed_entries(mut entries: Vec<Value>) -> Vec<Value> {
+    for entry in &mut entries {
+        let object = entry.as_str().filter(|text| text.trim_start().starts_with('{'));
+        if let Some(object @ Value::Object(_)) = object.and_then(|text| serde_json::from_str(text).ok()) {
+            *entry = object;
+        }
+    }
+    entries
+}
+
+/// Returns the messages of a conversation: a list, or the JSON text of one. `None` for other values.
+pub(crate) fn messages(value: &Value) -> Option<Vec<Value>> {
+    let entries = match value {
+        Value::Array(entries) => parsed_entries(entries.clone()),
+        Value::String(text) => list_in_text(text)?,
+        _ => return None,
+    };
+    (!entries.is_empty() && entries.iter().all(is_message)).then_some(entries)
+}
+
 impl From<String> for Prompt {
     fn from(text: String) -> Self {
         Self::Text(text)

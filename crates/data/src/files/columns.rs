@@ -3,7 +3,7 @@
 use super::lines::Lines;
 use crate::config::DataFile;
 use crate::error::Result;
-use crate::prompt::is_message;
+use crate::prompt;
 use rayon::prelude::*;
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ pub struct Column {
     pub texts: usize,
     /// The number of numbers and booleans.
     pub scalars: usize,
-    /// The number of conversations: lists of messages with `role` and `content`.
+    /// The number of conversations: lists of messages with `role` and `content`, also as JSON texts.
     pub conversations: usize,
     /// The number of conversations that end with a message of the assistant.
     pub answered: usize,
@@ -83,15 +83,16 @@ impl Columns {
             None => return,
         };
         let column = &mut self.columns[index];
+        if let Some(messages) = prompt::messages(value) {
+            column.conversations += 1;
+            let last = messages.last().and_then(|message| message.get("role")).and_then(Value::as_str);
+            column.answered += usize::from(last == Some("assistant"));
+            return;
+        }
         match value {
             Value::Null => {}
             Value::String(text) => column.texts += usize::from(!text.trim().is_empty()),
             Value::Number(_) | Value::Bool(_) => column.scalars += 1,
-            Value::Array(messages) if !messages.is_empty() && messages.iter().all(is_message) => {
-                column.conversations += 1;
-                let last = messages.last().and_then(|message| message.get("role")).and_then(Value::as_str);
-                column.answered += usize::from(last == Some("assistant"));
-            }
             Value::Array(values) if !values.is_empty() && values.iter().all(is_plain) => column.lists += 1,
             Value::Array(_) => column.others += 1,
             Value::Object(fields) => {
@@ -131,7 +132,7 @@ mod tests {
         let path = folder.path().join("a.jsonl");
         let rows = [
             r#"{"q": "a", "n": 1, "m": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}"#,
-            r#"{"q": " ", "n": null, "m": [{"role": "user", "content": "x"}], "o": {"a": 1}, "l": [1]}"#,
+            r#"{"q": " ", "n": null, "m": "[{\"role\": \"user\", \"content\": \"x\"}]", "o": {"a": 1}, "l": [1]}"#,
         ];
         std::fs::write(&path, rows.join("\n")).unwrap();
         let found = Columns::read(&[DataFile::new(&path), DataFile::new(&path)]).unwrap();

@@ -46,7 +46,7 @@ impl Lines {
         let path = file.path.clone();
         let io = |e| grpo_files::Error::io("read", &path, e);
         let (mut opened, _) = grpo_files::open_regular(&path).map_err(io)?;
-        if let Some(reason) = super::magic::fault(&mut opened, file.format()).map_err(io)? {
+        if let Some(reason) = super::magic::fault(&path, &mut opened, file.format()).map_err(io)? {
             return Err(Error::File { path, reason });
         }
         let bytes = match file.format() {
@@ -151,14 +151,11 @@ impl Lines {
         let text = text.trim_end_matches(['\r', '\n']);
         match serde_json::from_str(&quote_long_integers(text)) {
             Ok(Value::Object(fields)) => Ok(fields),
-            Ok(Value::Array(_)) if line == 1 => {
-                let once = "`{path: FILE, format: json}` reads a list of rows";
-                Err(row(format!("expected a JSON object per line, got a list: {once}")))
-            }
             Ok(other) => Err(row(format!("expected a JSON object, got {}", shown(&other)))),
             // A file with a single pretty-printed list or object.
             Err(e) if e.is_eof() => Err(row(format!(
-                "expected a whole JSON object on this line, and it ends at column {}: {}",
+                "expected a whole JSON object on this line, and it ends at column {}: {} (`jq -c . FILE > NEW` writes an object of several \
+                 lines on one)",
                 text.trim_end().chars().count(),
                 quoted(text)
             ))),

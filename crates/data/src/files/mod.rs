@@ -202,11 +202,12 @@ impl Opening<'_> {
         let (mut training, mut held_out, index) = (vec![], vec![], self.files.len());
         let mut longest = BinaryHeap::new();
         let limit = [
-            (self.config.max_prompt_length, "data.max_prompt_length"),
-            (self.encoder.max_tokens, "the model's context allows"),
+            (self.config.max_prompt_length, "data.max_prompt_length", ""),
+            (self.encoder.max_tokens, "the model's context allows", " beside rollout.max_completion_length"),
         ];
-        let limit = limit.into_iter().filter_map(|(limit, name)| Some((limit?, name))).min_by_key(|(limit, _)| *limit);
-        let limit = limit.map(|(limit, name)| (limit, format!("longer than {name}, {limit} tokens")));
+        let limit = limit.into_iter().filter_map(|(limit, name, beside)| Some((limit?, name, beside)));
+        let limit = limit.min_by_key(|(limit, ..)| *limit);
+        let limit = limit.map(|(limit, name, beside)| (limit, format!("longer than {name}, {limit} tokens{beside}")));
         file.lines.for_each(|rows| {
             let (known, reader) = (&report.columns, self.reader);
             let parse = |(place, text): &Line| {

@@ -4,7 +4,7 @@ use crate::config::{ApplyChatTemplate, DataConfig, FewShot};
 use crate::dataset::Item;
 use crate::error::{Error, Result, check};
 use crate::files::lines::shown;
-use crate::prompt::{Prompt, is_message, prompt_hash};
+use crate::prompt::{self, Prompt, is_message, list_in_text, parsed_entries, prompt_hash};
 use grpo_files::read_regular;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -71,15 +71,27 @@ impl RowReader {
     pub(super) fn item(&self, fields: Map<String, Value>, source: &Arc<str>) -> RowResult<(u64, Item)> {
         let (column, value, is_conversation) = self.prompt_column(&fields)?;
         refuse_media_columns(&fields)?;
-        let (prompt, reference) = match value {
-            Value::String(text) if !is_conversation => (Prompt::Text(text.clone()), None),
-            Value::Array(messages) => {
-                let (messages, reference) = conversation(column, messages, is_conversation)?;
+        let messages = match (value, prompt::messages(value)) {
+            (_, Some(messages)) => Some(messages),
+            (Value::Array(messages), None) => Some(parsed_entries(messages.clone())),
+            (Value::String(text), None) if is_python(text) => {
+                let fix = "`json.dumps(messages)` writes it as JSON, which is read";
+                return Err(format!(
+                    "column `{column}`: expected a text or messages, got the messages as Python prints them: {fix}"
+                ));
+            }
+            (Value::String(text), None) if is_conversation && text.trim_start().starts_with('[') => list_in_text(text),
+            _ => None,
+        };
+        let (prompt, reference) = match (value, messages) {
+            (_, Some(messages)) => {
+                let (messages, reference) = conversation(column, &messages, is_conversation)?;
                 (Prompt::Messages { messages, tools: None, documents: None }, reference)
             }
-            other => {
-                let expected = if is_conversation { "a list of messages" } else { "a text or a list of messages" };
-                return Err(format!("column `{column}`: expected {expected}, got {}", shown(other)));
+            (Value::String(text), None) if !is_conversation => (Prompt::Text(text.clone()), None),
+            (other, None) => {
+                let text = if is_conversation { "" } else { "a text or " };
+                return Err(format!("column `{column}`: expected {text}a list of messages, got {}", shown(other)));
             }
         };
         let (column, hash) = (column.to_owned(), prompt_hash(&prompt.to_string()));
@@ -175,7 +187,7 @@ impl RowReader {
             framed.extend(examples.iter().cloned());
         }
         framed.extend(rest);
-        let tools = list(fields, "tools", "a list", |_| true)?.or_else(|| self.tools.clone());
+        let tools = list(fields, "tools", "a list, or the JSON text of one", |_| true)?.or_else(|| self.tools.clone());
         let expected = "a list of objects for the chat template, e.g. `[{\"title\": \"A\", \"text\": \"b\"}]`; rename the column \
                         if it has other contents";
         let documents = list(fields, "documents", expected, Value::is_object)?;
@@ -306,18 +318,37 @@ fn media(message: &Value) -> Option<&str> {
     parts.iter().filter_map(|part| part.get("type")?.as_str()).find(|kind| *kind != "text")
 }
 
-/// Returns the list in a column; `None` if the column is missing or null.
+/// Returns the list in a column, or in the JSON text of a column; `None` if the column is missing or null.
 fn list(
     fields: &Map<String, Value>,
     column: &str,
     expected: &str,
     is_entry: impl Fn(&Value) -> bool,
 ) -> RowResult<Option<Value>> {
-    match fields.get(column) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Array(entries)) if entries.iter().all(is_entry) => Ok(Some(entries.clone().into())),
-        Some(other) => Err(format!("column `{column}`: expected {expected}, got {}", shown(other))),
+    let (value, entries) = match fields.get(column) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(value @ Value::Array(entries)) => (value, Some(parsed_entries(entries.clone()))),
+        // A column of texts has an empty one where others have a list.
+        Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
+        Some(value @ Value::String(text)) => (value, list_in_text(text)),
+        Some(other) => (other, None),
+    };
+    match entries.filter(|entries| entries.iter().all(is_entry)) {
+        Some(entries) => Ok(Some(entries.into())),
+        None => Err(format!("column `{column}`: expected {expected}, got {}", shown(value))),
     }
+}
+
+/// Returns `true` for a list of messages as Python prints it, which is not JSON.
+fn is_python(text: &str) -> bool {
+    let mut rest = text.trim_start();
+    ["[", "{", "'"].into_iter().all(|mark| match rest.strip_prefix(mark) {
+        Some(behind) => {
+            rest = behind.trim_start();
+            true
+        }
+        None => false,
+    }) && (rest.starts_with("role'") || rest.starts_with("content'"))
 }
 
 fn role(message: &Value) -> Option<&str> {

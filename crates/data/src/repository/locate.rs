@@ -39,6 +39,9 @@ impl DataFile {
                 return Err(fault(format!("it is a folder here, which has no `revision` {revision:?}: leave it out")));
             }
             let names = names_in(&self.path).map_err(|error| fault(error.to_string()))?;
+            if let Some(reason) = saved_to_disk(&names, split) {
+                return Err(fault(reason));
+            }
             let readme = read_readme(&names, |name| Ok(self.path.join(name))).map_err(&fault)?;
             let files = data_files(&names, readme.as_deref(), self.config.as_deref(), split).map_err(|reason| {
                 let there = hub_name(text).map_or_else(String::new, |name| {
@@ -91,6 +94,20 @@ impl DataFile {
         let file = |path: PathBuf| Self { weight, format: self.format, name: source.clone(), ..Self::new(path) };
         Ok(Some(paths.into_iter().map(file).collect()))
     }
+}
+
+/// Returns the error text for a folder that `save_to_disk` of `datasets` has written, by the names of its files.
+fn saved_to_disk(names: &[String], split: &str) -> Option<String> {
+    let has = |name: &str| names.iter().any(|known| known == name);
+    let of_split = match (has("dataset_dict.json"), has("state.json")) {
+        (true, _) => format!("[{split:?}]"),
+        (false, true) if names.iter().any(|name| name.ends_with(".arrow")) => String::new(),
+        (false, _) => return None,
+    };
+    Some(format!(
+        "expected files of JSON lines or Parquet, got a folder of `save_to_disk`, in Arrow: \
+         `datasets.load_from_disk(FOLDER){of_split}.to_json(\"rows.jsonl\")` writes rows"
+    ))
 }
 
 /// Returns the path if it may be the name of a data set: `OWNER/NAME` without the extension of a data file.

@@ -41,11 +41,13 @@ fn invalid_lines_are_errors_with_their_number() {
 
 #[test]
 fn files_without_rows_are_errors() {
-    assert!(
-        refusal("[{\"prompt\": \"a\"}]\n")
-            .contains("line 1: expected a JSON object per line, got a list: `{path: FILE, format: json}`")
-    );
-    assert!(refusal("[\n  {\"prompt\": \"a\"}\n]\n").contains("line 1: expected a whole JSON object on this line"));
+    for list in ["[{\"prompt\": \"a\"}]\n", "[\n  {\"prompt\": \"a\"}\n]\n", "\u{feff} [\n"] {
+        let text = refusal(list);
+        assert!(text.contains("got a JSON list: `{path: FILE, format: json}` reads a list of rows"), "{text}");
+    }
+    let object = refusal("{\n  \"prompt\": \"a\"\n}\n");
+    assert!(object.contains("line 1: expected a whole JSON object on this line"), "{object}");
+    assert!(object.contains("`jq -c . FILE > NEW` writes an object of several lines on one"), "{object}");
     assert!(refusal("").contains("no row is left to train on"));
     assert!(refusal("\n \n").contains("0 rows"));
     let missing = open(&config("no/such.jsonl")).err().unwrap().to_string();
@@ -81,7 +83,16 @@ fn files_of_other_formats_and_encodings_are_recognised() {
         ),
         (b"\n<!doctype HTML>\n<html></html>\n", "got a web page", true),
         (b"PAR1\x15\x04", "got Parquet: `{path: FILE, format: parquet}` reads it", false),
-        (b"ARROW1\x00\x00", "got Arrow", false),
+        (b"ARROW1\x00\x00", "got Arrow (Feather): `pandas.read_feather(FILE)", false),
+        (
+            b"\xff\xff\xff\xff\x08\x02\x00\x00\x10",
+            "got Arrow, as `datasets` saves it: `datasets.Dataset.from_file(FILE).to_json(NEW)`",
+            false,
+        ),
+        (b"question,answer\nWhat?,1\n", "got CSV: `pandas.read_csv(FILE).to_json(NEW, orient='records'", false),
+        (b"\"the question\", answer\r\n1,2\n", "got CSV: ", false),
+        (b"question\tanswer\nWhat?\t1\n", "got TSV: `pandas.read_csv(FILE, sep='\\t')", false),
+        (b"question;answer\nWhat?;1\n", "got CSV with semicolons: `pandas.read_csv(FILE, sep=';')", false),
         (&utf_16, "got UTF-16LE text: `iconv -f UTF-16LE -t UTF-8", false),
         (&marked, "got UTF-16LE text", false),
         (&big_endian, "got UTF-16BE text", false),
@@ -94,7 +105,16 @@ fn files_of_other_formats_and_encodings_are_recognised() {
         let text = open(&config(path)).err().unwrap().to_string();
         assert!(text.contains("rows.parquet") && text.contains(words) == is_in_parquet, "{text}");
     }
+    // A table of one column has its extension only.
+    for (name, words) in [("rows.csv", "got CSV: "), ("rows.TSV", "got TSV: ")] {
+        let (_folder, path) = file(name, "question\nWhat?\n");
+        let text = open(&config(path)).err().unwrap().to_string();
+        assert!(text.contains(words), "{text}");
+    }
+    let (_folder, path) = file("rows.csv", GOOD);
+    open(&without_split(path)).unwrap();
     // Other beginnings are errors of the first line.
+    assert!(refusal("a, b: no table").contains("line 1: expected a JSON object"));
     assert!(refusal("<|im_start|>").contains("line 1: expected a JSON object"));
     assert!(refusal(b"\x80").contains("line 1: expected UTF-8"));
 }

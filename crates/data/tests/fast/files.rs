@@ -102,7 +102,12 @@ fn long_prompts_are_dropped_and_counted() {
     let error = FileDataset::open(&config, 0, &encoder).err().unwrap();
     let text = error.to_string();
     assert!(matches!(error, Error::Empty { .. }) && text.contains("no row is left to train on"), "{text}");
-    assert!(text.contains("3 dropped: longer than the model's context allows, 1 tokens"), "{text}");
+    assert!(
+        text.contains(
+            "3 dropped: longer than the model's context allows, 1 tokens beside rollout.max_completion_length"
+        ),
+        "{text}"
+    );
 }
 
 #[test]

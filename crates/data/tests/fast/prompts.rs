@@ -168,7 +168,7 @@ fn tools_come_from_the_row_or_from_a_file() {
         assert_eq!(tools(row(&own)), own.to_string());
         assert_eq!(tools(row(&Value::Null)), r#"[{"z":1,"a":2}]"#);
         let error = self::row(row(&json!("f")), true, |_| {}).unwrap_err().to_string();
-        assert!(error.contains("column `tools`: expected a list, got `\"f\"`"), "{error}");
+        assert!(error.contains("column `tools`: expected a list, or the JSON text of one, got `\"f\"`"), "{error}");
     }
     let (_other, wrong) = file("tools.json", "{}");
     let error = row(json!({"question": "x"}), true, |config| config.tools_file = Some(wrong)).unwrap_err().to_string();
@@ -229,5 +229,55 @@ fn rows_with_images_are_refused() {
     }
     for of_row in [part(json!({"type": "text", "text": "b"})), json!({"prompt": "a", "image": "name", "images": []})] {
         row(of_row, true, |_| {}).unwrap();
+    }
+}
+
+/// Arrow cannot hold lists of objects with different keys, so people store them as JSON texts.
+#[test]
+fn messages_tools_and_documents_are_read_from_json_texts() {
+    let turns = json!([{"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": "42"}]);
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let documents = json!([{"title": "A", "text": "b"}]);
+    let as_lists = json!({"messages": turns, "tools": tools, "documents": documents});
+    let texts = |value: &Value| value.to_string();
+    let entries = |value: &Value| value.as_array().unwrap().iter().map(texts).collect::<Vec<_>>();
+    let expected = row(as_lists, true, |_| {}).unwrap();
+    assert!(matches!(&expected.prompt, Prompt::Messages { tools: Some(_), documents: Some(_), .. }));
+    for stored in [
+        json!({"messages": texts(&turns), "tools": texts(&tools), "documents": format!(" {documents}\n")}),
+        json!({"messages": entries(&turns), "tools": entries(&tools), "documents": entries(&documents)}),
+    ] {
+        let item = row(stored, true, |_| {}).unwrap();
+        assert_eq!((&item.prompt, &item.answer), (&expected.prompt, &expected.answer));
+    }
+    // The last message of a `prompt` is no answer, and a text that is no conversation stays a text.
+    let prompt = row(json!({"prompt": texts(&json!([turns[0]]))}), true, |_| {}).unwrap().prompt;
+    assert_eq!(prompt, messages(json!([turns[0]])));
+    for text in
+        ["[1, 2]", "[", "[]", "[{\"role\": 1}]", "[{\"a\": 1}] is JSON", "{\"role\": \"user\", \"content\": \"a\"}"]
+    {
+        assert_eq!(row(json!({"prompt": text}), true, |_| {}).unwrap().prompt, Prompt::from(text));
+    }
+    let empty = row(json!({"prompt": turns, "tools": "", "documents": null}), true, |_| {}).unwrap().prompt;
+    assert!(matches!(empty, Prompt::Messages { tools: None, documents: None, .. }));
+}
+
+#[test]
+fn texts_that_are_no_json_lists_are_refused_as_messages_and_tools() {
+    let user = json!([{"role": "user", "content": "a"}]);
+    for (stored, part) in [
+        (json!({"prompt": user, "tools": "f(x)"}), "column `tools`: expected a list, or the JSON text of one, got"),
+        (json!({"prompt": user, "tools": "{\"a\": 1}"}), "column `tools`: expected a list, or the JSON text of one"),
+        (json!({"prompt": user, "documents": "[1]"}), "column `documents`: expected a list of objects"),
+        (json!({"messages": "[{\"role\": \"user\"}]"}), "column `messages`, message 1: expected an object with `role`"),
+        (json!({"messages": "[{"}), "column `messages`: expected a list of messages"),
+        (
+            json!({"prompt": "[{'role': 'user', 'content': 'b'}]"}),
+            "the messages as Python prints them: `json.dumps(messages)`",
+        ),
+        (json!({"messages": "[{'content': 'b', 'role': 'user'}]"}), "the messages as Python prints them"),
+    ] {
+        let text = row(stored, true, |_| {}).unwrap_err().to_string();
+        assert!(text.contains(part), "{text}");
     }
 }

@@ -296,3 +296,29 @@ fn splits_have_the_files_that_datasets_finds() {
     }
     assert!(cases.len() > 15);
 }
+
+#[test]
+fn folders_of_save_to_disk_are_named_with_the_line_that_converts_them() {
+    for (files, split, call) in [
+        (&["state.json", "dataset_info.json", "data-00000-of-00001.arrow"][..], None, "load_from_disk(FOLDER).to_json"),
+        (
+            &["dataset_dict.json", "train/state.json", "train/data-00000-of-00001.arrow", "test/state.json"],
+            Some("test"),
+            "load_from_disk(FOLDER)[\"test\"].to_json",
+        ),
+        (&["dataset_dict.json"], None, "load_from_disk(FOLDER)[\"train\"].to_json"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        for name in files {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "{}").unwrap();
+        }
+        let mut file = json!({"path": folder.path()});
+        if let Some(split) = split {
+            file["split"] = split.into();
+        }
+        let text = error(&NoHub, file);
+        assert!(text.contains("got a folder of `save_to_disk`, in Arrow") && text.contains(call), "{text}");
+    }
+}

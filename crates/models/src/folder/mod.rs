@@ -54,7 +54,13 @@ impl ModelFolder {
     /// name, value and supported values of a field that asks for an unsupported computation. Fields that do not change the computation are
     /// ignored.
     pub fn open(path: &Path) -> Result<Self> {
-        let fields = Fields::read(&path.join("config.json"))?;
+        let file = path.join("config.json");
+        if !exists(&file)? && exists(&path.join("params.json"))? {
+            let reason = "there is no config.json, only params.json of Mistral's own format: download config.json, model*.safetensors and \
+                          tokenizer.json of the same repository, or convert the folder with convert_mistral_weights_to_hf.py of transformers";
+            return Err(Error::weights(path, reason));
+        }
+        let fields = Fields::read(&file)?;
         let has_head = || Some(Weights::open(path).ok()?.of_text().ok()?.contains(HEAD));
         let ConfigJson { family, wrapper, config, dtype } = ConfigJson::read(&fields, has_head)?;
         let generation = path.join("generation_config.json");

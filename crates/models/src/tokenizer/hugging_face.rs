@@ -440,6 +440,11 @@ impl Tokenizer for HfTokenizer {
 
 /// Returns why tokenizer.json is missing, and how to fix it.
 fn missing(folder: &Path) -> String {
+    if folder.join("tekken.json").exists() {
+        return "no such file; tekken.json is there, Mistral's own format: \
+                `transformers.integrations.mistral.convert_tekken_tokenizer(\"FOLDER/tekken.json\").save_pretrained(\"FOLDER\")` writes it"
+            .to_owned();
+    }
     let slow = ["tokenizer.model", "vocab.json", "spiece.model"].into_iter().find(|name| folder.join(name).exists());
     let hint = match slow {
         Some(name) => {

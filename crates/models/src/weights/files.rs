@@ -108,6 +108,13 @@ fn entries(folder: &Path) -> Result<BTreeSet<String>> {
 }
 
 fn nothing_found(present: &BTreeSet<String>) -> String {
+    if let Some(own) = present.iter().find(|name| name.starts_with("consolidated") && name.ends_with(".safetensors")) {
+        return format!(
+            "there is no {SINGLE} and no {INDEX}, only {own}, which has Mistral's own names of tensors: download model*.safetensors, \
+             {INDEX}, config.json and tokenizer.json of the same repository, or convert the folder with \
+             convert_mistral_weights_to_hf.py of transformers"
+        );
+    }
     let old = present.iter().find(|name| {
         let name = name.as_str();
         (name.starts_with("pytorch_model") && name.ends_with(".bin"))

@@ -148,6 +148,9 @@ fn missing_and_damaged_tokenizer_files_are_errors() {
     refused("tokenizer.json: expected a tokenizer of the crate or package `tokenizers`: EOF");
     std::fs::remove_file(&path).unwrap();
     refused("tokenizer.json: no such file; it is part of a model folder");
+    std::fs::write(broken.path().join("tekken.json"), "").unwrap();
+    refused("tekken.json is there, Mistral's own format: `transformers.integrations.mistral.convert_tekken_tokenizer(");
+    std::fs::remove_file(broken.path().join("tekken.json")).unwrap();
     std::fs::write(broken.path().join("tokenizer.model"), "").unwrap();
     refused("tokenizer.model is there: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained");
     let new = json!({"content": "<new>", "special": true});

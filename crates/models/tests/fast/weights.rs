@@ -232,6 +232,14 @@ fn a_folder_without_weights_names_unsupported_files() {
     says(&folder.refused(), &["there is no model.safetensors and no model.safetensors.index.json"]);
     std::fs::write(folder.file("pytorch_model.bin"), "").unwrap();
     says(&folder.refused(), &["only pytorch_model.bin", "save_pretrained"]);
+    // Mistral's own format.
+    std::fs::write(folder.file("consolidated.safetensors"), "").unwrap();
+    let own = "only consolidated.safetensors, which has Mistral's own names of tensors: download model*.safetensors";
+    says(&folder.refused(), &[own, "convert_mistral_weights_to_hf.py"]);
+    std::fs::remove_file(folder.file("config.json")).unwrap();
+    assert!(!folder.open().unwrap_err().to_string().contains("Mistral"));
+    std::fs::write(folder.file("params.json"), "{}").unwrap();
+    says(&folder.open().unwrap_err().to_string(), &["no config.json, only params.json of Mistral's own format"]);
 }
 
 /// Returns an empty folder of Qwen3-MoE with two experts, or of gpt-oss.
