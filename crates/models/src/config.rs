@@ -7,6 +7,7 @@ use crate::linear_attention::LinearAttention;
 use crate::tokenizer::CharTokenizer;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
+use std::ops::RangeInclusive;
 
 /// The shape and initialisation of a decoder: the section `model` of a run's configuration.
 ///
@@ -224,6 +225,21 @@ impl ModelConfig {
     /// # Errors
     /// [`crate::Error::Config`] with the key, the valid values and the value found.
     pub fn validate(&self) -> Result<()> {
+        self.validate_sizes()?;
+        self.validate_numbers()?;
+        if let Some(pad) = self.pad_token_id {
+            check(pad < self.vocab_size, "model.pad_token_id", "a token below model.vocab_size", pad)?;
+        }
+        self.validate_layers()?;
+        self.experts.iter().try_for_each(|experts| experts.validate(self))?;
+        match &self.rope_scaling {
+            Some(scaling) => scaling.validate(self),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks the sizes that all families have, before anything is allocated by them.
+    pub(crate) fn validate_sizes(&self) -> Result<()> {
         // Limits are far above trainable sizes and far below sizes that overflow an allocation.
         for (key, value, limit) in [
             ("model.vocab_size", self.vocab_size, 1 << 20),
@@ -256,29 +272,26 @@ impl ModelConfig {
             "model.num_key_value_heads",
             "a divisor of num_attention_heads",
             format!("{} for {heads} heads", self.num_key_value_heads),
-        )?;
-        for (key, value) in [
-            ("model.rope_theta", self.rope_theta),
-            ("model.rms_norm_eps", self.rms_norm_eps),
-            ("model.initializer_range", self.initializer_range),
-            ("model.rope_local_theta", self.rope_local_theta.unwrap_or(1.0)),
-            ("model.attention_multiplier", self.attention_multiplier.unwrap_or(1.0)),
-            ("model.embedding_multiplier", self.embedding_multiplier),
-            ("model.residual_multiplier", self.residual_multiplier),
-            ("model.logits_scaling", self.logits_scaling),
-            ("model.final_logit_softcapping", self.final_logit_softcapping.unwrap_or(1.0)),
+        )
+    }
+
+    /// Checks numbers against ranges that are far wider than those of real models.
+    fn validate_numbers(&self) -> Result<()> {
+        const THETA: RangeInclusive<f64> = 1.0..=1e12;
+        for (key, value, range) in [
+            ("model.rope_theta", self.rope_theta, THETA),
+            ("model.rope_local_theta", self.rope_local_theta.unwrap_or(1.0), THETA),
+            ("model.rms_norm_eps", self.rms_norm_eps, 1e-12..=0.1),
+            ("model.initializer_range", self.initializer_range, 1e-9..=100.0),
+            ("model.attention_multiplier", self.attention_multiplier.unwrap_or(1.0), FACTOR),
+            ("model.embedding_multiplier", self.embedding_multiplier, FACTOR),
+            ("model.residual_multiplier", self.residual_multiplier, FACTOR),
+            ("model.logits_scaling", self.logits_scaling, FACTOR),
+            ("model.final_logit_softcapping", self.final_logit_softcapping.unwrap_or(1.0), 0.1..=1e6),
         ] {
-            check(value.is_finite() && value > 0.0, key, "a number above 0", value)?;
+            check(range.contains(&value), key, &between(&range), value)?;
         }
-        if let Some(pad) = self.pad_token_id {
-            check(pad < self.vocab_size, "model.pad_token_id", "a token below model.vocab_size", pad)?;
-        }
-        self.validate_layers()?;
-        self.experts.iter().try_for_each(|experts| experts.validate(self))?;
-        match &self.rope_scaling {
-            Some(scaling) => scaling.validate(self),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn validate_layers(&self) -> Result<()> {
@@ -375,21 +388,29 @@ impl ModelConfig {
     }
 }
 
+/// The range of factors.
+const FACTOR: RangeInclusive<f64> = 1e-6..=1e6;
+
+/// Returns the expected value of a number in a range.
+pub(crate) fn between(range: &RangeInclusive<f64>) -> String {
+    format!("a number between {:?} and {:?}", range.start(), range.end())
+}
+
 impl RopeScaling {
     fn validate(&self, model: &ModelConfig) -> Result<()> {
-        let ordered = |low: f64, high: f64| low > 0.0 && high > low && high.is_finite();
-        let context = self.original_max_position_embeddings > 0;
-        let factor = self.factor.is_finite() && self.factor >= 1.0;
-        let positive = |value: f64| value.is_finite() && value > 0.0;
+        let ordered = |low: f64, high: f64| low > 0.0 && high > low && FACTOR.contains(&high);
+        let context = (1..=1 << 20).contains(&self.original_max_position_embeddings);
+        let factor = (1.0..=*FACTOR.end()).contains(&self.factor);
+        let positive = |value: f64| FACTOR.contains(&value);
         let (is_valid, expected) = match self.rope_type {
             RopeType::Llama3 => (
                 factor && ordered(self.low_freq_factor, self.high_freq_factor) && context,
-                "factor >= 1, 0 < low_freq_factor < high_freq_factor, and an original_max_position_embeddings above 0".to_owned(),
+                "factor >= 1, 0 < low_freq_factor < high_freq_factor, and an original_max_position_embeddings between 1 and 1048576".to_owned(),
             ),
             RopeType::Linear | RopeType::Proportional => (factor, "factor >= 1".to_owned()),
             RopeType::Yarn => (
                 factor && ordered(self.beta_slow, self.beta_fast) && context && model.rope_theta > 1.0,
-                "factor >= 1, 0 < beta_slow < beta_fast, rope_theta > 1, and an original_max_position_embeddings above 0".to_owned(),
+                "factor >= 1, 0 < beta_slow < beta_fast, rope_theta > 1, and an original_max_position_embeddings between 1 and 1048576".to_owned(),
             ),
             RopeType::Longrope => {
                 let pairs = model.rotary_dim() / 2;
@@ -407,12 +428,15 @@ impl RopeScaling {
             share,
         )?;
         let is_yarn = self.rope_type == RopeType::Yarn;
-        let grows = self.llama_4_scaling_beta.is_none_or(|beta| is_yarn && beta.is_finite() && beta >= 0.0);
+        let grows = self.llama_4_scaling_beta.is_none_or(|beta| is_yarn && (0.0..=*FACTOR.end()).contains(&beta));
         check(
             is_valid && positive(self.attention_factor) && grows,
             "model.rope_scaling",
             &format!(
-                "{expected}, an attention_factor above 0, and none or, with `yarn`, a llama_4_scaling_beta of at least 0"
+                "{expected}, an attention_factor above 0, none or, with `yarn`, a llama_4_scaling_beta of at least 0, and no number above \
+                 {:?} or, but for 0, below {:?}",
+                FACTOR.end(),
+                FACTOR.start()
             ),
             format!("{self:?}"),
         )

@@ -1,6 +1,6 @@
 //! Mixtures of experts (arXiv 1701.06538): a router sends each token to some of the layer's MLPs.
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, between};
 use crate::error::{Result, check};
 use crate::parameters::Parameter;
 use serde::{Deserialize, Serialize};
@@ -72,12 +72,17 @@ impl Experts {
         ] {
             check((1..=limit).contains(&value), key, &format!("between 1 and {limit}"), value)?;
         }
+        // Each expert of each layer has tensors with names.
+        const MOST: usize = 1 << 17;
+        let all = self.num_experts * config.num_hidden_layers;
+        check(all <= MOST, "model.experts.num_experts", &format!("at most {MOST} experts in all layers"), all)?;
         let clamped = self.clamped.unwrap_or_default();
         for (key, value) in [
             ("model.experts.clamped.swiglu_alpha", clamped.swiglu_alpha),
             ("model.experts.clamped.swiglu_limit", clamped.swiglu_limit),
         ] {
-            check(value.is_finite() && value > 0.0, key, "a number above 0", value)?;
+            let range = 1e-3..=1e6;
+            check(range.contains(&value), key, &between(&range), value)?;
         }
         check(!config.fused_projections, "model.fused_projections", "false beside model.experts", "true")
     }

@@ -47,10 +47,7 @@ impl ConfigJson {
 /// Reads the configuration of a decoder.
 fn decoder(fields: &Fields, table: &FamilyTable) -> Result<ModelConfig> {
     let mut config = config(fields, table)?;
-    refuse_other_mathematics(fields, table.reads)?;
-    refuse_other_activations(fields, table.reads)?;
-    (table.read)(fields, &mut config)?;
-    config.validate().map_err(|error| match error {
+    let of_file = |error| match error {
         Error::Config { key, expected, .. } => {
             let key = key.strip_prefix("model.").unwrap_or(key);
             let key = key.rsplit('.').next().unwrap_or(key);
@@ -58,7 +55,13 @@ fn decoder(fields: &Fields, table: &FamilyTable) -> Result<ModelConfig> {
             fields.unsupported(if is_new_name { "rope_parameters" } else { key }, expected)
         }
         other => other,
-    })?;
+    };
+    // Families make lists with an entry per layer.
+    config.validate_sizes().map_err(of_file)?;
+    refuse_other_mathematics(fields, table.reads)?;
+    refuse_other_activations(fields, table.reads)?;
+    (table.read)(fields, &mut config)?;
+    config.validate().map_err(of_file)?;
     Ok(config)
 }
 
@@ -71,22 +74,34 @@ fn family(fields: &Fields) -> Result<Family> {
         let known = known(Family::architecture, Wrapper::architecture);
         fields.unsupported("architectures", format!("one of {known}"))
     };
-    let architectures = fields.typed("architectures", "a list with one name", Value::as_array)?;
-    let architecture = architectures.filter(|list| !list.is_empty()).map(|list| {
-        let family = Family::ALL.into_iter().find(|family| **list == [family.architecture()]);
-        family.ok_or_else(expected)
-    });
+    // Some files name the class of another task, or a class twice.
+    let architectures =
+        fields.typed("architectures", "a list of names", Value::as_array)?.filter(|list| !list.is_empty());
+    let mut named: Vec<Family> =
+        Family::ALL.into_iter().filter(|family| has_name(architectures, family.architecture())).collect();
     let kind = fields.text("model_type")?.map(|name| {
         let family = Family::ALL.into_iter().find(|family| family.model_type() == name);
         family.ok_or_else(|| fields.unsupported("model_type", types()))
     });
-    match (kind.transpose()?, architecture.transpose()?) {
-        (Some(kind), Some(architecture)) if kind != architecture => {
+    let kind = kind.transpose()?;
+    if architectures.is_some() && named.is_empty() {
+        return Err(expected());
+    }
+    match kind {
+        Some(kind) if named.is_empty() || named.contains(&kind) => Ok(kind),
+        Some(kind) => {
             Err(fields.unsupported("architectures", format!("{} for model_type {kind}", kind.architecture())))
         }
-        (Some(family), _) | (None, Some(family)) => Ok(family),
-        (None, None) => Err(fields.unsupported("model_type", types())),
+        None if named.len() > 1 => {
+            Err(fields.unsupported("model_type", format!("one, beside several architectures: {}", types())))
+        }
+        None => named.pop().ok_or_else(|| fields.unsupported("model_type", types())),
     }
+}
+
+/// Returns `true` if the list of classes has this name.
+pub(super) fn has_name(architectures: Option<&Vec<Value>>, name: &str) -> bool {
+    architectures.is_some_and(|list| list.iter().any(|class| class == name))
 }
 
 /// Reads the fields that all families have.

@@ -2,6 +2,7 @@
 //!
 //! `config.json` has the decoder's fields in `text_config`, and the files have other tensors, such as a vision tower's, beside the decoder's.
 
+use super::config_json::has_name;
 use super::family::{Family, FamilyTable, gemma3, gemma4, mistral, qwen, qwen3_5};
 use super::fields::Fields;
 use crate::error::Result;
@@ -240,12 +241,12 @@ pub(super) fn text_fields(outer: &Fields, wrapper: Wrapper) -> Result<Option<Fie
 pub(super) fn find(fields: &Fields) -> Result<Option<Wrapper>> {
     let by_type = fields.text("model_type")?.map(|name| Wrapper::ALL.into_iter().find(|w| w.model_type() == name));
     let architectures = fields.get("architectures").and_then(Value::as_array).filter(|list| !list.is_empty());
-    let by_class = architectures.map(|list| Wrapper::ALL.into_iter().find(|w| **list == [w.architecture()]));
-    match (by_type, by_class) {
-        (Some(Some(kind)), Some(class)) if class != Some(kind) => {
+    let is_class = |wrapper: &Wrapper| has_name(architectures, wrapper.architecture());
+    match by_type {
+        Some(Some(kind)) if architectures.is_some() && !is_class(&kind) => {
             Err(fields.unsupported("architectures", format!("{} for model_type {kind}", kind.architecture())))
         }
-        (Some(kind), _) => Ok(kind),
-        (None, class) => Ok(class.flatten()),
+        Some(kind) => Ok(kind),
+        None => Ok(Wrapper::ALL.into_iter().find(is_class)),
     }
 }

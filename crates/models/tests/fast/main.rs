@@ -14,6 +14,7 @@ mod hub_dataset;
 #[cfg(feature = "hub")]
 mod hub_server;
 mod lora;
+mod numbers;
 mod quantization;
 mod support;
 mod template_limits;
