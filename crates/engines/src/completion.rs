@@ -45,6 +45,9 @@ impl Finish {
     }
 }
 
+/// The largest log-probability of a token, which rounding can make of a probability of 1. It counts as 0.
+const ROUNDING: f64 = 1e-5;
+
 /// The limits of valid completions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -75,7 +78,7 @@ pub(crate) fn checked(
     if let Some(id) = ids.iter().find(|id| **id >= limits.vocab_size as u64) {
         return Err(format!("expected token ids below {}, the size of the vocabulary, got {id}", limits.vocab_size));
     }
-    if let Some(logp) = logps.iter().find(|logp| !(**logp <= 0.0 && (**logp as f32).is_finite())) {
+    if let Some(logp) = logps.iter().find(|logp| !(**logp <= ROUNDING && (**logp as f32).is_finite())) {
         return Err(format!("expected log-probabilities that are finite and at most 0, got {logp}"));
     }
     if finish == Finish::Length && length < limits.max_tokens {
@@ -99,7 +102,7 @@ pub(crate) fn checked(
         return Err(format!("expected weight_versions of all {length} tokens, got {weight_versions:?}"));
     }
     let ids = ids.into_iter().map(|id| id as u32).collect();
-    let logps = logps.into_iter().map(|logp| logp as f32).collect();
+    let logps = logps.into_iter().map(|logp| logp.min(0.0) as f32).collect();
     let completion = Completion::sampled(ids, logps, finish == Finish::Length);
     Ok(Completion { weight_versions, sampling_mask, ..completion })
 }
@@ -181,6 +184,7 @@ mod tests {
             (sampled(&[1, u64::MAX], &[-1.0; 2], Finish::Stop), "got 18446744073709551615"),
             (sampled(&[1], &[f64::NAN], Finish::Stop), "finite and at most 0, got NaN"),
             (sampled(&[1], &[0.1], Finish::Stop), "finite and at most 0, got 0.1"),
+            (sampled(&[1], &[2e-5], Finish::Stop), "finite and at most 0, got 0.00002"),
             (sampled(&[1], &[f64::NEG_INFINITY], Finish::Stop), "got -inf"),
             (sampled(&[1], &[-1e300], Finish::Stop), "got -1"),
             (sampled(&[1, 2], &[-1.0; 2], Finish::Length), "expected 3 tokens in a completion that reached its length"),
@@ -190,6 +194,8 @@ mod tests {
         }
         let completion = checked(sampled(&[1, 9], &[-1.0, 0.0], stop), LIMITS, |_| None).unwrap();
         assert_eq!((completion.ids, completion.logps, completion.truncated), (vec![1, 9], vec![-1.0, 0.0], false));
+        let rounded = checked(sampled(&[1, 9], &[1e-7, 9e-6], Finish::Stop), LIMITS, |_| None).unwrap();
+        assert_eq!(rounded.logps, [0.0, 0.0]);
     }
 
     #[test]

@@ -47,7 +47,8 @@ impl EngineKind {
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServerConfig {
-    /// The addresses of the servers, e.g. `http://127.0.0.1:8000`. All have the same model, and requests are spread over them.
+    /// The addresses of the servers, e.g. `http://127.0.0.1:8000`; a `/v1` at the end is ignored. All have the same model, and requests are
+    /// spread over them.
     pub base_urls: Vec<String>,
     /// The name of the environment variable with the API key of the servers; `None` sends none.
     pub api_key_env: Option<String>,
@@ -75,7 +76,7 @@ impl ServerConfig {
         let expected = "the address of at least one server, e.g. `base_urls: [http://127.0.0.1:8000]`";
         check(count > 0, key, expected, "none")?;
         check(count <= MAX_SERVERS, key, &format!("at most {MAX_SERVERS} addresses"), count)?;
-        let trimmed: BTreeSet<&str> = self.base_urls.iter().map(|url| url.trim_end_matches('/')).collect();
+        let trimmed: BTreeSet<&str> = self.base_urls.iter().map(|url| base_url(url)).collect();
         check(trimmed.len() == count, key, "different addresses", "the same address twice")?;
         let has_empty = [&self.api_key_env, &self.model].into_iter().flatten().any(|text| text.trim().is_empty());
         check(!has_empty, "rollout.server", "names that are not empty", "an empty text")?;
@@ -89,4 +90,10 @@ impl ServerConfig {
     pub(crate) fn time(&self) -> Duration {
         Duration::try_from_secs_f64(self.timeout).unwrap_or(Duration::from_secs(600))
     }
+}
+
+/// Returns an address without `/v1` at its end, which clients of OpenAI's API add: the servers have other routes beside it.
+pub(crate) fn base_url(url: &str) -> &str {
+    let url = url.trim_end_matches('/');
+    url.strip_suffix("/v1").unwrap_or(url).trim_end_matches('/')
 }

@@ -1,6 +1,6 @@
 //! Requests to one server, and the failures that a retry can help.
 
-use crate::config::ServerConfig;
+use crate::config::{ServerConfig, base_url};
 use crate::error::{Error, Result, check};
 use grpo_files::{Secrets, printable_line, redact_url};
 use serde_json::{Value, json};
@@ -60,11 +60,13 @@ impl Http {
     /// [`Error::Config`] for an invalid address or a missing environment variable.
     pub(crate) fn new(url: &str, config: &ServerConfig) -> Result<Self> {
         let key = "rollout.server.base_urls";
-        let (base, shown) = (url.trim_end_matches('/'), redact_url(url));
+        let (base, shown) = (base_url(url), redact_url(url));
         let parsed: Option<ureq::http::Uri> = base.parse().ok();
         let scheme = parsed.as_ref().and_then(|url| url.host().and(url.scheme_str()));
         let is_http = matches!(scheme, Some("http" | "https")) && parsed.as_ref().is_some_and(|u| u.query().is_none());
         check(is_http, key, "addresses with http:// or https://, without a query", &shown)?;
+        let is_route = ["/completions", "/models", "/generate", "/health"].iter().any(|route| base.ends_with(route));
+        check(!is_route, key, "addresses of servers, without the path of a request", &shown)?;
         if scheme == Some("https") && !cfg!(feature = "https") {
             let expected = "addresses with http://, or a build with the feature `https` of grpo-cli";
             check(false, key, expected, &shown)?;
@@ -144,6 +146,12 @@ impl Http {
     ) -> Result<Reply, Fault> {
         let failed = |error: &ureq::Error| {
             let message = format!("{path}: {}", self.show(&error.to_string()));
+            // The error of rustls for bytes that are no TLS.
+            if self.base.starts_with("https") && message.contains("InvalidContentType") {
+                let fix =
+                    "the server speaks http: write http:// in the place of https:// into rollout.server.base_urls";
+                return Fault::Permanent(format!("{message}; {fix}"));
+            }
             match error {
                 ureq::Error::Timeout(_)
                 | ureq::Error::Io(_)

@@ -196,9 +196,17 @@ impl Protocol for Vllm {
         }
         check_prompt(path, job, prompt_token_ids)?;
         choices.sort_by_key(|choice| choice.index);
-        if !choices.iter().map(|choice| choice.index).eq(0..job.count) {
+        if choices.len() != job.count {
             let found = choices.len();
             return Err(Fault::Permanent(format!("{path}: expected {} completions, got {found}", job.count)));
+        }
+        if let Some((expected, choice)) =
+            choices.iter().enumerate().find(|(expected, choice)| choice.index != *expected)
+        {
+            let (last, found) = (job.count - 1, choice.index);
+            return Err(Fault::Permanent(format!(
+                "{path}: expected each `index` from 0 to {last} once in the completions, got {found} in the place of {expected}"
+            )));
         }
         choices.into_iter().map(|choice| sampled(path, job, choice)).collect()
     }

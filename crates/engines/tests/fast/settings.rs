@@ -111,11 +111,36 @@ fn routes_for_updates_need_a_variable() {
 #[case("ftp://localhost", "http:// or https://")]
 #[case("localhost:8000", "http:// or https://")]
 #[case("http://localhost:8000/v1?key=1", "without a query")]
+#[case("http://localhost:8000/v1/completions", "without the path of a request")]
+#[case("http://localhost:8000/generate/", "without the path of a request")]
 fn invalid_addresses_are_refused(#[case] url: &str, #[case] words: &str) {
     let model = Model::new();
     let config = ServerConfig { base_urls: vec![url.into()], ..ServerConfig::default() };
     let error = ServerEngine::open(EngineKind::Vllm, &config, model.run()).err().unwrap().to_string();
     assert!(error.contains("rollout.server.base_urls") && error.contains(words), "{error}");
+}
+
+/// Clients of OpenAI's API have addresses that end with `/v1`.
+#[rstest]
+fn v1_at_the_end_of_an_address_is_ignored(#[values("/v1", "/v1/", "/")] end: &str) {
+    let mut model = Model::new();
+    let server = Fake::start(Program::Vllm, &model.path());
+    let config = ServerConfig { base_urls: vec![format!("{}{end}", server.url)], ..model.config(&[&server]) };
+    let mut engine = ServerEngine::open(EngineKind::Vllm, &config, model.run()).unwrap();
+    sample(&mut engine, &mut model, 0).unwrap();
+    let twice = ServerConfig { base_urls: vec![server.url.clone(), format!("{}{end}", server.url)], ..config };
+    let error = twice.validate().unwrap_err().to_string();
+    assert!(error.contains("the same address twice"), "{error}");
+}
+
+#[cfg(feature = "https")]
+#[test]
+fn https_to_a_server_of_http_names_the_scheme() {
+    let model = Model::new();
+    let server = Fake::start(Program::Vllm, &model.path());
+    let config = ServerConfig { base_urls: vec![server.url.replace("http:", "https:")], ..model.config(&[&server]) };
+    let error = ServerEngine::open(EngineKind::Vllm, &config, model.run()).err().unwrap().to_string();
+    assert!(error.contains("the server speaks http: write http://"), "{error}");
 }
 
 #[test]
