@@ -46,7 +46,7 @@ impl Html {
                 '>' => self.0.push_str("\\u003e"),
                 '&' => self.0.push_str("\\u0026"),
                 // These characters only occur in JSON strings, where an escape is equivalent.
-                c if is_noncharacter(c) || matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}') => {
+                c if !is_shown(c) => {
                     c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| self.0.push_str(&format!("\\u{unit:04x}")));
                 }
                 c => self.0.push(c),
@@ -89,11 +89,11 @@ mod tests {
 
     #[test]
     fn embedded_json_cannot_end_its_script_and_round_trips() {
-        let value = serde_json::json!({ "</script><!--": "]]> & <script>\u{2028}\u{ffff}\u{1fffe}\u{85}\0" });
+        let value = serde_json::json!({ "</script><!--": "]]> & <script>\u{2028}\u{ffff}\u{1fffe}\u{85}\0\u{202e}\u{2066}\u{200f}\u{e0041}\u{61c}" });
         let mut html = Html::default();
         html.json(&value);
         let text = html.into_string();
-        assert!(!text.contains(['<', '>', '&', '\u{2028}', '\u{ffff}']), "{text}");
+        assert!(!text.contains(['<', '>', '&']) && text.chars().all(is_shown), "{text}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 }

@@ -1,5 +1,6 @@
 //! The README.md of a model folder.
 
+use grpo_files::is_printable;
 use serde_json::Value;
 
 /// A model card: metadata for Hugging Face's pages and tools, and a text.
@@ -23,12 +24,29 @@ impl ModelCard {
     }
 
     pub(crate) fn render_for(&self, library: &str) -> String {
-        // A JSON string is a valid YAML string.
-        let base = self.base_model.as_ref().map(|name| format!("base_model: {}\n", Value::from(name.as_str())));
+        let base = self.base_model.as_ref().map(|name| {
+            // A JSON string is a valid YAML string.
+            let quoted = Value::from(name.as_str()).to_string();
+            let escaped = |c: char| if is_printable(c) { c.to_string() } else { format!("\\U{:08x}", u32::from(c)) };
+            format!("base_model: {}\n", quoted.chars().map(escaped).collect::<String>())
+        });
         format!(
             "---\nlibrary_name: {library}\n{}tags:\n- grpo\n---\n\n{}\n",
             base.unwrap_or_default(),
             self.text.trim_end()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_and_control_characters_of_a_base_model_are_escaped_in_yaml() {
+        let base_model = Some("a\u{1b}\n---\n\u{202e}\u{e0041}\"".to_owned());
+        let card = ModelCard { base_model, text: "x".into() }.render();
+        let expected = "base_model: \"a\\u001b\\n---\\n\\U0000202e\\U000e0041\\\"\"\n";
+        assert!(card.contains(expected), "{card}");
     }
 }
