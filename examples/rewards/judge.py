@@ -12,6 +12,13 @@ completions of the same batch that follow. It reads one line per object, in the 
 import json
 import os
 import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+# The files of Python and of its packages. Errors name the line of other files.
+LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
+HERE = str(Path(__file__).resolve().parent) + os.sep
 
 
 def serve(score) -> None:
@@ -23,8 +30,28 @@ def serve(score) -> None:
             reward = score(row)
             answer = {"id": row["id"], "reward": None if reward is None else float(reward)}
         except Exception as error:  # An error in one completion does not end the program.
-            answer = {"id": row["id"], "error": f"{type(error).__name__}: {error}"}
+            answer = {"id": row["id"], "error": described(error)}
         print(json.dumps(answer), file=answers, flush=True)
+
+
+def described(error: Exception) -> str:
+    """Returns an exception with the files, lines and functions that lead to it, the innermost first and without those of libraries. The first
+    exception of each line is also printed with its traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    while len(frames) > 1 and str(Path(frames[0].filename).resolve()).startswith(HERE):
+        frames.pop(0)
+    places = [frame for frame in reversed(frames) if not frame.filename.startswith(LIBRARIES)] or frames[-1:]
+    place = places[0]
+    if (type(error), place.filename, place.lineno) not in PRINTED:
+        PRINTED.add((type(error), place.filename, place.lineno))
+        lines = ["Traceback (most recent call last):\n", *frames.format(), *traceback.format_exception_only(error)]
+        print("".join(lines), end="", file=sys.stderr, flush=True)
+    lead = "; called at ".join(f"{frame.filename}, line {frame.lineno}, in {frame.name}" for frame in places[:4])
+    return f"{type(error).__name__}: {error} ({lead})"
+
+
+# The exceptions that were printed.
+PRINTED = set()
 
 
 def protocol():

@@ -21,7 +21,7 @@ import os
 import sys
 from pathlib import Path
 
-from judge import protocol
+from judge import described, protocol
 
 # TRL does not pass these as columns.
 NOT_COLUMNS = ("prompt", "completion", "completion_ids")
@@ -84,12 +84,15 @@ def conversation(row: dict) -> tuple:
     return prompt, [{"role": "assistant", "content": completion}]
 
 
-def arguments_of(rows: list[dict]) -> dict:
-    """Returns the arguments that `GRPOTrainer` passes to a reward function."""
+def arguments_of(rows: list[dict], names: dict) -> dict:
+    """Returns the arguments that `GRPOTrainer` passes to a reward function, with a list for each of the columns `names`, to which the
+    columns of `rows` are added: a batch of rows without a column has None for it, as in a data set of TRL."""
     pairs = [conversation(row) for row in rows]
-    names = {name: None for row in rows for name in row["columns"] if name not in NOT_COLUMNS}
+    names.update({name: None for row in rows for name in row["columns"] if name not in NOT_COLUMNS})
     columns = {name: [row["columns"].get(name) for row in rows] for name in names}
-    columns.setdefault("answer", [row["answer"] for row in rows])
+    # Without a column of this name, the reference answer of another column.
+    if "answer" not in columns and any(row["answer"] is not None for row in rows):
+        columns["answer"] = [row["answer"] for row in rows]
     return {
         **columns,
         "prompts": [prompt for prompt, _ in pairs],
@@ -109,19 +112,52 @@ def answer(row: dict, reward) -> dict:
     return {"id": row["id"], "reward": None if math.isnan(number) else number}
 
 
-def judge(function, rows: list[dict], loop: asyncio.AbstractEventLoop) -> list[dict]:
-    """Returns the lines for a batch. An exception fails the whole batch, because TRL's functions judge completions together."""
-    try:
-        rewards = function(**arguments_of(rows))
-        if inspect.isawaitable(rewards):
-            rewards = loop.run_until_complete(rewards)
-        rewards = list(rewards)
-        if len(rewards) != len(rows):
-            raise ValueError(f"expected {len(rows)} rewards, one for each completion, got {len(rewards)}")
-        return [answer(row, reward) for row, reward in zip(rows, rewards)]
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}"
+class Function:
+    """A reward function of TRL, with the columns that its rows have had."""
+
+    def __init__(self, function, target: str):
+        self.function, self.target, self.columns = function, target, {}
+        self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+
+    def judge(self, rows: list[dict]) -> list[dict]:
+        """Returns the lines for a batch. An exception fails the whole batch, because TRL's functions judge completions together."""
+        arguments = arguments_of(rows, self.columns)
+        try:
+            message = self.mismatch(arguments)
+            if message is None:
+                rewards = self.function(**arguments)
+                if inspect.isawaitable(rewards):
+                    rewards = self.loop.run_until_complete(rewards)
+                rewards = list(rewards)
+                if len(rewards) == len(rows):
+                    return [answer(row, reward) for row, reward in zip(rows, rewards)]
+                message = f"{self.target}: expected {len(rows)} rewards, one for each completion, got {len(rewards)}"
+        except Exception as error:
+            message = described(error)
+            # A function that reads a column from its `**kwargs`.
+            if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+                message += f"; {self.known()}"
         return [{"id": row["id"], "error": message} for row in rows]
+
+    def mismatch(self, arguments: dict) -> str | None:
+        """Returns the reason why the function cannot be called with `arguments`, or None."""
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # Some functions of C have none.
+            return None
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            parameters = signature.parameters.values()
+            has_kwargs = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+            advice = "" if has_kwargs else "; it needs `**kwargs`, because TRL passes every column"
+            return f"TypeError: {self.target}: {error}; {self.known()}{advice}"
+        return None
+
+    def known(self) -> str:
+        """Returns the columns of the rows, for an error."""
+        return f"the columns of the rows are {', '.join(sorted(self.columns)) or 'none but the prompt'}"
 
 
 def main() -> None:
@@ -129,14 +165,12 @@ def main() -> None:
         sys.exit("expected FILE:FUNCTION or MODULE:FUNCTION, and perhaps the arguments of a function that makes the reward, as JSON")
     # Before the user's code runs, which may print.
     questions, answers = protocol()
-    function = load(sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else None)
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
+    function = Function(load(sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else None), sys.argv[1])
     rows = []
     for line in questions:
         rows.append(json.loads(line))
         if rows[-1].get("remaining", 0) == 0:
-            lines = [json.dumps(line) for line in judge(function, rows, loop)]
+            lines = [json.dumps(line) for line in function.judge(rows)]
             print("\n".join(lines), file=answers, flush=True)
             rows = []
 

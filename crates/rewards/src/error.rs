@@ -43,6 +43,18 @@ pub enum Error {
         /// The error for the last completion.
         last: String,
     },
+    /// A reward function that failed to score every completion of the first step.
+    #[error(
+        "the reward `{name}` has failed to judge every completion of the first step ({failures} of {failures}); the last failure: {last}"
+    )]
+    FailedFirstStep {
+        /// The name of the reward.
+        name: String,
+        /// The number of completions that it failed to score.
+        failures: usize,
+        /// The error for the last completion.
+        last: String,
+    },
     /// A reward function that failed to score the first completion, before the run.
     #[error("the reward `{name}` cannot judge a completion: {failure}")]
     Failed {

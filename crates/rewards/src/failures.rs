@@ -64,4 +64,21 @@ impl Failures {
         }
         Ok(())
     }
+
+    /// Checks the rewards of the first step, without those of failed conversations: a function that failed to score all of them would fail
+    /// in every step.
+    ///
+    /// # Errors
+    /// [`Error::FailedFirstStep`] for the first such function.
+    pub fn check_first_step(rewards: &Rewards, scored: &[&Reward]) -> Result<()> {
+        for (index, name) in rewards.names().enumerate() {
+            let failure = |reward: &&Reward| reward.failures.iter().rfind(|(failed, _)| *failed == index).cloned();
+            let failed: Option<Vec<_>> = scored.iter().map(failure).collect();
+            if let Some((_, last)) = failed.as_ref().and_then(|failed| failed.last()) {
+                let (name, last) = (name.to_owned(), last.to_string());
+                return Err(Error::FailedFirstStep { name, failures: scored.len(), last });
+            }
+        }
+        Ok(())
+    }
 }

@@ -293,7 +293,9 @@ impl Run {
                 Ok(error)
             }
             Error::Trainer(
-                cause @ (trainer::Error::Rewards(rewards::Error::TooManyFailures { .. })
+                cause @ (trainer::Error::Rewards(
+                    rewards::Error::TooManyFailures { .. } | rewards::Error::FailedFirstStep { .. },
+                )
                 | trainer::Error::Environments(trainer::agents::Error::TooManyFailures { .. })),
             ) => {
                 let checkpoint = self.save(observer)?;

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// The maximum number of characters of an answer in an error.
 const SHOWN: usize = 200;
+/// The maximum number of characters of an error that a program or an endpoint reports.
+const SHOWN_ERROR: usize = 600;
 
 /// Returns a completion as an object: `id`, `prompt` (text, or a list of messages), `completion`, `answer` (text or null), `answers` (a
 /// list of all reference answers), `columns`, `source`, `truncated`, `completion_ids` and `completion_tokens`; for conversations also `messages`.
@@ -67,7 +69,7 @@ pub fn answer(id: usize, value: &Value, secrets: &Secrets) -> Result<Score, Stri
             match (object.get("reward"), object.get("error")) {
                 (_, Some(error)) if !error.is_null() => {
                     let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
-                    Ok(Err(RewardFailure::new(format!("it says: {}", shown(&text, secrets)))))
+                    Ok(Err(RewardFailure::new(format!("it says: {}", beginning(&text, secrets, SHOWN_ERROR)))))
                 }
                 (Some(reward @ (Value::Null | Value::Bool(_) | Value::Number(_))), _) => answer(id, reward, secrets),
                 _ => Err(garbage()),
@@ -79,8 +81,12 @@ pub fn answer(id: usize, value: &Value, secrets: &Secrets) -> Result<Score, Stri
 
 /// Returns the beginning of an external text, on one line and without secrets.
 pub fn shown(text: &str, secrets: &Secrets) -> String {
+    beginning(text, secrets, SHOWN)
+}
+
+fn beginning(text: &str, secrets: &Secrets, length: usize) -> String {
     let line = secrets.hide(text.trim()).replace(['\n', '\r'], " ");
-    match line.char_indices().nth(SHOWN) {
+    match line.char_indices().nth(length) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,
     }

@@ -153,8 +153,24 @@ pub struct Process {
     last_words: Arc<Mutex<VecDeque<String>>>,
     /// The number of bytes of standard error that may still be logged for this batch.
     log_budget: Arc<AtomicU64>,
-    /// Disconnected when standard error is closed.
-    stderr: Receiver<()>,
+    /// Behind `group`, so that the program has ended when this is dropped.
+    stderr: Stderr,
+}
+
+/// Waits, when it is dropped, until the rest of a program's standard error is logged. Disconnected when standard error is closed.
+struct Stderr(Receiver<()>);
+
+impl Stderr {
+    /// Returns when standard error is closed, or after `timeout`. Nothing is sent on the channel.
+    fn wait(&self, timeout: Duration) {
+        let _ = self.0.recv_timeout(timeout);
+    }
+}
+
+impl Drop for Stderr {
+    fn drop(&mut self) {
+        self.wait(LAST_WORDS);
+    }
 }
 
 impl Process {
@@ -196,7 +212,15 @@ impl Process {
                 log_lines(BufReader::new(output), &launch, &words, &budget);
             });
         }
-        Ok(Self { group, launch: Arc::clone(launch), questions, answers, last_words, log_budget, stderr })
+        Ok(Self {
+            group,
+            launch: Arc::clone(launch),
+            questions,
+            answers,
+            last_words,
+            log_budget,
+            stderr: Stderr(stderr),
+        })
     }
 
     /// Sends lines, each with its line end. Their answers are read with [`Process::answer`], one per line.
@@ -280,8 +304,7 @@ impl Process {
 
     /// Returns the message with the last lines of standard error.
     pub fn with_last_words(&self, message: String) -> String {
-        // Nothing is sent on this channel: the call returns when standard error is closed, or after the timeout.
-        let _ = self.stderr.recv_timeout(if message.contains("ended") { LAST_WORDS } else { Duration::ZERO });
+        self.stderr.wait(if message.contains("ended") { LAST_WORDS } else { Duration::ZERO });
         let words = lock(&self.last_words);
         if words.is_empty() {
             return message;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use data::Item;
 use grpo_core::Metrics;
 use policy::{Completion, Sampling};
-use rewards::{RewardInput, Rewards};
+use rewards::{Failures, Reward, RewardInput, Rewards};
 use rng::Purpose;
 use rollout::{Completed, Conversed};
 use run_config::{FilterGroupsConfig, REWARD};
@@ -94,6 +94,9 @@ pub(super) fn sample(
             }
             _ => wait_for_batch(context, step, metrics, times)?,
         };
+        if step == 0 && batch == 0 {
+            check_rewards(&context.parts.rewards, &groups)?;
+        }
         let kept = match filter.enable {
             true => keep(filter, &context.parts.rewards, &groups)?,
             false => (0..groups.len()).collect(),
@@ -117,6 +120,17 @@ pub(super) fn sample(
         break;
     }
     Ok(sampled)
+}
+
+/// Checks that every reward function has scored a completion of the first generation batch.
+fn check_rewards(rewards: &Rewards, groups: &[Group]) -> Result<()> {
+    let mut scored: Vec<&Reward> = Vec::new();
+    for group in groups {
+        let has_failed = |i: usize| group.conversations.get(i).is_some_and(|each| each.conversation.failure.is_some());
+        let samples = group.samples.iter().enumerate().filter(|(i, _)| !has_failed(*i));
+        scored.extend(samples.map(|(_, sample)| &sample.reward));
+    }
+    Ok(Failures::check_first_step(rewards, &scored)?)
 }
 
 /// Returns the indices of the groups that pass the filter.

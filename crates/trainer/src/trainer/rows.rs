@@ -9,6 +9,7 @@ use models::Tokenizer;
 use rewards::{RewardInput, Rewards};
 use rollout::{check_environments, encode_prompt};
 use run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
+use std::collections::BTreeSet;
 
 /// The number of training problems that decide when the warm-up may end.
 const PROBE_PROBLEMS: usize = 128;
@@ -59,7 +60,13 @@ impl Rows {
         }
         // Only the leader scores completions.
         if leads {
-            probe_rewards(rewards, tokenizer, held_out.first().or(probe.first()))?;
+            let (first, training) = (held_out.first().or(probe.first()), probe.first());
+            probe_rewards(rewards, tokenizer, first)?;
+            // Reward functions may read columns, and the files of an evaluation may have others than those of the training.
+            let columns = |item: &Item| item.columns.keys().cloned().collect::<BTreeSet<_>>();
+            if training.map(columns) != first.map(columns) {
+                probe_rewards(rewards, tokenizer, training)?;
+            }
         }
         Ok(Self { held_out, probe, added_by_environments: 0 })
     }

@@ -4,6 +4,8 @@ use super::scripted::{Script, Terms, one_group, power, with_parts};
 use super::*;
 use data::task::Addition;
 use rewards::RewardFailure;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A task whose reference answers are numbers, so that the rewards pass the check before training.
 const NUMBERS: Addition = Addition { max_number: 99, zero_pad: false };
@@ -43,10 +45,28 @@ fn unscored_completions_are_excluded_from_their_group(#[values("group", "gdpo")]
 
 #[test]
 fn consecutive_reward_failures_end_training_with_an_error() {
+    /// Scores until the flag is set, and fails then.
+    struct OnStrike(Arc<AtomicBool>);
+    impl RewardFn for OnStrike {
+        fn name(&self) -> &str {
+            "failing"
+        }
+        fn score(&self, _: &RewardInput<'_>) -> Option<f32> {
+            Some(1.0)
+        }
+        fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
+            let failure = RewardFailure::new("the judge is on strike");
+            inputs.iter().map(|_| if self.0.load(Relaxed) { Err(failure.clone()) } else { Ok(Some(1.0)) }).collect()
+        }
+    }
     let mut config = one_group(small(), 2);
     config.rewards.max_consecutive_failures = 5;
     let script = Script { sampled: &["<.", ">."], greedy: "1." };
-    let mut trainer = with_parts(config, NUMBERS, vec![(Box::new(Failing), 1.0)], script).unwrap();
+    let fails = Arc::new(AtomicBool::new(false));
+    let terms: Terms = vec![(Box::new(OnStrike(Arc::clone(&fails))), 1.0)];
+    let mut trainer = with_parts(config, NUMBERS, terms, script).unwrap();
+    trainer.grpo_step().unwrap();
+    fails.store(true, Relaxed);
     for _ in 0..2 {
         let report = trainer.grpo_step().unwrap();
         assert_eq!(report.metric("rewards/failing/failures"), 2.0);
@@ -57,6 +77,27 @@ fn consecutive_reward_failures_end_training_with_an_error() {
     assert!(error.contains("`failing` has failed to judge 5 completions in a row"), "{error}");
     assert!(error.contains("the judge is on strike"), "{error}");
     assert_eq!(trainer.counters(), before, "the step was taken back");
+}
+
+#[rstest]
+fn a_reward_that_fails_for_the_whole_first_step_ends_the_training(#[values(false, true)] filters: bool) {
+    let mut config = one_group(small(), 3);
+    config.grpo.filter_groups.enable = filters;
+    // One of two rewards fails for every completion.
+    let terms = |failing| -> Terms { vec![power("power", 1, 1.0), (failing, 1.0)] };
+    let script = || Script { sampled: &["<.", ">.", "=."], greedy: "1." };
+    let mut trainer = with_parts(config.clone(), NUMBERS, terms(Box::new(Failing)), script()).unwrap();
+    let before = trainer.counters();
+    let error = trainer.grpo_step().unwrap_err().to_string();
+    let expected = "the reward `failing` has failed to judge every completion of the first step (3 of 3); the last failure: the \
+                    judge is on strike";
+    assert_eq!(error, expected);
+    assert_eq!(trainer.counters(), before, "the step was taken back");
+    // A function that scores one of them is only counted.
+    let script = Script { sampled: &["<.", ">.", "2."], greedy: "1." };
+    config.grpo.filter_groups.enable = false;
+    let mut trainer = with_parts(config, NUMBERS, terms(Box::new(Failing)), script).unwrap();
+    assert_eq!(trainer.grpo_step().unwrap().metric("rewards/failing/failures"), 2.0);
 }
 
 #[test]
