@@ -261,15 +261,18 @@ fn eval_line(row: &MetricsRow) -> String {
 
 fn summary_text(summary: &Summary, dir: &RunDir) -> String {
     let mut table = Sheet::new(["", "before GRPO", "after GRPO", "change"], 1..4).named();
-    for (name, before) in &summary.eval_before {
-        let Some(after) = summary.eval_after.get(name).filter(|_| name != "problems") else { continue };
-        let row = match name.starts_with("pass@") {
-            true => {
-                let label = format!("held-out {}", name.replace('/', " "));
+    for (name, after) in summary.eval_after.iter().filter(|(name, _)| *name != "problems") {
+        let (label, before) = (format!("held-out {}", name.replace('/', " ")), summary.eval_before.get(name));
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let row = match (name.starts_with("pass@"), before) {
+            (true, Some(before)) => {
                 let change = unsigned_zero(format!("{:+.1}", 100.0 * (after - before))) + " points";
-                [label, format!("{:.1} %", 100.0 * before), format!("{:.1} %", 100.0 * after), change]
+                [label, percent(*before), percent(*after), change]
             }
-            false => plain_row(format!("held-out {name} (sampled)"), *before, *after),
+            // The rule by which completions pass was changed.
+            (true, None) => [label, "-".into(), percent(*after), "-".into()],
+            (false, Some(before)) => plain_row(format!("held-out {name} (sampled)"), *before, *after),
+            (false, None) => continue,
         };
         table.row(row);
     }
@@ -277,6 +280,9 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
         table.row(plain_row("training reward, first and last steps".into(), first, last));
     }
     let mut text = format!("\n{}\n", table.text());
+    if let Some(sentence) = summary.pass_sentence() {
+        let _ = writeln!(text, "{sentence}");
+    }
     let after = match summary.warmup_steps {
         0 => String::new(),
         steps => format!(" after {}", counted(steps, "warm-up step")),

@@ -119,7 +119,7 @@ fn rows(config: &TrainConfig, overview: &Overview) -> String {
 
 fn rewards(overview: &Overview) -> String {
     let rewards = weighted(overview.rewards.iter().map(|(name, weight)| (name, weight)));
-    format!("{rewards}; pass@1 counts completions with {}", overview.pass_rule)
+    format!("{rewards}; pass@1 counts completions with {} (eval.pass_reward)", overview.pass_rule)
 }
 
 /// Lists rewards with their weights.

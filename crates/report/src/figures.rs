@@ -17,8 +17,11 @@ pub(crate) struct Evaluated {
 /// Returns the evaluations of a run by one metric; `None` if there are none.
 pub(crate) fn evaluated(run: &Run, metric: &str) -> Option<Evaluated> {
     let phase = run.phase("eval")?;
-    let (first, last) = (phase.finite(metric).next()?.1, phase.finite(metric).next_back()?.1);
-    let best = phase.finite(metric).reduce(|best, next| if next.1 > best.1 { next } else { best })?;
+    // Values of an earlier rule by which completions passed are not compared.
+    let since = if metric.starts_with("eval/pass@") { phase.pass_rule_since() } else { 0 };
+    let values = || phase.finite(metric).filter(|(step, _)| *step >= since);
+    let (first, last) = (values().next()?.1, values().next_back()?.1);
+    let best = values().reduce(|best, next| if next.1 > best.1 { next } else { best })?;
     Some(Evaluated { first, last, best })
 }
 

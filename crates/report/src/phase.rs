@@ -13,6 +13,9 @@ const MAX_METRICS: usize = 2000;
 pub(crate) struct Row {
     pub phase: String,
     pub step: u64,
+    /// The completions of an evaluation that pass.
+    #[serde(default)]
+    pub pass_rule: Option<String>,
     #[serde(flatten)]
     pub values: BTreeMap<String, Value>,
 }
@@ -33,17 +36,20 @@ pub(crate) struct Phase {
     /// Every numeric metric, in step order.
     pub series: BTreeMap<String, Vec<Point>>,
     pub clock: Vec<Tick>,
+    /// The steps of evaluations with the rule by which completions passed.
+    pass_rules: Vec<(u64, Option<String>)>,
 }
 
 impl Phase {
     /// Adds a row. If a value is not a number, nothing is added, and the error names it.
     pub(crate) fn add(&mut self, row: Row) -> Result<(), String> {
-        let Row { step, values, .. } = row;
+        let Row { step, values, pass_rule, .. } = row;
         for (name, value) in &values {
             if !(value.is_null() || value.is_number()) {
                 return Err(format!("`{name}` is {value}, expected a number or null"));
             }
         }
+        self.pass_rules.push((step, pass_rule));
         let number = |name: &str| values.get(name).and_then(Value::as_f64);
         let (tokens, seconds) = (number("tokens"), number("step_time"));
         let before = self.clock.last().copied().unwrap_or(Tick { step: 0, seconds: 0.0, tokens: 0.0 });
@@ -84,6 +90,13 @@ impl Phase {
     /// Returns the finite values of a metric with their steps.
     pub(crate) fn finite(&self, name: &str) -> impl DoubleEndedIterator<Item = (u64, f64)> {
         self.series.get(name).into_iter().flatten().filter_map(|point| Some((point.step, point.value?)))
+    }
+
+    /// Returns the first step from which all evaluations have the rule of the last one, by which completions pass.
+    pub(crate) fn pass_rule_since(&self) -> u64 {
+        let Some((_, last)) = self.pass_rules.iter().max_by_key(|(step, _)| *step) else { return 0 };
+        let others = self.pass_rules.iter().filter(|(_, rule)| rule.is_some() && last.is_some() && rule != last);
+        others.map(|(step, _)| step + 1).max().unwrap_or(0)
     }
 
     pub(crate) fn last_step(&self) -> u64 {
@@ -183,6 +196,24 @@ pub(crate) fn rank(phase: &str, name: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn evaluations_by_another_pass_rule_are_not_compared() {
+        let since = |rules: &[Option<&str>]| {
+            let mut phase = Phase::default();
+            for (step, rule) in rules.iter().enumerate() {
+                let row =
+                    serde_json::json!({"phase": "eval", "step": 10 * step, "pass_rule": rule, "eval/pass@1": 0.5});
+                phase.add(serde_json::from_value(row).unwrap()).unwrap();
+            }
+            phase.pass_rule_since()
+        };
+        assert_eq!(since(&[]), 0);
+        assert_eq!(since(&[None, None]), 0);
+        assert_eq!(since(&[Some("a"), Some("a")]), 0);
+        assert_eq!(since(&[Some("a"), Some("b"), Some("b")]), 1);
+        assert_eq!(since(&[None, Some("b")]), 0);
+    }
 
     fn row(text: &str) -> Row {
         serde_json::from_str(text).unwrap()

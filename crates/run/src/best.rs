@@ -2,7 +2,7 @@
 
 use super::Run;
 use super::checkpoint::CheckpointId;
-use super::jsonl::MetricsRow;
+use super::jsonl::{MetricsRow, is_same_rule};
 use crate::error::Result;
 use crate::processes::{Command, lead};
 use crate::shared::SharedTensors;
@@ -22,6 +22,9 @@ pub struct Best {
     pub step: u64,
     /// The number of evaluations since the last one that improved on the best by more than `run.early_stopping_threshold`.
     pub early_stopping_patience_counter: u64,
+    /// The rule by which completions passed ([`MetricsRow::pass_rule`]); `None` if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass_rule: Option<String>,
 }
 
 impl Best {
@@ -38,8 +41,10 @@ impl Best {
             let expected = format!("a metric of the evaluation: {}", names.join(", "));
             return Err(run_config::Error::key("run.metric_for_best_model", expected, metric).into());
         };
-        // The metric may change when a run is resumed; the comparison then starts afresh.
-        let before = before.filter(|best| best.metric == metric);
+        // The metric and its rule may change when a run is resumed; the comparison then starts afresh.
+        let rule = row.pass_rule.as_deref();
+        let before =
+            before.filter(|best| best.metric == metric && is_same_rule(best.pass_rule.as_deref(), rule, &metric));
         // Non-finite values are null in a row and never count as an improvement.
         let better = |value: f64, by: f64| {
             before.is_none_or(|best| {
@@ -54,8 +59,13 @@ impl Best {
         };
         match (found, before) {
             (Some(value), _) if better(*value, 0.0) => {
-                let best =
-                    Self { metric, value: Exact(*value), step: row.step, early_stopping_patience_counter: counted };
+                let best = Self {
+                    metric,
+                    value: Exact(*value),
+                    step: row.step,
+                    early_stopping_patience_counter: counted,
+                    pass_rule: row.pass_rule.clone(),
+                };
                 Ok(Some((best, true)))
             }
             (_, Some(best)) => Ok(Some((Self { early_stopping_patience_counter: counted, ..best.clone() }, false))),
@@ -144,6 +154,20 @@ mod tests {
         assert_eq!(found, expected);
         let less = observed(&options(0.0, Some(false)), &[0.5, 0.6, 0.4]);
         assert_eq!(less, [(0.5, 0, 0), (0.5, 0, 1), (0.4, 2, 0)]);
+    }
+
+    #[test]
+    fn the_best_of_another_pass_rule_is_not_compared() {
+        let row = |step, value, rule: &str| MetricsRow {
+            pass_rule: Some(rule.to_owned()),
+            ..MetricsRow::new(RowKind::Eval, step, [("eval/pass@1", value), ("eval/reward", value)])
+        };
+        for (metric, expected) in [("pass@1", (0.25, 2)), ("reward", (0.75, 1))] {
+            let options = RunOptions { metric_for_best_model: Some(metric.into()), ..RunOptions::default() };
+            let (first, _) = Best::after(None, &options, &row(1, 0.75, "a")).unwrap().unwrap();
+            let (best, _) = Best::after(Some(&first), &options, &row(2, 0.25, "b")).unwrap().unwrap();
+            assert_eq!((best.value.0, best.step), expected, "{metric}");
+        }
     }
 
     #[test]

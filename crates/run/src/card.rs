@@ -55,6 +55,9 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
         let before = summary.eval_before.get(name).map_or_else(|| "-".to_owned(), |before| format!("{before:.4}"));
         let _ = writeln!(text, "| {name} | {before} | {after:.4} |");
     }
+    if let Some(rule) = summary.pass_sentence() {
+        let _ = writeln!(text, "\n{rule}");
+    }
     let _ = write!(text, "\nThe configuration of the run:\n\n```yaml\n{}```\n", to_yaml(config)?);
     Ok(text)
 }

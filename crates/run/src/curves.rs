@@ -71,7 +71,10 @@ impl Steps {
 }
 
 fn curve(rows: &[MetricsRow], kind: RowKind, metric: &str, label: &'static str, color: &'static str) -> Curve {
-    let of_kind = rows.iter().filter(|row| row.phase == kind);
+    let of_kind = || rows.iter().filter(|row| row.phase == kind);
+    // Values of an earlier rule by which completions passed are another metric.
+    let last = of_kind().next_back();
+    let of_kind = of_kind().filter(|row| last.is_none_or(|last| row.is_comparable(last, metric)));
     let points = of_kind.filter_map(|row| Some((row.step as f64, row.get(metric)?))).collect();
     Curve { label, color, points, exact: kind == RowKind::Eval }
 }
@@ -298,6 +301,20 @@ mod tests {
         assert_eq!(text.matches("<circle").count(), 3, "{text}");
         assert!(!text.contains(">0.50<") && text.contains(">1<"), "there is no half of a step: {text}");
         assert!(!text.contains("pass@1"), "nothing was evaluated: {text}");
+    }
+
+    #[test]
+    fn points_of_an_earlier_pass_rule_are_not_drawn() {
+        let row = |step, rule: &str| MetricsRow {
+            pass_rule: Some(rule.to_owned()),
+            ..MetricsRow::new(RowKind::Eval, step, [("eval/pass@1", 0.5)])
+        };
+        let points = |rules: [&str; 3]| {
+            let rows = [row(0, rules[0]), row(5, rules[1]), row(9, rules[2])];
+            curve(&rows, RowKind::Eval, "eval/pass@1", "pass@1", BLUE).points
+        };
+        assert_eq!(points(["a", "a", "a"]).len(), 3);
+        assert_eq!(points(["a", "b", "b"]), [(5.0, 0.5), (9.0, 0.5)]);
     }
 
     #[test]

@@ -22,6 +22,20 @@ pub enum Error {
         /// The folder of the checkpoint.
         checkpoint: PathBuf,
     },
+    /// Dynamic sampling found too few groups to learn from.
+    #[error(
+        "{cause}; the run is saved as it was before this step: end here, or continue with `grpo train --resume {} --set \
+         grpo.filter_groups.max_num_gen_batches={more}`",
+        run.display()
+    )]
+    TooFewGroups {
+        /// The numbers of groups.
+        cause: Box<trainer::Error>,
+        /// The folder of the run.
+        run: PathBuf,
+        /// A higher limit of generation batches.
+        more: usize,
+    },
     /// The run diverged and can only continue from an earlier checkpoint.
     #[error("{cause}; {}", way_back(run, last_finite.as_deref(), section, *learning_rate))]
     Diverged {

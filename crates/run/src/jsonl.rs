@@ -23,6 +23,10 @@ pub struct MetricsRow {
     pub phase: RowKind,
     /// The number of completed steps of the phase, including this one.
     pub step: u64,
+    /// The completions of an evaluation that pass, such as "greedy completions with correct at least 1"; `None` for steps, and in rows of
+    /// older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass_rule: Option<String>,
     /// The metrics by TRL's names; non-finite values are null.
     #[serde(flatten)]
     pub values: BTreeMap<String, Option<f64>>,
@@ -32,13 +36,23 @@ impl MetricsRow {
     /// Creates a row. Non-finite values become null, since JSON has no representation for them.
     pub fn new<N: Into<String>>(phase: RowKind, step: u64, values: impl IntoIterator<Item = (N, f64)>) -> Self {
         let values = values.into_iter().map(|(name, v)| (name.into(), v.is_finite().then_some(v))).collect();
-        Self { phase, step, values }
+        Self { phase, step, pass_rule: None, values }
+    }
+
+    /// Returns `true` if `metric` means the same in both rows: pass@k depends on the rule by which completions pass.
+    pub fn is_comparable(&self, other: &Self, metric: &str) -> bool {
+        is_same_rule(self.pass_rule.as_deref(), other.pass_rule.as_deref(), metric)
     }
 
     /// Returns the value of a metric; `None` when it is missing or null.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.values.get(name).copied().flatten()
     }
+}
+
+/// Returns `true` if `metric` means the same with both rules, as far as they are known.
+pub(super) fn is_same_rule(rule: Option<&str>, other: Option<&str>, metric: &str) -> bool {
+    !metric.trim_start_matches("eval/").starts_with("pass@") || rule.is_none() || other.is_none() || rule == other
 }
 
 /// A row of completions.jsonl.

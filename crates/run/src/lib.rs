@@ -50,6 +50,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use summary::Summary;
+use trainer::eval::PassRule;
 use trainer::{Phase, Prepared, Trainer};
 
 /// The outcome of [`Run::run`].
@@ -287,10 +288,11 @@ impl Run {
     /// a fixed reward.
     fn give_up(&mut self, error: Error, observer: &mut dyn Observer) -> Result<Error> {
         match error {
-            Error::Trainer(trainer::Error::TooFewGroups { .. }) => {
+            Error::Trainer(cause @ trainer::Error::TooFewGroups { batches, .. }) => {
                 self.save(observer)?;
                 self.draw_curves()?;
-                Ok(error)
+                let (run, more) = (self.dir.root().to_owned(), batches.saturating_mul(2));
+                Ok(Error::TooFewGroups { cause: Box::new(cause), run, more })
             }
             Error::Trainer(
                 cause @ (trainer::Error::Rewards(
@@ -372,6 +374,9 @@ impl Run {
         let report = self.trainer.evaluate()?;
         let mut row = MetricsRow::new(RowKind::Eval, step, eval_values(&report));
         row.values.insert("step_time".into(), Some(began.elapsed().as_secs_f64()));
+        let config = self.trainer.config();
+        let kind = if config.eval.pass_at.contains(&1) { "sampled" } else { "greedy" };
+        row.pass_rule = Some(format!("{kind} completions with {}", PassRule::of(config, self.trainer.rewards())?));
         let is_best = self.observe(&row)?;
         self.log(row, observer)?;
         Ok(is_best)

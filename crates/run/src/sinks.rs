@@ -33,7 +33,7 @@ fn series(kind: RowKind) -> &'static str {
 impl Observer for Sinks {
     fn event(&mut self, event: Event<'_>) {
         match event {
-            Event::Row(MetricsRow { phase, step, values }) => {
+            Event::Row(MetricsRow { phase, step, values, .. }) => {
                 let values = values.iter().map(|(name, value)| {
                     // Evaluation metrics already have the prefix.
                     (name.strip_prefix("eval/").unwrap_or(name), value.unwrap_or(f64::NAN))

@@ -18,9 +18,8 @@ pub enum Error {
     /// Dynamic sampling found too few groups to learn from.
     #[error(
         "only {found} of {} {} kept by grpo.filter_groups (on `{metric}`) after {}: the tasks have become too easy for the policy, or are \
-         too hard; end here, or resume the run with `--set grpo.filter_groups.max_num_gen_batches={more}`",
-        counted(*wanted, "group of completions"), if *wanted == 1 { "was" } else { "were" }, counted(*batches, "generation batch"),
-        more = batches.saturating_mul(2)
+         too hard, or grpo.filter_groups.max_num_gen_batches is too low",
+        counted(*wanted, "group of completions"), if *wanted == 1 { "was" } else { "were" }, counted(*batches, "generation batch")
     )]
     TooFewGroups {
         /// The number of groups kept.

@@ -1,7 +1,7 @@
 //! The optimizer steps of a phase: learning rates and skipped updates.
 
 use crate::error::{Error, Result};
-use grpo_core::LossOutput;
+use grpo_core::{LossOutput, Scores};
 use policy::{Policy, SequenceBatch, StepLoss, UpdateReport};
 use run_config::OptimizerConfig;
 
@@ -47,6 +47,9 @@ impl Updates {
     ) -> Result<(LossOutput, Update)> {
         let learning_rate = self.config.learning_rate_at(policy.optimizer_steps(), self.total_steps);
         let (output, report) = policy.step(batches, loss, learning_rate)?;
+        if loss == StepLoss::Grpo {
+            check_scores("Policy::accumulate", &output.scores, batches)?;
+        }
         if let Err(what) = check(&output) {
             if !self.skips() {
                 return Err(policy::Error::NotFinite { what, step: policy.optimizer_steps() }.into());
@@ -66,6 +69,25 @@ impl Updates {
         self.skipped_in_a_row = in_a_row;
         Ok(Update { grad_norm, learning_rate, skipped })
     }
+}
+
+/// Checks that a policy has returned a log-probability and an entropy for each token, with 0 for masked ones.
+///
+/// # Errors
+/// [`policy::Error::Argument`].
+pub(crate) fn check_scores(
+    operation: &'static str,
+    scores: &Scores,
+    batches: &[SequenceBatch<'_>],
+) -> policy::Result<()> {
+    let tokens: usize = batches.iter().map(|batch| batch.tokens.tokens()).sum();
+    for (name, values) in [("logp", &scores.logp), ("entropy", &scores.entropy)] {
+        if values.len() != tokens {
+            let expected = format!("scores with a value of {name} for each of the {tokens} tokens");
+            return Err(policy::Error::argument(operation, expected, values.len()));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -368,7 +368,9 @@
       for (const [name, value] of Object.entries(fields.rewards)) facts.push(fact(`${name}`, scalar(value)));
     }
     if (typeof fields.advantage === "number") facts.push(fact("advantage", signed(fields.advantage)));
-    const texts = [textBlock("Prompt", sample, "prompt"), textBlock("Completion", sample, "completion"), textBlock("Right answer", sample, "answer")];
+    const texts = [textBlock("Prompt", sample, "prompt"), textBlock("Completion", sample, "completion")];
+    // Rows whose answer is in a column of another name have an empty text here.
+    if (fields.answer !== "" && fields.answer != null) texts.push(textBlock("Right answer", sample, "answer"));
     for (const [name, value] of Object.entries(fields)) {
       if (known.has(name)) continue;
       if (typeof value === "string" && value.length > 40) texts.push(textBlock(name, sample, name));

@@ -276,7 +276,9 @@ fn a_run_with_too_few_groups_can_resume_with_a_higher_limit() {
         config
     };
     let error = finish(&mut Run::start(with_limit(1), Some(&path)).unwrap()).unwrap_err();
-    assert!(matches!(error, Error::Trainer(trainer::Error::TooFewGroups { batches: 1, .. })), "{error}");
+    assert!(matches!(error, Error::TooFewGroups { more: 2, .. }), "{error}");
+    let command = format!("`grpo train --resume {} --set grpo.filter_groups.max_num_gen_batches=2`", path.display());
+    assert!(error.to_string().contains(&command), "{error}");
     assert!(path.join("curves.svg").exists());
     finish(&mut resume(&path, &["grpo.filter_groups.max_num_gen_batches=500"]).unwrap()).unwrap();
     assert_undisturbed(with_limit(500), &path);

@@ -54,7 +54,7 @@ pub struct StepReport {
     ///
     /// Over all samples, including groups that were filtered out: `reward`, `reward_std`, `rewards/NAME/mean` and `std`,
     /// `rewards/NAME/failures` (completions that the function failed to score; for programs and endpoints in every step, for other
-    /// functions only if not zero), `frac_reward_zero_std` (share of groups whose rewards are all equal),
+    /// functions only if not zero), `frac_reward_zero_std` (share of groups whose rewards are all equal; only of groups of several completions),
     /// `completions/{mean,min,max}_length` and `_terminated_length`, `completions/clipped_ratio`, `num_tokens` (of this
     /// step). Standard deviations are over all completions, with ddof 1.
     ///

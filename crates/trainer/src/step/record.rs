@@ -26,7 +26,8 @@ pub(super) fn record(
             metrics.mean(&format!("rewards/{name}/failures"), failures as f64, 1.0);
         }
     }
-    for group in groups {
+    // The rewards of a group of one completion are equal by construction.
+    for group in groups.iter().filter(|_| config.grpo.num_generations > 1) {
         let mut present = group.samples.iter().filter_map(|s| s.reward.total);
         let first = present.next();
         let equal = present.all(|reward| Some(reward) == first);

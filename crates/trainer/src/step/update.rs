@@ -4,6 +4,7 @@ use super::advantage::{Generation, rows_of};
 use super::{Sample, StepContext, micro_batches};
 use crate::error::{Error, Result};
 use crate::micro_batch::sequence_batches;
+use crate::updates::check_scores;
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::{Rows, StepData};
 use grpo_core::controllers::AdaptiveEntropy;
@@ -48,6 +49,7 @@ pub(super) fn update_policy(
     let scored = |batch: &TokenBatch| {
         let parts = sequence_batches(sequences, routed_experts, batch, split())?;
         let scores = policy.score(Weights::Policy, &parts)?;
+        check_scores("Policy::score", &scores, &parts)?;
         chosen_from = Some(scores.clone());
         Ok::<_, Error>(scores.into())
     };

@@ -26,7 +26,7 @@ use run_config::TrainConfig;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-use warnings::{warn_of_first_step, warn_of_truncated_sampling};
+use warnings::{warn_of_first_step, warn_of_pass_rule, warn_of_truncated_sampling};
 
 /// The phase of a run's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -274,7 +274,11 @@ impl Trainer {
     /// [`Error::Policy`] from the engine; [`Error::Model`] from the tokenizer.
     pub fn evaluate(&mut self) -> Result<EvalReport> {
         self.update_engine()?;
-        evaluate(&mut self.parts, &self.rows.held_out, &self.config)
+        let report = evaluate(&mut self.parts, &self.rows.held_out, &self.config)?;
+        if self.counters.grpo_steps == 0 {
+            warn_of_pass_rule(&self.config, &self.parts.rewards, &report)?;
+        }
+        Ok(report)
     }
 
     /// Returns `true` if the warm-up may end before its last step.

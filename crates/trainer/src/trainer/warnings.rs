@@ -1,8 +1,11 @@
 //! Warnings of settings and of first steps that make a run learn little.
 
-use crate::step::StepReport;
-use rewards::Rewards;
-use run_config::TrainConfig;
+use crate::error::Result;
+use crate::eval::{EvalReport, PassRule};
+use crate::step::{Sample, StepReport};
+use grpo_files::counted;
+use rewards::{Correct, RewardFn, Rewards};
+use run_config::{REWARD, TrainConfig};
 
 /// The number of characters of a sample in a warning.
 const SHOWN: usize = 300;
@@ -10,6 +13,12 @@ const SHOWN: usize = 300;
 const MOST_CLIPPED: f64 = 0.9;
 /// The share of conversations without room for a message of their environment above which the first step is reported.
 const MOST_WITHOUT_ROOM: f64 = 0.25;
+/// The temperature below which samples are almost always the most likely token.
+const COLD: f64 = 0.1;
+/// The value of `top_p` below which few tokens are left.
+const SMALL_TOP_P: f64 = 0.1;
+/// The limit of a completion in tokens up to which different completions are unlikely.
+const FEW_TOKENS: usize = 2;
 
 /// Warns if completions are sampled from another distribution than the softmax of the loss.
 pub(super) fn warn_of_truncated_sampling(config: &TrainConfig) {
@@ -25,6 +34,65 @@ pub(super) fn warn_of_truncated_sampling(config: &TrainConfig) {
          probabilities are not those of the samples, which can make a run collapse; rollout.replay_sampling_mask computes the loss of \
          truncated distributions, and {off} switches this off"
     );
+}
+
+/// Warns if nothing passes in the first evaluation, and the rule by which completions pass was not chosen: graded rewards seldom reach 1.
+pub(super) fn warn_of_pass_rule(config: &TrainConfig, rewards: &Rewards, report: &EvalReport) -> Result<()> {
+    let rule = PassRule::of(config, rewards)?;
+    let is_graded = match &rule {
+        PassRule::Each(names) => names.iter().any(|name| name != Correct::default().name()),
+        PassRule::Sum => true,
+        PassRule::Correct => false,
+    };
+    if is_graded && report.problems > 0 && report.pass_at_1 == 0.0 && config.eval.pass_reward.is_none() {
+        let first = rewards.names().next().unwrap_or(REWARD);
+        tracing::warn!(
+            "pass@1 of the first evaluation is 0: it counts completions with {rule}, which graded rewards seldom reach; \
+             eval.pass_reward names the one reward that decides, as in `--set eval.pass_reward={first}`"
+        );
+    }
+    Ok(())
+}
+
+/// Returns the number of groups of the step whose completions are all identical, and the number of groups.
+fn identical_groups(config: &TrainConfig, samples: &[Sample]) -> (usize, usize) {
+    let groups = samples.chunks(config.grpo.num_generations.max(1));
+    let is_identical = |group: &&[Sample]| group.iter().all(|sample| sample.completion == group[0].completion);
+    (groups.clone().filter(is_identical).count(), groups.count())
+}
+
+/// Returns the likely reasons for which all completions of a prompt are identical.
+fn reasons_for_identical(config: &TrainConfig) -> String {
+    let rollout = &config.rollout;
+    let active = rollout.processors().active();
+    let value = |name: &str| active.iter().find(|(known, ..)| *known == name).map(|(_, value, _)| value.to_string());
+    let mut reasons = Vec::new();
+    if rollout.temperature() < COLD {
+        reasons.push(format!(
+            "rollout.temperature is {}, which samples the most likely token: set 1",
+            rollout.temperature()
+        ));
+    }
+    if value("top_k").as_deref() == Some("1") {
+        reasons.push("rollout.top_k is 1, which samples the most likely token: set 0".to_owned());
+    }
+    if let Some(top_p) = value("top_p").filter(|value| value.parse::<f64>().is_ok_and(|top_p| top_p < SMALL_TOP_P)) {
+        reasons.push(format!("rollout.top_p is {top_p}, which keeps hardly more than the most likely token: set 1"));
+    }
+    if rollout.max_completion_length() <= FEW_TOKENS {
+        let length = rollout.max_completion_length();
+        reasons.push(format!("rollout.max_completion_length is {length}: completions are cut off before they differ"));
+    }
+    if rollout.engine.is_server() {
+        reasons.push("the server may sample every completion with one seed: start it without a fixed seed".to_owned());
+    }
+    if reasons.is_empty() {
+        reasons.push(
+            "the policy is sure of every token of these prompts: take harder ones, or raise rollout.temperature"
+                .to_owned(),
+        );
+    }
+    reasons.join("; ")
 }
 
 /// Warns if little or nothing can be learned from the first step.
@@ -49,6 +117,15 @@ pub(super) fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, has_to
     if report.metrics.value("reward").is_none() {
         tracing::warn!(
             "no completion of the first step has a reward: no reward function had anything to say about any of them"
+        );
+    }
+    let (identical, groups) = identical_groups(config, &report.samples);
+    if config.grpo.num_generations > 1 && 2 * identical >= groups && identical > 0 {
+        tracing::warn!(
+            "all completions of a prompt are identical for {identical} of {} of the first step, and there is nothing to learn from such \
+             groups: {}",
+            counted(groups, "prompt"),
+            reasons_for_identical(config)
         );
     } else if config.grpo.num_generations > 1 && report.metric("frac_reward_zero_std") >= 1.0 {
         tracing::warn!(

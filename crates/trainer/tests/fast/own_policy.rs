@@ -24,13 +24,23 @@ pub(crate) struct Unigram {
     ref_logits: Option<Vec<f32>>,
     gradient: Vec<f64>,
     steps: u64,
+    /// The number of tokens without scores that [`Policy::accumulate`] returns too few.
+    missing_scores: usize,
     remembered: Option<Box<Unigram>>,
 }
 
 impl Unigram {
     pub(crate) fn new() -> Self {
         let (logits, gradient) = (vec![0.0; CharTokenizer::VOCAB_SIZE], vec![0.0; CharTokenizer::VOCAB_SIZE]);
-        Self { trained_on: Arc::default(), logits, ref_logits: None, gradient, steps: 0, remembered: None }
+        Self {
+            trained_on: Arc::default(),
+            logits,
+            ref_logits: None,
+            gradient,
+            steps: 0,
+            missing_scores: 0,
+            remembered: None,
+        }
     }
 }
 
@@ -78,6 +88,9 @@ impl Policy for Unigram {
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
         let p = probabilities(&self.logits);
         let mut output = LossOutput { scores: self.score(Weights::Policy, batches)?, ..LossOutput::default() };
+        let tokens = output.scores.logp.len().saturating_sub(self.missing_scores);
+        output.scores.logp.truncate(tokens);
+        output.scores.entropy.truncate(tokens);
         for batch in batches {
             let tokens = &batch.tokens;
             self.trained_on.lock().unwrap().extend(tokens.targets());
@@ -284,6 +297,19 @@ fn required_methods_are_enough_to_train() {
     let rewards: Vec<f64> = (0..30).map(|_| run.grpo_step().unwrap().metric("reward")).collect();
     assert!(rewards[0] < 0.3 && rewards[29] > 1.0, "{rewards:?}");
     assert!(run.held_out().is_empty());
+}
+
+#[test]
+fn a_policy_that_returns_no_scores_is_an_error() {
+    for missing_scores in [1, usize::MAX] {
+        let policy = Box::new(Unigram { missing_scores, ..Unigram::new() });
+        let parts = Parts { policy, rewards: sevens(), ..Parts::from_config(&config()).unwrap() };
+        let error = Trainer::with_parts(config(), parts).unwrap().grpo_step().unwrap_err().to_string();
+        assert!(
+            error.starts_with("Policy::accumulate: expected scores with a value of logp for each of the "),
+            "{error}"
+        );
+    }
 }
 
 #[test]
