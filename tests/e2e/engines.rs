@@ -1,10 +1,13 @@
 //! Runs whose completions are sampled by a server of our own, in both protocols.
 
 use crate::fake_server::{Fake, Program, Reply};
-use crate::support::{Runs, grpo, rows};
+use crate::support::{Runs, assert_has, grpo, rows, signal};
 use crate::tiny_model::{call, train};
 use rstest::rstest;
+use rustix::process::Signal;
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 /// The name of a program in a configuration.
 fn name(program: Program) -> &'static str {
@@ -166,4 +169,23 @@ fn servers_are_checked_before_weights_are_read() {
     assert!(text.contains("`rollout.max_staleness`"), "{text}");
     let text = call(&runs, "model", "run", &["rollout.engine=vllm"]).refuse();
     assert!(text.contains("`rollout.server`") && text.contains("base_urls"), "{text}");
+}
+
+#[rstest]
+#[case(Program::Vllm, "vllm serve ")]
+#[case(Program::Sglang, "sglang.launch_server ")]
+fn a_missing_server_is_reported_at_once_with_its_command(#[case] program: Program, #[case] command: &str) {
+    let runs = Runs::small();
+    let url = "http://127.0.0.1:9";
+    let engine = [format!("rollout.engine={}", name(program)), format!("rollout.server.base_urls=['{url}']")];
+    let mut call = call(&runs, "model", "run", &[&engine[0], &engine[1], LORA]);
+    call.0.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = call.0.spawn().expect("the binary starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let attempt = lines.by_ref().map_while(Result::ok).find(|line| line.contains("attempt")).expect("a line");
+    let model = runs.text("model");
+    assert_has(&attempt, &[url, "(attempt 1 of 9, ", command, &model, " --port 9 ", "--enable-lora --max-lora-rank "]);
+    signal(&child, Signal::INT);
+    assert_eq!(child.wait().expect("an end").code(), Some(130), "the first signal ends it");
+    assert!(!runs.path("run").exists());
 }

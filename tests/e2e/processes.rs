@@ -5,7 +5,8 @@ use crate::support::{
 };
 use rustix::process::Signal;
 use serde_json::Value;
-use std::process::Child;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
 
 /// Settings of a run that takes a second, with an evaluation and two checkpoints.
 const SHORT: [&str; 5] =
@@ -169,4 +170,34 @@ fn a_missing_process_is_named_after_the_limit() {
     let [leader, _] = processes();
     let error = runs.tiny("run").set(leader).set(["distributed.initialization_timeout=1"]).refuse();
     assert_has(&error, &["process 1 is not connected", "within 1 seconds"]);
+}
+
+#[test]
+fn a_process_that_waits_says_for_whom_and_ends_at_once() {
+    for process in 0..2 {
+        let runs = Runs::new(&SHORT);
+        let mut call = runs.tiny("run").set(processes()[process].clone());
+        call.0.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = call.0.spawn().expect("the binary starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let waits = lines.by_ref().map_while(Result::ok).find(|line| line.contains(" waits ")).expect("a line");
+        let expected = ["for process 1 (", "process 1 waits for process 0 at "];
+        assert_has(&waits, &[expected[process], " of 300 seconds)"]);
+        signal(&child, Signal::INT);
+        assert_eq!(child.wait().expect("an end").code(), Some(130), "the first signal ends it");
+        assert!(!runs.path("run").exists());
+    }
+}
+
+#[test]
+fn processes_may_have_other_settings_of_the_run() {
+    let runs = Runs::new(&SHORT);
+    let [leader, follower] = processes();
+    let leader = runs.tiny("run").set(leader).spawn();
+    let own = ["run.name=other", "run.save_steps=1", "run.log_completions_steps=7"];
+    let follower =
+        grpo(["train", &tiny(), "--run-dir", "/nowhere"]).set(runs.settings()).set(follower).set(own).spawn();
+    let [leader, follower] = both([leader, follower]);
+    assert_eq!((leader.code, follower.code), (Some(0), Some(0)), "{leader}{follower}");
+    assert_eq!(names(&runs.path("run/checkpoints")).last().map(String::as_str), Some("step-000004"));
 }

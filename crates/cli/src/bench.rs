@@ -205,7 +205,7 @@ impl Args {
 /// Calls `run` with a function that shows the progress, and stops on a signal.
 fn measured<T>(run: impl FnOnce(&mut dyn FnMut(&str) -> bench::Result<()>) -> bench::Result<T>) -> anyhow::Result<T> {
     let (bar, mut tell) = progress();
-    let stop = crate::stop_on_signal("stopping after this step")?;
+    let stop = crate::stop_on_signal("stopping after this step", &Arc::new(true.into()))?;
     let document = run(&mut |what| {
         tell(what);
         if stop.load(Ordering::Relaxed) { Err(bench::Error::Stopped) } else { Ok(()) }

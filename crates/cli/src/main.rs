@@ -211,12 +211,13 @@ pub(crate) fn is_stdout(path: &Path) -> bool {
     ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"].iter().any(|name| path.as_os_str() == *name)
 }
 
-/// Returns a flag that the first SIGINT or SIGTERM sets, printing `saying`; the second one ends the process.
-fn stop_on_signal(saying: &'static str) -> anyhow::Result<Arc<AtomicBool>> {
+/// Returns a flag that the first SIGINT or SIGTERM sets, printing `saying`; the second one ends the process. Until `has_begun` is set, the first
+/// one ends the process, because there is nothing to save yet.
+fn stop_on_signal(saying: &'static str, has_begun: &Arc<AtomicBool>) -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
+    let (flag, has_begun) = (Arc::clone(&stop), Arc::clone(has_begun));
     ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
+        if !has_begun.load(Ordering::Relaxed) || flag.swap(true, Ordering::Relaxed) {
             // 130 is 128 + SIGINT, as in shells. Checkpoints are atomic, so only the current step is lost.
             trainer::kill_reward_programs();
             std::process::exit(130);

@@ -11,6 +11,7 @@ use grpo_run::{Ending, Follower, Run, is_follower};
 use run_config::PolicyDevice;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use trainer::TrainConfig;
 
 /// Arguments of `grpo train`.
@@ -60,8 +61,10 @@ pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
     if args.quiet {
         compiling.silence();
     }
-    let stop = crate::stop_on_signal("stopping after this step")?;
+    let has_begun = Arc::new(AtomicBool::new(false));
+    let stop = crate::stop_on_signal("stopping after this step", &has_begun)?;
     if let Some(mut follower) = follower(&args)? {
+        has_begun.store(true, Ordering::Relaxed);
         compiling.silence();
         end_with_peers(follower.store());
         return Ok(if follower.run(&stop)? { Outcome::Done } else { Outcome::Stopped });
@@ -84,6 +87,7 @@ pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
         end_with_peers(store);
     }
     let root = run.dir().root().to_owned();
+    has_begun.store(true, Ordering::Relaxed);
     let ending = run.run(&mut display, &stop).inspect_err(|_| display.clear())?;
     match ending {
         Ending::Finished(summary) => display.finished(&summary, run.dir()).map(|()| Outcome::Done),

@@ -26,6 +26,8 @@ const MAX_PENDING: usize = 256;
 const POLL: Duration = Duration::from_millis(10);
 /// The interval between two attempts of a follower.
 const RETRY: Duration = Duration::from_millis(200);
+/// The interval at which a waiting process says for which processes it waits.
+const REPORT: Duration = Duration::from_secs(5);
 /// The limit of one attempt of a follower.
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// The number of facts, and the number of characters of a value, that an error shows.
@@ -225,6 +227,7 @@ pub(crate) fn listen(options: &Options, facts: &BTreeMap<String, String>) -> Res
         tracing::warn!("{coordinator_address} is {address} on this machine, which other machines cannot reach");
     }
     let deadline = Instant::now() + *initialization_timeout;
+    let mut waiting = Waiting::new(*initialization_timeout);
     let mut joined: BTreeMap<usize, (Link, String)> = BTreeMap::new();
     let (sender, receiver) = mpsc::channel();
     let pending = Arc::new(AtomicUsize::new(0));
@@ -232,9 +235,12 @@ pub(crate) fn listen(options: &Options, facts: &BTreeMap<String, String>) -> Res
         if joined.len() + 1 == *num_processes {
             break Ok(());
         }
+        let missing =
+            || -> Vec<usize> { (1..*num_processes).filter(|process| !joined.contains_key(process)).collect() };
+        waiting.report(|| format!("process 0 waits at {address} for {}", listed(&missing())));
         if Instant::now() >= deadline {
             break Err(Error::Missing {
-                processes: (1..*num_processes).filter(|process| !joined.contains_key(process)).collect(),
+                processes: missing(),
                 num_processes: *num_processes,
                 address: coordinator_address.clone(),
                 seconds: initialization_timeout.as_secs(),
@@ -293,6 +299,35 @@ pub(crate) fn listen(options: &Options, facts: &BTreeMap<String, String>) -> Res
     }
 }
 
+/// Reports, every few seconds, for whom a process waits.
+struct Waiting {
+    began: Instant,
+    limit: Duration,
+    reports: u32,
+}
+
+impl Waiting {
+    fn new(limit: Duration) -> Self {
+        Self { began: Instant::now(), limit, reports: 0 }
+    }
+
+    fn report(&mut self, text: impl FnOnce() -> String) {
+        let waited = self.began.elapsed();
+        if waited >= REPORT * (self.reports + 1) {
+            self.reports += 1;
+            tracing::warn!("{} ({} of {} seconds)", text(), waited.as_secs(), self.limit.as_secs());
+        }
+    }
+}
+
+/// Returns the names of some processes; of many, only the first.
+fn listed(processes: &[usize]) -> String {
+    let numbers: Vec<String> = processes.iter().take(SHOWN).map(ToString::to_string).collect();
+    let more = processes.len().checked_sub(SHOWN).filter(|more| *more > 0);
+    let more = more.map(|more| format!(" and {more} more")).unwrap_or_default();
+    format!("{} {}{more}", if processes.len() == 1 { "process" } else { "processes" }, numbers.join(", "))
+}
+
 /// Returns an error of a process as its peers report it.
 pub(crate) fn failure_of(error: &Error, process: usize, address: &str) -> Failure {
     match error.clone() {
@@ -306,6 +341,7 @@ pub(crate) fn connect(options: &Options, facts: &BTreeMap<String, String>) -> Re
     let Options { coordinator_address: address, num_processes, process_id, initialization_timeout: limit, .. } =
         options;
     let deadline = Instant::now() + *limit;
+    let mut waiting = Waiting::new(*limit);
     let stream = loop {
         let left = || deadline.saturating_duration_since(Instant::now());
         let attempt = || {
@@ -328,7 +364,10 @@ pub(crate) fn connect(options: &Options, facts: &BTreeMap<String, String>) -> Re
                     reason: error.to_string(),
                 });
             }
-            Err(_) => thread::sleep(RETRY.min(left())),
+            Err(error) => {
+                waiting.report(|| format!("process {process_id} waits for process 0 at {address}: {error}"));
+                thread::sleep(RETRY.min(left()));
+            }
         }
     };
     let hello =

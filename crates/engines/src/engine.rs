@@ -107,7 +107,10 @@ impl ServerEngine {
         let mut servers = Vec::new();
         for url in &config.base_urls {
             let http = Http::new(url, config)?;
-            let facts = attempts(&http.shown, config.retries, || protocol.facts(&http, config.model.as_deref()))?;
+            let program = protocol.command(&shell_word(&model.path().display().to_string()), &port(url), &needs);
+            let command = format!("start a server with `{program}`");
+            let facts =
+                attempts(&http.shown, config.retries, &command, || protocol.facts(&http, config.model.as_deref()))?;
             check_facts(&http.shown, protocol, &facts, &needs)?;
             let (program, version, model) = (protocol.program(), &facts.version, &facts.model);
             tracing::info!("{}: {program} {version} samples with {model}", http.shown);
@@ -395,17 +398,57 @@ fn sleep_until(until: Option<Instant>, wanted: impl Fn() -> bool) -> bool {
     wanted()
 }
 
-/// Calls a function until it succeeds, a retry is useless, or the retries are exhausted.
-fn attempts<T>(server: &str, retries: u32, call: impl Fn() -> Result<T, Fault>) -> Result<T> {
+/// Returns the port of an address, with its flag; empty for an address without a port.
+fn port(url: &str) -> String {
+    let authority = url.split_once("://").map_or(url, |(_, rest)| rest).split('/').next().unwrap_or_default();
+    let port = authority.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+    port.map(|port| format!(" --port {port}")).unwrap_or_default()
+}
+
+/// Returns a text as one word of a shell.
+fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    match text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
+/// Calls a function until it succeeds, a retry is useless, or the retries are exhausted. The first failure is reported with `advice`.
+fn attempts<T>(server: &str, retries: u32, advice: &str, call: impl Fn() -> Result<T, Fault>) -> Result<T> {
     for attempt in 1_u32.. {
         match call() {
             Ok(value) => return Ok(value),
             Err(Fault::Temporary { message, after }) if attempt <= retries => {
-                tracing::info!("{server}: {message}; once more");
-                std::thread::sleep(backoff(attempt, after));
+                let (pause, all) = (backoff(attempt, after), u64::from(retries) + 1);
+                let advice = if attempt == 1 { format!("; {advice}") } else { String::new() };
+                let next = pause.as_secs_f64();
+                tracing::warn!("{server}: {message} (attempt {attempt} of {all}, the next one in {next} s){advice}");
+                std::thread::sleep(pause);
             }
             Err(fault) => return Err(http::ended(server, fault, attempt)),
         }
     }
     Err(http::ended(server, Fault::temporary("no attempt"), 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("http://127.0.0.1:8000", " --port 8000")]
+    #[case("http://user:secret@host:81/prefix", " --port 81")]
+    #[case("http://[::1]:9000", " --port 9000")]
+    #[case("https://host", "")]
+    fn the_port_of_a_server_is_part_of_its_command(#[case] url: &str, #[case] flag: &str) {
+        assert_eq!(port(url), flag);
+    }
+
+    #[test]
+    fn paths_with_spaces_are_one_word_of_a_shell() {
+        assert_eq!(shell_word("/models/Qwen3-0.6B"), "/models/Qwen3-0.6B");
+        assert_eq!(shell_word("/my models/it's"), "'/my models/it'\\''s'");
+    }
 }

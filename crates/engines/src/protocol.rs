@@ -96,6 +96,9 @@ pub(crate) trait Protocol: Send + Sync {
 
     fn flags(&self) -> Flags;
 
+    /// Returns the command that starts a server of the model in a folder for a run, with the flag `port`.
+    fn command(&self, model: &str, port: &str, needs: &Needs<'_>) -> String;
+
     /// Returns what the server reports about itself. `model` is the name to look for; without it, the server must have only one.
     fn facts(&self, http: &Http, model: Option<&str>) -> Result<Facts, Fault>;
 

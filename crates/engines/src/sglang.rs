@@ -2,7 +2,7 @@
 
 use crate::completion::{Finish, Sampled};
 use crate::http::{Fault, Http, MAX_REPLY, Reply};
-use crate::protocol::{Facts, Flags, Job, LoraLimits, Protocol, Random};
+use crate::protocol::{Facts, Flags, Job, LoraLimits, Needs, Protocol, Random};
 use crate::weights::Weights;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -46,6 +46,16 @@ impl Protocol for Sglang {
             lora: "--enable-lora",
             masks: None,
         }
+    }
+
+    fn command(&self, model: &str, port: &str, needs: &Needs<'_>) -> String {
+        let Flags { max_rank, max_adapters, lora, .. } = self.flags();
+        let server = "python3 -m sglang.launch_server";
+        let mut command = format!("{server} --model-path {model}{port} --enable-deterministic-inference");
+        if let Some((rank, adapters)) = needs.lora {
+            command.push_str(&format!(" {lora} {max_rank} {rank} {max_adapters} {adapters}"));
+        }
+        command
     }
 
     fn facts(&self, http: &Http, model: Option<&str>) -> Result<Facts, Fault> {

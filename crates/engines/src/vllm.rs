@@ -3,7 +3,7 @@
 
 use crate::completion::{Finish, NamedSpan, Sampled};
 use crate::http::{Fault, Http, MAX_REPLY};
-use crate::protocol::{Facts, Flags, Job, LoraLimits, Protocol, Random};
+use crate::protocol::{Facts, Flags, Job, LoraLimits, Needs, Protocol, Random};
 use crate::weights::Weights;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -75,6 +75,22 @@ impl Protocol for Vllm {
             lora: "--enable-lora",
             masks: Some("--return-sampling-mask --enable-scale-out"),
         }
+    }
+
+    fn command(&self, model: &str, port: &str, needs: &Needs<'_>) -> String {
+        let Flags { max_rank, max_adapters, lora, masks, .. } = self.flags();
+        let mut command = format!("vllm serve {model}{port} --logprobs-mode processed_logprobs");
+        let mut variables = "VLLM_SERVER_DEV_MODE=1 ".to_owned();
+        if let Some((rank, adapters)) = needs.lora {
+            variables.push_str("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 ");
+            // vLLM takes powers of two from 8 on.
+            let rank = rank.next_power_of_two().max(8);
+            command.push_str(&format!(" {lora} {max_rank} {rank} {max_adapters} {adapters}"));
+        }
+        if let Some(masks) = masks.filter(|_| needs.masks) {
+            command.push_str(&format!(" {masks}"));
+        }
+        variables + &command
     }
 
     fn facts(&self, http: &Http, model: Option<&str>) -> Result<Facts, Fault> {

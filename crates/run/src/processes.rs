@@ -70,7 +70,9 @@ pub(crate) fn connect(config: &TrainConfig, beginning: Beginning) -> Result<Opti
     let mut facts = vec![("the binary".to_owned(), binary()?), ("the beginning".to_owned(), format!("{beginning:?}"))];
     if beginning == Beginning::New {
         let (shown, _) = redacted(config).map_err(|e| Error::Text(format!("configuration: {e}")))?;
-        let keys = leaves(&shown)?.into_iter().filter(|(key, _)| key != "distributed.process_id");
+        // Only the leader reads the section `run`.
+        let is_own = |key: &str| key == "distributed.process_id" || key.starts_with("run.");
+        let keys = leaves(&shown)?.into_iter().filter(|(key, _)| !is_own(key));
         facts.extend(keys.map(|(key, value)| (key, value.to_string())));
     }
     let facts: Vec<(&str, &str)> = facts.iter().map(|(name, value)| (&**name, &**value)).collect();
