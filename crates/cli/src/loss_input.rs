@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use backend_cpu::CpuBackend;
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::Kind;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use grpo_core::format::BatchLoss;
 use grpo_core::{Backend, BatchFile, Dtype, Implementation};
 use grpo_files::Layers;
@@ -39,7 +39,9 @@ pub(crate) fn implementations(others: &[&'static str]) -> PossibleValuesParser {
 
 /// Returns the parser of a dtype.
 fn dtypes() -> impl TypedValueParser<Value = Dtype> {
-    PossibleValuesParser::new(["f32", "bf16"]).map(|name| if name == "f32" { Dtype::F32 } else { Dtype::Bf16 })
+    let single = PossibleValue::new("f32").aliases(["fp32", "float32"]);
+    PossibleValuesParser::new([single, PossibleValue::new("bf16").alias("bfloat16")])
+        .map(|name| if name.ends_with("32") { Dtype::F32 } else { Dtype::Bf16 })
 }
 
 impl LossInput {

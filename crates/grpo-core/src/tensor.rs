@@ -14,8 +14,10 @@ use strum::IntoStaticStr;
 pub enum Dtype {
     /// IEEE binary32.
     #[default]
+    #[serde(alias = "float32", alias = "fp32")]
     F32,
     /// bfloat16.
+    #[serde(alias = "bfloat16")]
     Bf16,
 }
 

@@ -92,14 +92,16 @@ pub enum PolicyDevice {
     PjrtTpu,
 }
 
-/// A dtype of matmul operands or of exported weights, with torch's names.
+/// A dtype of matmul operands or of exported weights, with torch's names or their short forms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyDtype {
     /// f32 precision.
     #[default]
+    #[serde(alias = "fp32", alias = "f32")]
     Float32,
     /// The upper 16 bits of f32; sums are f32.
+    #[serde(alias = "bf16")]
     Bfloat16,
 }
 

@@ -1,6 +1,6 @@
 //! Valid and invalid configurations of runs, beyond the types of keys.
 
-use crate::{LrSchedulerType, TrainConfig};
+use crate::{LrSchedulerType, PolicyDtype, TrainConfig};
 use grpo_files::{Layers, Result};
 use models::GenerationDefaults;
 
@@ -36,6 +36,8 @@ fn assert_defaults_of_a_model_that_is_read(config: &TrainConfig) {
 #[case::tiny(include_str!("../../../configs/train/tiny.yaml"), 8)]
 #[case::arithmetic(include_str!("../../../configs/train/arithmetic.yaml"), 8)]
 #[case::dapo(include_str!("../../../configs/train/dapo.yaml"), 8)]
+#[case::gspo(include_str!("../../../configs/train/gspo.yaml"), 8)]
+#[case::dr_grpo(include_str!("../../../configs/train/dr-grpo.yaml"), 8)]
 #[case::ppo(include_str!("../../../configs/train/ppo.yaml"), 1)]
 fn pretrained_models_inherit_nothing_from_the_built_in_task(#[case] file: &str, #[case] num_generations: usize) {
     let with = |settings: &[&str]| over(Layers::new().text("a file", file).unwrap(), settings).unwrap();
@@ -349,4 +351,20 @@ fn generation_config_fills_unset_sampling_keys() {
     let none = numbers(&[], &GenerationDefaults::default());
     assert_eq!(numbers(&[], &GenerationDefaults { do_sample: Some(false), ..defaults.clone() }), none);
     assert_eq!(numbers(&[], &GenerationDefaults { temperature: Some(0.0), ..defaults }).0, none.0);
+}
+
+#[rstest::rstest]
+#[case("float32", PolicyDtype::Float32)]
+#[case("fp32", PolicyDtype::Float32)]
+#[case("f32", PolicyDtype::Float32)]
+#[case("bfloat16", PolicyDtype::Bfloat16)]
+#[case("bf16", PolicyDtype::Bfloat16)]
+fn dtypes_have_short_names(#[case] name: &str, #[case] dtype: PolicyDtype) {
+    let config = resolve(set(&[&format!("policy.dtype={name}"), &format!("export.dtype={name}")])).unwrap();
+    assert_eq!((config.policy.dtype, config.export.dtype), (dtype, Some(dtype)));
+    for name in ["fp16", "float16", "f16"] {
+        let error = resolve(set(&[&format!("policy.dtype={name}")])).unwrap_err();
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        assert!(cause.contains("policy.dtype") && cause.contains("bfloat16"), "{error}: {cause}");
+    }
 }

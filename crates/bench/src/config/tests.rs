@@ -23,6 +23,14 @@ fn refused(text: &str) -> String {
 }
 
 #[test]
+fn dtypes_have_the_names_of_torch_too() {
+    for (name, dtype) in [("bfloat16", "bf16"), ("float32", "f32"), ("fp32", "f32")] {
+        assert_eq!(read(&format!("dtype: {name}")).unwrap().dtype.name(), dtype);
+    }
+    assert!(refused("dtype: float16").contains("float16"));
+}
+
+#[test]
 fn configurations_of_the_repository_are_legal() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/bench");
     let mut files = 0;

@@ -39,6 +39,12 @@ pub trait Configuration: DeserializeOwned + Serialize + Default {
     fn successor(_removed: &str) -> Option<&'static str> {
         None
     }
+
+    /// Returns the end of the error about an unknown key whose last part is `name`, in place of the most similar key; `None` if similar keys are
+    /// better suggestions.
+    fn hint(_name: &str) -> Option<String> {
+        None
+    }
 }
 
 impl Configuration for grpo_core::LossConfig {}
@@ -189,7 +195,7 @@ impl Layers {
             let secrets = Secrets::of(&layer.value);
             let failed = |e: ConfigError| layer_error(&origin, secrets.hide(&e.to_string()));
             unknown_keys::<T>(&layer.value, &tree, &keys)
-                .map_err(|e| Error::Layer { origin: origin.clone(), source: Box::new(e.into()) })?;
+                .map_err(|error| Error::Layer { origin: origin.clone(), source: Box::new(error) })?;
             if let Some(key) = list_for_section(&layer.value, &tree, "") {
                 return Err(layer_error(&origin, format!("key `{key}`: expected a map of keys, got a list")));
             }
@@ -205,15 +211,19 @@ impl Layers {
     }
 }
 
-/// Returns an error for keys that are not in `tree`. The error suggests one of `keys` in other sections.
-fn unknown_keys<T: Configuration>(given: &Value, tree: &Value, keys: &[&'static str]) -> grpo_core::Result<()> {
-    strict::reject_unknown_keys(given, tree, "").map_err(|error| match error {
+/// Returns an error for keys that are not in `tree`. The error has the hint about the key, or suggests one of `keys` in other sections.
+fn unknown_keys<T: Configuration>(given: &Value, tree: &Value, keys: &[&'static str]) -> Result<()> {
+    let Err(error) = strict::reject_unknown_keys(given, tree, "") else { return Ok(()) };
+    Err(match error {
         grpo_core::Error::UnknownKey { path, nearest, known } if !keys.is_empty() => {
+            if let Some(hint) = T::hint(path.rsplit('.').next().unwrap_or(&path)) {
+                return Err(Error::Text(format!("unknown key `{path}`: {hint}")));
+            }
             let similar = || strict::elsewhere(&path, nearest.as_deref(), keys);
             let nearest = T::successor(&path).or_else(similar).map(str::to_owned).or(nearest);
-            grpo_core::Error::UnknownKey { path, nearest, known }
+            grpo_core::Error::UnknownKey { path, nearest, known }.into()
         }
-        other => other,
+        other => other.into(),
     })
 }
 

@@ -37,6 +37,8 @@ pub struct LoraConfig {
     pub r: usize,
     /// The numerator of [`LoraConfig::scaling`].
     pub lora_alpha: f64,
+    /// The dropout of the inputs of adapters, which is 0.
+    pub lora_dropout: f64,
     /// The matrices that get an adapter. The list may be empty beside `target_parameters`.
     pub target_modules: TargetModules,
     /// The parameters of mixtures of experts that get an adapter, by name or its suffix after a dot: `mlp.experts.gate_up_proj`,
@@ -123,6 +125,7 @@ impl Default for LoraConfig {
         Self {
             r: 16,
             lora_alpha: 32.0,
+            lora_dropout: 0.0,
             target_modules: TargetModules::Pattern(ALL_LINEAR.into()),
             target_parameters: Vec::new(),
             use_rslora: false,
@@ -132,14 +135,17 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// Checks rank and alpha. [`LoraConfig::resolve`] checks the targets.
+    /// Checks rank, alpha and dropout. [`LoraConfig::resolve`] checks the targets.
     ///
     /// # Errors
     /// [`Error::Config`] with the key.
     pub fn validate(&self) -> Result<()> {
         check((1..=1 << 14).contains(&self.r), "lora.r", "between 1 and 16384", self.r)?;
         let alpha = self.lora_alpha;
-        check(alpha.is_finite() && alpha > 0.0, "lora.lora_alpha", "a number above 0", alpha)
+        check(alpha.is_finite() && alpha > 0.0, "lora.lora_alpha", "a number above 0", alpha)?;
+        let expected =
+            "0: adapters are trained without dropout, so that a step has the log-probabilities of its rollout";
+        check(self.lora_dropout == 0.0, "lora.lora_dropout", expected, self.lora_dropout)
     }
 
     /// Returns s, the factor of B A.

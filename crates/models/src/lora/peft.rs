@@ -187,6 +187,7 @@ fn read_config(fields: &Fields) -> Result<LoraConfig> {
         lora_alpha: fields.required("lora_alpha", fields.number("lora_alpha")?, "a number above 0")?,
         target_modules: fields.required("target_modules", targets, "a text or a list of texts")?,
         use_rslora: fields.flag("use_rslora")?.unwrap_or(false),
+        lora_dropout: 0.0,
         adapter: None,
     })
 }

@@ -278,6 +278,13 @@ fn lora_configurations_use_pefts_names() {
     let config: LoraConfig = serde_json::from_value(json!({"target_modules": "all-linear", "r": 8})).unwrap();
     assert_eq!(config, LoraConfig { r: 8, ..LoraConfig::default() });
     assert_eq!(config.target_modules, TargetModules::Pattern("all-linear".into()));
-    let error = serde_json::from_value::<LoraConfig>(json!({"lora_dropout": 0.1})).unwrap_err().to_string();
-    says(&error, &["lora_dropout"]);
+    for zero in [json!(0), json!(0.0)] {
+        serde_json::from_value::<LoraConfig>(json!({"lora_dropout": zero})).unwrap().validate().unwrap();
+    }
+    for dropout in [0.1, -0.1, f64::NAN] {
+        let error = LoraConfig { lora_dropout: dropout, ..LoraConfig::default() }.validate().unwrap_err();
+        says(&error.to_string(), &["`lora.lora_dropout`", "expected 0", "without dropout", &dropout.to_string()]);
+    }
+    let error = serde_json::from_value::<LoraConfig>(json!({"use_dora": true})).unwrap_err().to_string();
+    says(&error, &["use_dora"]);
 }

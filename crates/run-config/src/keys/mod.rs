@@ -3,6 +3,8 @@
 //! `keys.txt` has a line per key, generated from the documentation of the configuration's structs. A test compares the file with the
 //! documentation and with the serialised configuration. `UPDATE_DOCS=1 cargo test -p grpo-run-config --lib keys` writes the file.
 
+mod trl;
+
 use crate::TrainConfig;
 use std::sync::OnceLock;
 
@@ -31,6 +33,10 @@ impl grpo_files::Configuration for TrainConfig {
 
     fn successor(removed: &str) -> Option<&'static str> {
         (removed == "grpo.backend").then_some("policy.device")
+    }
+
+    fn hint(name: &str) -> Option<String> {
+        if trl::is_key(name) { None } else { trl::hint(name) }
     }
 }
 
