@@ -22,9 +22,17 @@ fn a_run_learns_the_same_on_a_mesh_and_resumes_on_every_mesh() {
     ] {
         let name = format!("to-{name}");
         copy(&pair.runs.path("whole"), &pair.runs.path(&name));
-        let text =
-            pair.runs.resume(&name).args(["--from", "step-000002"]).set(set.iter().copied()).quick_cpu().succeed();
-        assert_has(&text, &["continued from step-000002", "policy."]);
+        let resumed = pair.runs.resume(&name).args(["--from", "step-000002"]).set(set.iter().copied());
+        // Another cache: every program is compiled.
+        let cache = format!("policy.compile_cache={}", pair.runs.text(&format!("{name}-programs")));
+        let on_host = name == "to-host";
+        let said = resumed.set((!on_host).then_some(cache)).quick_cpu().exit(0);
+        assert_has(&said.stdout, &["continued from step-000002", "policy."]);
+        let of_xla = said.stderr.lines().filter(|line| {
+            let number = line.strip_prefix('I').and_then(|line| line.get(..4));
+            number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+        });
+        assert_eq!(of_xla.collect::<Vec<_>>(), Vec::<&str>::new());
         assert_eq!(pair.runs.metrics(&name).len(), pair.device.len());
     }
     // A model folder has whole tensors with the names of transformers.

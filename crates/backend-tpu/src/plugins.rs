@@ -51,6 +51,7 @@ pub fn load(kind: Kind, path: Option<&Path>) -> Result<Plugin> {
 /// # Errors
 /// The errors of [`load`]; [`Error::Backend`] if the plugin finds no devices, or serves another kind.
 pub fn client(kind: Kind, path: Option<&Path>, options: &[(&str, NamedValue)]) -> Result<Client> {
+    check_presence(kind, path, is_prepared_for_libtpu())?;
     let plugin = load(kind, path)?;
     opened(kind, plugin, plugin.client(options))
 }
@@ -65,8 +66,25 @@ pub fn client_with_store(
     options: &[(&str, NamedValue)],
     store: Arc<dyn KeyValueStore>,
 ) -> Result<Client> {
+    check_presence(kind, path, is_prepared_for_libtpu())?;
     let plugin = load(kind, path)?;
     opened(kind, plugin, plugin.client_with_store(options, store))
+}
+
+/// Returns `true` if the machine has a TPU, or if the user has prepared the environment for libtpu.
+fn is_prepared_for_libtpu() -> bool {
+    pjrt::has_tpu() || std::env::var_os(pjrt::TPU_ENVIRONMENT[0].0).is_some()
+}
+
+/// Checks that there may be a TPU before libtpu is installed or loaded, which needs an environment of its own without one.
+fn check_presence(kind: Kind, path: Option<&Path>, is_prepared: bool) -> Result<()> {
+    let is_libtpu = |file: PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().contains("libtpu"));
+    if kind != Kind::Tpu || is_prepared || !find(kind, path).map_or(true, is_libtpu) {
+        return Ok(());
+    }
+    let message = "this machine has no TPU: expected a device such as /dev/accel0 or /dev/vfio/0, found none; run on a TPU virtual machine, or \
+                   use `grpo plan` and `grpo aot`, which compile for absent TPUs";
+    Err(failed(kind, message))
 }
 
 /// Returns an opened client that serves `kind`.
@@ -103,4 +121,26 @@ fn check_platform(kind: Kind, plugin: Plugin, platform: &str) -> Result<()> {
 /// Makes an error of the backend `pjrt:KIND`.
 pub(crate) fn failed(kind: Kind, message: impl ToString) -> Error {
     Error::Backend { backend: format!("{}:{}", crate::error::NAME, kind.name()), message: message.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_tpu_is_named_before_its_plugin() {
+        let folder = tempfile::tempdir().unwrap();
+        let [libtpu, other] = ["libtpu.so", "pjrt_cpu.so"].map(|name| folder.path().join(name));
+        for file in [&libtpu, &other] {
+            std::fs::write(file, "no library").unwrap();
+        }
+        for path in [&*libtpu, Path::new("/nowhere/libtpu.so")] {
+            let error = check_presence(Kind::Tpu, Some(path), false).unwrap_err().to_string();
+            assert!(error.contains("pjrt:tpu") && error.contains("this machine has no TPU"), "{error}");
+            check_presence(Kind::Tpu, Some(path), true).unwrap();
+        }
+        // Another plugin that was named for this kind has an error of its own.
+        check_presence(Kind::Tpu, Some(&other), false).unwrap();
+        check_presence(Kind::Cuda, Some(&libtpu), false).unwrap();
+    }
 }

@@ -141,6 +141,8 @@ pub(crate) enum Outcome {
 
 /// Parses the arguments, runs the command, maps its result to an exit code.
 fn main() -> ExitCode {
+    // Before the first thread starts; compilers in other processes inherit it.
+    pjrt::quiet_logs();
     let cli = Cli::from_arg_matches(&command_line().get_matches()).unwrap_or_else(|error| error.exit());
     let compiling = Compiling::default();
     // Logs are shown on request: `GRPO_LOG=info grpo ...`.

@@ -22,7 +22,7 @@
 //! * **CUDA**, to compile without a GPU, needs `ptxas`, `nvlink` and libdevice: next to the plugin as in the wheels
 //!   (`pjrt::install` keeps that layout), or in the folder of the compile option `xla_gpu_cuda_data_dir`.
 //! * **Logs** go to stderr. `TF_CPP_MIN_LOG_LEVEL=3` in the environment silences the CPU and CUDA plugins except for a
-//!   line or two at loading; [`Plugin::load`] sets it to 1 (warnings) while that is safe. libtpu reads `TPU_MIN_LOG_LEVEL` and `TPU_STDERR_LOG_LEVEL`.
+//!   line or two at loading; [`Plugin::load`] sets it to 1 (warnings) while that is safe, and a program with threads calls [`quiet_logs`] before it starts them. libtpu reads `TPU_MIN_LOG_LEVEL` and `TPU_STDERR_LOG_LEVEL`.
 //!
 //! # Progress
 //!
@@ -78,7 +78,7 @@ pub use error::{Code, Error, Result};
 pub use executable::{Argument, CompiledMemoryStats, Executable, LoadedExecutable, OptimizedProgram};
 pub use hlo::Collective;
 pub use key_value::{KeyValueError, KeyValueStore};
-pub use plugin::{Plugin, TPU_ENVIRONMENT};
+pub use plugin::{Plugin, TPU_ENVIRONMENT, has_tpu, quiet_logs};
 pub use runs::runs;
 pub use topology::Topology;
 pub use value::{Attributes, NamedValue};

@@ -43,10 +43,27 @@ pub const TPU_ENVIRONMENT: [(&str, &str); 7] = [
 /// compiled for several devices. [`Plugin::load`] sets it if the process has one thread and the variable is unset.
 const LOG_LEVEL: (&str, &str) = ("TF_CPP_MIN_LOG_LEVEL", "1");
 
+/// Silences the log lines below warnings of plugins that are loaded later, unless the user has set `TF_CPP_MIN_LOG_LEVEL`. Returns `false` if the
+/// process has several threads and the environment can no longer be set; a program calls it first.
+pub fn quiet_logs() -> bool {
+    ffi::set_variables(&[LOG_LEVEL])
+}
+
+/// Returns `true` if the machine has a TPU, by the files of its devices: `/dev/accel0`, or `/dev/vfio/0`, with any number.
+pub fn has_tpu() -> bool {
+    let has_number = |folder: &str, prefix: &str| {
+        let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        names.filter_map(|name| name.into_string().ok()).any(|name| {
+            let number = name.strip_prefix(prefix).unwrap_or_default();
+            !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+        })
+    };
+    has_number("/dev", "accel") || has_number("/dev/vfio", "")
+}
+
 /// Sets [`TPU_ENVIRONMENT`], unless the user has set it or the machine has a TPU.
 fn prepare_for_libtpu() -> Result<()> {
-    let has_tpu = ["/dev/accel0", "/dev/vfio/0"].iter().any(|device| Path::new(device).exists());
-    if has_tpu || std::env::var_os(TPU_ENVIRONMENT[0].0).is_some() || ffi::set_variables(&TPU_ENVIRONMENT) {
+    if has_tpu() || std::env::var_os(TPU_ENVIRONMENT[0].0).is_some() || ffi::set_variables(&TPU_ENVIRONMENT) {
         return Ok(());
     }
     let variables = TPU_ENVIRONMENT.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -86,7 +103,7 @@ impl Plugin {
             prepare_for_libtpu()?;
         }
         // Only for logs: they stay verbose if the process has other threads.
-        ffi::set_variables(&[LOG_LEVEL]);
+        quiet_logs();
         let api = ffi::open(&path)?;
         check_version(&path, api.version())?;
         api.call(&mut ffi::PluginInitialize::new())?;
