@@ -1,9 +1,11 @@
 //! The model card (README.md) of a trained model.
 
 use super::summary::Summary;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use grpo_files::{counted, grouped, to_yaml};
+use rewards::Rewards;
 use run_config::{ModelSource, TrainConfig};
+use serde_json::{Map, Value};
 use std::fmt::Write;
 
 /// The number of weights of a model.
@@ -15,7 +17,8 @@ pub(crate) struct Weights {
     pub total: usize,
 }
 
-/// Returns the text of the README.md: training, results of evaluations, and the configuration without its secrets.
+/// Returns the text of the README.md: training, reward functions, results of evaluations, and the changed keys of the configuration without its
+/// secrets.
 pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weights) -> Result<String> {
     let mut text = format!("# {}\n\n", config.run.name);
     let model = match &config.model {
@@ -40,6 +43,12 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
         Some(_) => writeln!(text, "{} of {}.\n", counted(trained, "trained weight"), grouped(total as u64)),
         None => writeln!(text, "{}.\n", counted(trained, "trained weight")),
     };
+    // A program of a run on another machine may refer to variables that this one lacks; its name is among the keys below.
+    if let Ok(functions) = Rewards::new(&config.rewards) {
+        let named =
+            functions.names().zip(functions.weights()).map(|(name, weight)| format!("`{name}` (weight {weight})"));
+        let _ = writeln!(text, "Reward functions: {}.\n", named.collect::<Vec<_>>().join(", "));
+    }
     if let (Some(step), Some(best)) = (summary.weights_of_step, &summary.best) {
         let _ = writeln!(
             text,
@@ -58,8 +67,32 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
     if let Some(rule) = summary.pass_sentence() {
         let _ = writeln!(text, "\n{rule}");
     }
-    let _ = write!(text, "\nThe configuration of the run:\n\n```yaml\n{}```\n", to_yaml(config)?);
+    let changed = changed(to_value(config)?, &to_value(&TrainConfig::default())?).unwrap_or_else(|| Map::new().into());
+    let _ = write!(
+        text,
+        "\nThe keys of the run's configuration that differ from the defaults of `grpo train`:\n\n```yaml\n{}```\n",
+        to_yaml(&changed)?
+    );
     Ok(text)
+}
+
+fn to_value(config: &TrainConfig) -> Result<Value> {
+    serde_json::to_value(config).map_err(|error| Error::Text(format!("the configuration of the run: {error}")))
+}
+
+/// Returns the part of `value` that differs from `default`; `None` if nothing does.
+fn changed(value: Value, default: &Value) -> Option<Value> {
+    match (value, default) {
+        (Value::Object(keys), Value::Object(defaults)) => {
+            let of_key = |(key, value): (String, Value)| {
+                let value = changed(value, defaults.get(&key).unwrap_or(&Value::Null))?;
+                Some((key, value))
+            };
+            let keys: Map<String, Value> = keys.into_iter().filter_map(of_key).collect();
+            (!keys.is_empty()).then_some(Value::Object(keys))
+        }
+        (value, default) => (value != *default).then_some(value),
+    }
 }
 
 /// The number of held-out problems among the numbers of an evaluation.
@@ -69,6 +102,7 @@ const PROBLEMS: &str = "problems";
 mod tests {
     use super::*;
     use crate::jsonl::{MetricsRow, RowKind};
+    use serde_json::json;
     use trainer::Counters;
 
     #[test]
@@ -80,17 +114,29 @@ mod tests {
         };
         let pretrained = TrainConfig { seed: 7, model: ModelSource::Pretrained("a/b".into()), ..Default::default() };
         let adapters = TrainConfig { lora: Some(models::LoraConfig::default()), ..Default::default() };
+        let command = json!(["python3", "trl_adapter.py", "mine.py:brevity", "--key", "S3CR3T"]);
+        let program = json!({ "command": command, "env": { "JUDGE": "S3CR3T" }, "weight": 0.5 });
+        let rewards = serde_json::from_value(json!({ "exact": 1.0, "programs": { "judge": program } })).unwrap();
+        let of_programs = card(&TrainConfig { rewards, ..Default::default() }, 1.0);
+        for words in ["Reward functions: `exact` (weight 1), `judge` (weight 0.5).", "mine.py:brevity", "exact: 1"] {
+            assert!(of_programs.contains(words), "{words}: {of_programs}");
+        }
+        assert!(!of_programs.contains("S3CR3T"), "{of_programs}");
         let (text, of_adapters) = (card(&pretrained, 3.0), card(&adapters, 1.0));
         for words in [
             "`a/b`, trained with GRPO",
             "\n38,912 trained weights.\n",
             "\nEvaluated on 3 held-out problems.\n",
             "| pass@1 | 0.2500 | 0.7500 |",
-            "seed: 7\n",
+            "\nmodel: a/b\n",
+            "\nseed: 7\n",
+            "Reward functions: `correct` (weight 1).",
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }
         assert!(!text.contains("| problems"), "{text}");
+        // Keys with their default are left out.
+        assert!(!text.contains("prompts_per_step") && !text.contains("lora"), "{text}");
         assert!(of_adapters.contains("\n38,912 trained weights of 120,000.\n"), "{of_adapters}");
         assert!(of_adapters.contains("on 1 held-out problem."), "{of_adapters}");
     }

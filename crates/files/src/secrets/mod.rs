@@ -6,7 +6,7 @@
 //! | place | hidden |
 //! |---|---|
 //! | `headers` and `env`, and keys such as `api_key`, `password` or `token` | every value |
-//! | `command` | the arguments, except names of options (`--key`, `-m` with its module) and of files (`judge.py`) |
+//! | `command` | the arguments, except names of options (`--key`, `-m` with its module), of files (`judge.py`) and of their functions (`judge.py:score`) |
 //! | `url`, and any other text that is an address | user and password, query, fragment |
 //!
 //! A value that consists of references to the environment (`${JUDGE_KEY}`, `Bearer ${JUDGE_KEY}`) is not a secret and is kept.
@@ -324,8 +324,13 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "_.".contains(c))
 }
 
-/// Returns `true` if an argument is a file name, such as `rewards/judge.py`.
+/// Returns `true` if an argument is a file name, such as `rewards/judge.py`, or names functions of a file, such as `judge.py:score,length`.
 fn is_file(text: &str) -> bool {
+    let is_function = |name: &str| !name.is_empty() && !name.starts_with(|c: char| c.is_ascii_digit()) && is_name(name);
+    let (text, functions) = text.split_once(':').map_or((text, None), |(file, names)| (file, Some(names)));
+    if functions.is_some_and(|names| !names.split(',').all(is_function)) {
+        return false;
+    }
     let legal = |c: char| c.is_alphanumeric() || "/._-~".contains(c);
     let extension = text.rsplit_once('.').map(|(_, extension)| extension.to_lowercase()).unwrap_or_default();
     text.chars().all(legal) && FILES.contains(&extension.as_str())

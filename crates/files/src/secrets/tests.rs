@@ -8,7 +8,7 @@ fn redaction_hides_all_secrets_and_nothing_else() {
         "dir": "https://me:pw@example.org/a@b", "plain": "https://example.org/a@b", "prompt": "why? see http://a b",
         "hf_token": null,
         "programs": { "p": {
-            "command": ["python3", "-m", "my.judge", "judge.py", "-v", "--api-key", "S3CR3T", "--token=S3CR3T", "-pS3CR3T", "--host=${HOST}"],
+            "command": ["python3", "-m", "my.judge", "judge.py", "mine.py:score,length", "judge.py:12 S3CR3T", "-v", "--api-key", "S3CR3T", "--token=S3CR3T", "-pS3CR3T", "--host=${HOST}"],
             "env": { "A": "S3CR3T", "B": "${B}", "C": "" },
         } },
         "http": { "j": {
@@ -22,7 +22,7 @@ fn redaction_hides_all_secrets_and_nothing_else() {
         "dir": "https://(hidden)@example.org/a@b", "plain": "https://example.org/a@b", "prompt": "why? see http://a b",
         "hf_token": null,
         "programs": { "p": {
-            "command": ["python3", "-m", "my.judge", "judge.py", "-v", "--api-key", HIDDEN, "--token=(hidden)", HIDDEN, "--host=${HOST}"],
+            "command": ["python3", "-m", "my.judge", "judge.py", "mine.py:score,length", HIDDEN, "-v", "--api-key", HIDDEN, "--token=(hidden)", HIDDEN, "--host=${HOST}"],
             "env": { "A": HIDDEN, "B": "${B}", "C": "" },
         } },
         "http": { "j": {
