@@ -6,6 +6,7 @@ use crate::environment::Failure;
 use crate::error::{Result, check};
 use crate::program::{failure, row_of};
 use data::Item;
+use grpo_files::long_integers_as_digits;
 use rewards::programs::{Launch, Process, Stop, answer, back_off};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -129,7 +130,9 @@ impl Worker {
             }
         };
         let line = json!({"row": row_of(row), "base_url": url, "api_key": key, "model": crate::endpoint::MODEL});
-        let ended = process.ask(format!("{line}\n").into_bytes()).and_then(|()| wait(process, launch, connection));
+        let ended = process
+            .ask(long_integers_as_digits(format!("{line}\n")).into_bytes())
+            .and_then(|()| wait(process, launch, connection));
         match &ended {
             Ok(Ended::Answered(_)) => self.failures_in_a_row = 0,
             Ok(Ended::Exited) => (self.process, self.failures_in_a_row) = (None, 0),

@@ -4,6 +4,7 @@ use crate::config::EnvironmentConfig;
 use crate::environment::{Environment, Episode, Failure, Reply, Start, check_messages};
 use crate::error::Result;
 use data::{Item, Prompt};
+use grpo_files::long_integers_as_digits;
 use rewards::programs::{Launch, Process, Stop, back_off, shown};
 use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -244,7 +245,7 @@ impl Worker {
         };
         self.questions += 1;
         question["number"] = self.questions.into();
-        let line = format!("{question}\n").into_bytes();
+        let line = long_integers_as_digits(format!("{question}\n")).into_bytes();
         let answer = process.ask(line).and_then(|()| process.answer(began + launch.timeout(), 0, 1));
         let answer = answer.and_then(|answer| self.check(&question, answer, launch));
         match &answer {

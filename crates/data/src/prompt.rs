@@ -1,6 +1,7 @@
 //! Prompts.
 
 use rng::stable_hash;
+use grpo_files::mark_long_integers;
 use serde_json::Value;
 use std::fmt;
 
@@ -64,14 +65,14 @@ pub(crate) fn list_in_text(text: &str) -> Option<Vec<Value>> {
     if !text.trim_start().starts_with('[') {
         return None;
     }
-    serde_json::from_str(text).ok().map(parsed_entries)
+    serde_json::from_str(&mark_long_integers(text)).ok().map(parsed_entries)
 }
 
 /// Parses the entries that are JSON texts of objects.
 pub(crate) fn parsed_entries(mut entries: Vec<Value>) -> Vec<Value> {
     for entry in &mut entries {
         let object = entry.as_str().filter(|text| text.trim_start().starts_with('{'));
-        if let Some(object @ Value::Object(_)) = object.and_then(|text| serde_json::from_str(text).ok()) {
+        if let Some(object @ Value::Object(_)) = object.and_then(|text| serde_json::from_str(&mark_long_integers(text)).ok()) {
             *entry = object;
         }
     }

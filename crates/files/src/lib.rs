@@ -24,6 +24,7 @@ mod disk;
 mod error;
 mod json_lines;
 mod layers;
+mod long_integers;
 mod new_folder;
 mod printable;
 mod secrets;
@@ -35,6 +36,9 @@ pub use disk::{FolderSize, folder_size, free_space};
 pub use error::{Error, KeyError, Result, check_key};
 pub use json_lines::{JsonLines, each_row, read_rows};
 pub use layers::{Configuration, ENV_PREFIX, Layers, to_yaml, to_yaml_with_secrets};
+pub use long_integers::{
+    LONG_INTEGER_MARK, long_digits, long_integer, long_integers_as_digits, long_integers_as_text, mark_long_integers,
+};
 pub use new_folder::NewFolder;
 pub use printable::{is_printable, printable, printable_line};
 pub use secrets::{ExpandError, HIDDEN, Secrets, redact, redact_at, redact_url, redacted};

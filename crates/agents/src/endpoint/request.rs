@@ -1,5 +1,6 @@
 //! Requests and replies of the endpoint, in the form that all of its protocols share, and their errors.
 
+use grpo_files::{long_integers_as_digits, mark_long_integers};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -130,7 +131,7 @@ impl ChatReply {
         let call = |call: &'a Value| {
             let function = &call["function"];
             let [id, name] = [&call["id"], &function["name"]].map(|text| text.as_str().unwrap_or_default());
-            (id, name, function["arguments"].to_string())
+            (id, name, long_integers_as_digits(function["arguments"].to_string()))
         };
         calls.map(call).collect()
     }
@@ -440,7 +441,7 @@ pub(super) fn tool_call(at: &str, id: &Value, name: &Value, arguments: &Value) -
     };
     let object = match arguments {
         Value::String(text) if text.is_empty() => Some(Map::new()),
-        Value::String(text) => serde_json::from_str(text).ok(),
+        Value::String(text) => serde_json::from_str(&mark_long_integers(text)).ok(),
         Value::Object(arguments) => Some(arguments.clone()),
         _ => None,
     };

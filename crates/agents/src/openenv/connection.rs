@@ -3,7 +3,7 @@
 use super::message::Answer;
 use crate::config::EnvironmentConfig;
 use crate::error::{Result, check};
-use grpo_files::{Secrets, redact_url};
+use grpo_files::{Secrets, long_integers_as_digits, redact_url};
 use rewards::programs::{Stop, expand, parsed, seconds, shown};
 use serde_json::{Value, json};
 use std::io::{self, ErrorKind, Read, Write};
@@ -183,7 +183,7 @@ impl Connection {
         }
         self.limit.set(Until { deadline, waits: true });
         // A server that refuses a connection closes it after a message with the reason, which may come before the question.
-        let sent = self.socket.send(Message::text(question.to_string()));
+        let sent = self.socket.send(Message::text(long_integers_as_digits(question.to_string())));
         let answer = match (self.read(address), sent) {
             (Err(Stop::Ended(_)), Err(error)) => Err(Stop::Ended(address.show(&address.reason(error)))),
             (answer, _) => answer,

@@ -2,9 +2,9 @@
 
 use crate::config::{DataFile, FileFormat};
 use crate::error::{Error, Result};
+use grpo_files::mark_long_integers;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -149,7 +149,7 @@ impl Lines {
             .map_err(|e| row(format!("expected UTF-8, which ends at byte {} of the line", e.valid_up_to() + 1)))?;
         // Without the line break, an unclosed string is reported at the end of the line.
         let text = text.trim_end_matches(['\r', '\n']);
-        match serde_json::from_str(&quote_long_integers(text)) {
+        match serde_json::from_str(&mark_long_integers(text)) {
             Ok(Value::Object(fields)) => Ok(fields),
             Ok(other) => Err(row(format!("expected a JSON object, got {}", shown(&other)))),
             // A file with a single pretty-printed list or object.
@@ -172,52 +172,6 @@ impl Lines {
     fn io(&self, source: std::io::Error) -> Error {
         grpo_files::Error::io("read", &self.path, source).into()
     }
-}
-
-/// Puts quotes around integers that do not fit 64 bits, which would lose digits as numbers.
-fn quote_long_integers(line: &str) -> Cow<'_, str> {
-    /// The number of digits of the shortest integer that may not fit.
-    const LONG: usize = 19;
-    let has_long = line.as_bytes().split(|byte| !byte.is_ascii_digit()).any(|digits| digits.len() >= LONG);
-    if !has_long {
-        return Cow::Borrowed(line);
-    }
-    let (mut quoted, mut rest) = (String::with_capacity(line.len() + 2), line);
-    // Strings and numbers are copied in turn. A number ends at the first character that cannot be part of one.
-    while let Some(at) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
-        let (before, token) = rest.split_at(at);
-        quoted.push_str(before);
-        let is_text = token.starts_with('"');
-        let length = match is_text {
-            true => length_of_text(token),
-            false => token.find(|c: char| !(c.is_ascii_digit() || "+-.eE".contains(c))).unwrap_or(token.len()),
-        };
-        let (token, behind) = token.split_at(length);
-        let digits = token.strip_prefix('-').unwrap_or(token);
-        let is_integer = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        let fits = token.parse::<i64>().is_ok() || token.parse::<u64>().is_ok();
-        if is_integer && !fits {
-            quoted.extend(["\"", token, "\""]);
-        } else {
-            quoted.push_str(token);
-        }
-        rest = behind;
-    }
-    Cow::Owned(quoted + rest)
-}
-
-/// Returns the length in bytes of the JSON string at the start of `text`, including quotes; the length of `text` if the string is not
-/// closed.
-fn length_of_text(text: &str) -> usize {
-    let mut bytes = text.bytes().enumerate().skip(1);
-    while let Some((at, byte)) = bytes.next() {
-        match byte {
-            b'\\' => _ = bytes.next(),
-            b'"' => return at + 1,
-            _ => {}
-        }
-    }
-    text.len()
 }
 
 /// Locks the file, ignoring poisoning: a panic can only have left its position, which is set before every use.

@@ -5,7 +5,7 @@ use crate::dataset::Item;
 use crate::error::{Error, Result, check};
 use crate::files::lines::shown;
 use crate::prompt::{self, Prompt, is_message, list_in_text, parsed_entries, prompt_hash};
-use grpo_files::read_regular;
+use grpo_files::{long_digits, long_integers_as_text, read_regular};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -22,6 +22,10 @@ pub(super) struct RowReader {
     tools: Option<Value>,
 }
 
+/// The contents of a column of tools.
+const EXPECTED_TOOLS: &str = "a list of functions with names, e.g. `[{\"type\": \"function\", \"function\": {\"name\": \"add\", \
+                              \"parameters\": {\"type\": \"object\"}}}]`";
+
 /// The result of reading a row; the caller adds the line number to the error.
 pub(super) type RowResult<T> = std::result::Result<T, String>;
 
@@ -33,11 +37,10 @@ impl RowReader {
         check(can_apply, "data.apply_chat_template", expected, "a model without")?;
         let tools = config.tools_file.as_ref().map(|path| {
             let bytes = read_regular(path, MAX_TOOLS).map_err(|e| grpo_files::Error::io("read", path, e))?;
-            let expected = "`data.tools_file`: expected a list of tools in JSON, e.g. `[{\"type\": \"function\", \"function\": {\"name\": \
-                            \"add\", \"parameters\": {\"type\": \"object\"}}}]`";
+            let expected = format!("`data.tools_file`: expected {EXPECTED_TOOLS}");
             let file = |reason: String| Error::File { path: path.clone(), reason };
             match serde_json::from_slice(&bytes) {
-                Ok(tools @ Value::Array(_)) => Ok(tools),
+                Ok(Value::Array(tools)) if tools.iter().all(is_tool) => Ok(tools.into()),
                 Ok(other) => Err(file(format!("{expected}, got {}", shown(&other)))),
                 Err(e) => Err(file(format!("{expected}: {e}"))),
             }
@@ -68,7 +71,7 @@ impl RowReader {
     }
 
     /// Returns the row for training, and the hash of its prompt without additions, which selects the split.
-    pub(super) fn item(&self, fields: Map<String, Value>, source: &Arc<str>) -> RowResult<(u64, Item)> {
+    pub(super) fn item(&self, mut fields: Map<String, Value>, source: &Arc<str>) -> RowResult<(u64, Item)> {
         let (column, value, is_conversation) = self.prompt_column(&fields)?;
         refuse_media_columns(&fields)?;
         let messages = match (value, prompt::messages(value)) {
@@ -88,7 +91,9 @@ impl RowReader {
                 let (messages, reference) = conversation(column, &messages, is_conversation)?;
                 (Prompt::Messages { messages, tools: None, documents: None }, reference)
             }
-            (Value::String(text), None) if !is_conversation => (Prompt::Text(text.clone()), None),
+            (Value::String(text), None) if !is_conversation => {
+                (Prompt::Text(long_digits(text).unwrap_or(text).to_owned()), None)
+            }
             (other, None) => {
                 let text = if is_conversation { "" } else { "a text or " };
                 return Err(format!("column `{column}`: expected {text}a list of messages, got {}", shown(other)));
@@ -96,6 +101,8 @@ impl RowReader {
         };
         let (column, hash) = (column.to_owned(), prompt_hash(&prompt.to_string()));
         let prompt = self.framed(prompt, &column, &fields)?;
+        // Chat templates write integers beyond 64 bits as numbers; for rewards they are texts.
+        fields.values_mut().for_each(long_integers_as_text);
         let mut answers = self.answers(&fields)?;
         let mut completion = match fields.get("completion") {
             Some(Value::String(text)) => Some(text.clone()),
@@ -187,7 +194,7 @@ impl RowReader {
             framed.extend(examples.iter().cloned());
         }
         framed.extend(rest);
-        let tools = list(fields, "tools", "a list, or the JSON text of one", |_| true)?.or_else(|| self.tools.clone());
+        let tools = list(fields, "tools", EXPECTED_TOOLS, is_tool)?.or_else(|| self.tools.clone());
         let expected = "a list of objects for the chat template, e.g. `[{\"title\": \"A\", \"text\": \"b\"}]`; rename the column \
                         if it has other contents";
         let documents = list(fields, "documents", expected, Value::is_object)?;
@@ -349,6 +356,14 @@ fn is_python(text: &str) -> bool {
         }
         None => false,
     }) && (rest.starts_with("role'") || rest.starts_with("content'"))
+}
+
+/// Returns `true` for a function with a name, whose parameters are a JSON schema if it has some.
+fn is_tool(tool: &Value) -> bool {
+    let function = tool.get("function").unwrap_or(tool);
+    let has_name = function.get("name").and_then(Value::as_str).is_some_and(|name| !name.is_empty());
+    let parameters = function.get("parameters").filter(|parameters| !parameters.is_null());
+    has_name && parameters.is_none_or(Value::is_object)
 }
 
 fn role(message: &Value) -> Option<&str> {

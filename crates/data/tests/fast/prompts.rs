@@ -155,25 +155,25 @@ fn system_prompt_template_and_few_shot_surround_the_prompt() {
 
 #[test]
 fn tools_come_from_the_row_or_from_a_file() {
-    let (_folder, path) = file("tools.json", r#"[{"z": 1, "a": 2}]"#);
+    let (_folder, path) = file("tools.json", r#"[{"z": 1, "name": "a"}]"#);
     let tools = |row: Value| match self::row(row, true, |config| config.tools_file = Some(path.clone())).unwrap().prompt
     {
         Prompt::Messages { tools, .. } => tools.unwrap().to_string(),
         Prompt::Text(text) | Prompt::Rendered(text) => panic!("{text}"),
     };
-    assert_eq!(tools(json!({"question": "x"})), r#"[{"z":1,"a":2}]"#, "in the order of the file");
+    assert_eq!(tools(json!({"question": "x"})), r#"[{"z":1,"name":"a"}]"#, "in the order of the file");
     let own = json!([{"name": "f"}]);
     for prompt in [json!({"prompt": [{"role": "user", "content": "x"}]}), json!({"question": "x"})] {
         let row = |tools: &Value| with(&prompt, "tools", tools);
         assert_eq!(tools(row(&own)), own.to_string());
-        assert_eq!(tools(row(&Value::Null)), r#"[{"z":1,"a":2}]"#);
+        assert_eq!(tools(row(&Value::Null)), r#"[{"z":1,"name":"a"}]"#);
         let error = self::row(row(&json!("f")), true, |_| {}).unwrap_err().to_string();
-        assert!(error.contains("column `tools`: expected a list, or the JSON text of one, got `\"f\"`"), "{error}");
+        assert!(error.contains("column `tools`: expected a list of functions with names, e.g. `[{"), "{error}");
     }
     let (_other, wrong) = file("tools.json", "{}");
     let error = row(json!({"question": "x"}), true, |config| config.tools_file = Some(wrong)).unwrap_err().to_string();
     assert!(
-        error.contains("`data.tools_file`: expected a list of tools in JSON") && error.contains("got `{}`"),
+        error.contains("`data.tools_file`: expected a list of functions with names") && error.contains("got `{}`"),
         "{error}"
     );
 }
@@ -266,8 +266,8 @@ fn messages_tools_and_documents_are_read_from_json_texts() {
 fn texts_that_are_no_json_lists_are_refused_as_messages_and_tools() {
     let user = json!([{"role": "user", "content": "a"}]);
     for (stored, part) in [
-        (json!({"prompt": user, "tools": "f(x)"}), "column `tools`: expected a list, or the JSON text of one, got"),
-        (json!({"prompt": user, "tools": "{\"a\": 1}"}), "column `tools`: expected a list, or the JSON text of one"),
+        (json!({"prompt": user, "tools": "f(x)"}), "column `tools`: expected a list of functions with names"),
+        (json!({"prompt": user, "tools": "{\"a\": 1}"}), "column `tools`: expected a list of functions with names"),
         (json!({"prompt": user, "documents": "[1]"}), "column `documents`: expected a list of objects"),
         (json!({"messages": "[{\"role\": \"user\"}]"}), "column `messages`, message 1: expected an object with `role`"),
         (json!({"messages": "[{"}), "column `messages`: expected a list of messages"),
@@ -280,4 +280,50 @@ fn texts_that_are_no_json_lists_are_refused_as_messages_and_tools() {
         let text = row(stored, true, |_| {}).unwrap_err().to_string();
         assert!(text.contains(part), "{text}");
     }
+}
+
+#[test]
+fn tools_are_functions_with_names() {
+    let tools = |tools: Value| row(json!({"prompt": [{"role": "user", "content": "a"}], "tools": tools}), true, |_| {});
+    let function = json!({"name": "add", "parameters": {"type": "object"}});
+    for legal in
+        [json!([]), json!([{"type": "function", "function": function}]), json!([function]), json!([{"name": "add"}])]
+    {
+        let Prompt::Messages { tools, .. } = tools(legal.clone()).unwrap().prompt else { panic!("messages") };
+        assert_eq!(tools, Some(legal));
+    }
+    for wrong in [
+        json!({"name": "add"}),
+        json!([1]),
+        json!(["add"]),
+        json!([{}]),
+        json!([{"type": "function", "function": "add"}]),
+        json!([{"type": "function", "function": {"name": 1}}]),
+        json!([{"name": ""}]),
+        json!([{"name": "add", "parameters": "x"}]),
+        json!([[{"name": "add"}]]),
+    ] {
+        let error = tools(wrong.clone()).unwrap_err().to_string();
+        assert!(
+            error.contains("column `tools`: expected a list of functions with names, e.g. `[{"),
+            "{wrong}: {error}"
+        );
+    }
+}
+
+#[test]
+fn long_integers_in_messages_are_numbers_for_chat_templates_and_texts_for_rewards() {
+    let digits = "98765432109876543210987";
+    let (_folder, path) = file(
+        "rows.jsonl",
+        &format!(
+            r#"{{"prompt": [{{"role": "user", "content": "{digits}"}}, {{"role": "assistant", "content": "", "tool_calls": [{{"function": {{"name": "get", "arguments": {{"id": {digits}}}}}}}]}}, {{"role": "tool", "content": "none"}}], "n": {{"id": {digits}}}}}"#
+        ),
+    );
+    let item = open(&without_split(path)).unwrap().0.next_batch(1).unwrap().remove(0);
+    assert_eq!(item.columns["n"]["id"], digits);
+    let Prompt::Messages { messages, .. } = item.prompt else { panic!("messages") };
+    assert_eq!(messages[0]["content"], digits);
+    let written = grpo_files::long_integers_as_digits(messages[1]["tool_calls"][0].to_string());
+    assert!(written.contains(&format!(r#""arguments":{{"id":{digits}}}"#)), "{written}");
 }

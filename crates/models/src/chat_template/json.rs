@@ -3,6 +3,7 @@
 use super::limits::{MAX_DEPTH, Text, invalid, too_deep};
 use super::python::{argument, items, number, pairs, text};
 use crate::tokenizer::marks::is_mark;
+use grpo_files::LONG_INTEGER_MARK;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, State};
 use std::fmt::Write;
@@ -128,7 +129,7 @@ impl Style {
         let mut ascii = String::with_capacity(quoted.len());
         for c in quoted.chars() {
             // Marks are kept unescaped, so that they can be found again.
-            if c <= '~' || is_mark(c) {
+            if c <= '~' || is_mark(c) || c == LONG_INTEGER_MARK {
                 ascii.push(c);
             } else {
                 // Writing to a string cannot fail.

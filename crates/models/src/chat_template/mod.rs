@@ -15,6 +15,7 @@ mod values;
 pub use threads::map_on_template_threads;
 
 use crate::error::{Error, Result};
+use grpo_files::{LONG_INTEGER_MARK, long_integers_as_digits};
 use limits::{WAY_OUT, formatter, fuel, on_own_stack};
 use minijinja::machinery::{self, Instructions};
 use minijinja::syntax::SyntaxConfig;
@@ -143,7 +144,8 @@ impl ChatTemplate {
     /// [`Error::ChatTemplate`] with the line, for a template that does not parse, raises an error, or cannot be rendered.
     pub fn render(&self, variables: &Value) -> Result<String> {
         let compiled = self.compiled.as_ref().map_err(|fault| self.error(fault.clone()))?;
-        let steps = fuel(variables.to_string().len());
+        let json = variables.to_string();
+        let (steps, has_long) = (fuel(json.len()), json.contains(LONG_INTEGER_MARK));
         let rendered = on_own_stack(|| {
             let mut environment = compiled.borrow_owner().clone();
             environment.set_fuel(Some(steps));
@@ -151,9 +153,10 @@ impl ChatTemplate {
             let instructions = compiled.borrow_dependent();
             let (blocks, mut text) = (BTreeMap::new(), String::new());
             let mut out = machinery::make_string_output(&mut text);
-            let root = Jinja::from(Serde(variables));
+            let root = if has_long { values::with_long_integers(variables) } else { Jinja::from(Serde(variables)) };
             let rendered = machinery::eval(&environment, instructions, root, &blocks, &mut out, AutoEscape::None);
             match rendered.map(drop) {
+                Ok(()) if has_long => Ok(long_integers_as_digits(text)),
                 Ok(()) => Ok(text),
                 Err(e) if e.kind() == ErrorKind::OutOfFuel => Err(Fault {
                     message: format!(
@@ -250,6 +253,21 @@ mod tests {
         assert!(filter.contains("line 1") && filter.contains("nope"), "{filter}");
         let undefined = ChatTemplate::new("{{ x.y.z }}", "t").render(&json!({})).unwrap_err().to_string();
         assert!(undefined.contains("undefined"), "{undefined}");
+    }
+
+    #[test]
+    fn integers_of_any_length_are_digits() {
+        let source = "{{ x | tojson }} {{ x }} {{ [x] }} {{ {'k': x} | tojson(ensure_ascii=true, indent=1) }}";
+        for digits in ["98765432109876543210987", "-98765432109876543210987", &"9".repeat(60)] {
+            let json = format!(r#"{{"x": {digits}}}"#);
+            let variables: Value = serde_json::from_str(&grpo_files::mark_long_integers(&json)).unwrap();
+            let text = ChatTemplate::new(source, "t").render(&variables).unwrap();
+            assert_eq!(text, format!("{digits} {digits} [{digits}] {{\n \"k\": {digits}\n}}"));
+        }
+        let variables = json!({"x": grpo_files::long_integer("98765432109876543210987")});
+        let kinds = "{{ x is string }} {{ x is number }} {{ x is integer }} {{ x + 1 }}";
+        let text = ChatTemplate::new(kinds, "t").render(&variables).unwrap();
+        assert_eq!(text, "False True True 98765432109876543210988");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Formats and sorts values like Python.
 
 use super::limits::{MAX_DEPTH, Text, too_deep};
+use grpo_files::LONG_INTEGER_MARK;
 use minijinja::Error;
 use minijinja::value::{ArgType, Kwargs, Tuple, Value, ValueKind};
 use regex::Regex;
@@ -146,7 +147,7 @@ fn quoted(text: &str) -> String {
             '\t' => write!(out, "\\t"),
             '\\' => write!(out, "\\\\"),
             c if c == quote => write!(out, "\\{c}"),
-            ' '..='~' => write!(out, "{c}"),
+            ' '..='~' | LONG_INTEGER_MARK => write!(out, "{c}"),
             c if is_printable(c) => write!(out, "{c}"),
             c if c <= '\u{ff}' => write!(out, "\\x{:02x}", c as u32),
             c if c <= '\u{ffff}' => write!(out, "\\u{:04x}", c as u32),

@@ -3,8 +3,24 @@
 use super::bounds::{joined, walk_all};
 use super::limits::{MAX_DEPTH, MAX_OUTPUT, MAX_WIDTH, invalid, steps, too_deep, too_long};
 use super::{python, strings};
-use minijinja::value::{Tuple, Value, ValueKind, from_args};
+use grpo_files::long_digits;
+use minijinja::value::{Serde, Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, State};
+
+/// Returns variables with integers beyond 64 bits as numbers. One beyond 128 bits stays a marked text, whose mark the rendering replaces.
+pub(super) fn with_long_integers(value: &serde_json::Value) -> Value {
+    match value {
+        serde_json::Value::String(text) => match long_digits(text).and_then(|digits| digits.parse::<i128>().ok()) {
+            Some(integer) => Value::from(integer),
+            None => Value::from(text.as_str()),
+        },
+        serde_json::Value::Array(items) => items.iter().map(with_long_integers).collect(),
+        serde_json::Value::Object(fields) => {
+            fields.iter().map(|(key, value)| (key.as_str(), with_long_integers(value))).collect()
+        }
+        other => Value::from(Serde(other)),
+    }
+}
 
 /// Returns `value` for a namespace, without iterators, which could refer to the namespace, and without namespaces. Iterators become lists
 /// or dictionaries.

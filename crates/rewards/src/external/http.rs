@@ -5,7 +5,7 @@ use super::score_batches;
 use crate::config::one;
 use crate::error::{Result, check};
 use crate::reward_fn::{RewardFailure, RewardFn, RewardInput, Score};
-use grpo_files::{Secrets, redact_url};
+use grpo_files::{Secrets, long_integers_as_digits, redact_url};
 use rand::RngExt;
 use rng::{Purpose, stable_hash, stream};
 use serde::{Deserialize, Serialize};
@@ -165,7 +165,7 @@ impl Http {
 
     fn score_chunk(&self, inputs: &[RewardInput<'_>]) -> Vec<Score> {
         let questions: Vec<Value> = inputs.iter().enumerate().map(|(id, input)| question(id, input)).collect();
-        let body = json!({ "inputs": questions }).to_string();
+        let body = long_integers_as_digits(json!({ "inputs": questions }).to_string());
         match self.post_until_answered(&body, inputs.len()).and_then(|text| self.rewards(&text, inputs.len())) {
             Ok(scores) => scores,
             Err(message) => inputs.iter().map(|_| Err(RewardFailure::new(message.clone()))).collect(),

@@ -3,6 +3,7 @@
 use super::message::{answer, question};
 use super::process::{Launch, Process, Stop};
 use crate::reward_fn::{RewardFailure, RewardInput, Score};
+use grpo_files::long_integers_as_digits;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,7 +69,7 @@ impl Worker {
             let mut question = question(id, input);
             // Some programs score all completions of a batch at once, and need to know where it ends.
             question["remaining"] = (inputs.len() - id - 1).into();
-            lines.extend_from_slice(question.to_string().as_bytes());
+            lines.extend_from_slice(long_integers_as_digits(question.to_string()).as_bytes());
             lines.push(b'\n');
         }
         process.ask(lines)?;
