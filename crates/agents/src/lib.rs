@@ -14,6 +14,7 @@ mod environments;
 mod error;
 mod openenv;
 mod program;
+mod reasoning;
 mod tool_calls;
 
 pub use agent::{Agent, Connection};
@@ -26,4 +27,5 @@ pub use environments::Environments;
 pub use error::{Error, Result};
 pub use openenv::OpenEnv;
 pub use program::EnvironmentProgram;
+pub use reasoning::{ReasoningParser, opens_thoughts, reasoning_tags};
 pub use tool_calls::{Parsed, ToolCall, ToolParser};

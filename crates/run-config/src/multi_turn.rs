@@ -1,7 +1,7 @@
 //! The section `rollout.multi_turn`: the limits of conversations with environments.
 
 use crate::{Result, TrainConfig, check};
-use agents::{Environments, ToolParser};
+use agents::{Environments, ReasoningParser, ToolParser};
 use grpo_core::LossAggMode;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -22,6 +22,8 @@ pub struct MultiTurnConfig {
     pub tool_response_truncate_side: TruncateSide,
     /// The format of tool calls, by vLLM's names; `None` is the format that the chat template writes.
     pub tool_parser: Option<ToolParser>,
+    /// The format of thoughts, in which a tool call is none, by vLLM's names; `None` recognizes thoughts by their marks.
+    pub reasoning_parser: Option<ReasoningParser>,
     /// The number of consecutive conversations in which an environment may fail before the run ends, at least 1. Until then, such a
     /// conversation is left out of its step.
     #[default(256)]

@@ -1,8 +1,9 @@
 //! A tag and a JSON list of calls: `functools[{"name": "f", "arguments": {}}]`. Newer versions of Mistral repeat the tag, with the name of the
 //! function and its arguments.
 
-use super::{Parsed, ToolCall};
-use serde_json::{Deserializer, Map, Value};
+use super::scan::{json_at_start, no_calls, shown};
+use super::{MOST_CALLS, Parsed, ToolCall};
+use serde_json::Value;
 
 /// The tag of Mistral.
 const TOOL_CALLS: &str = "[TOOL_CALLS]";
@@ -17,7 +18,7 @@ pub(super) fn parse(text: &str, tags: &[&str]) -> Parsed {
         behind.trim_start().starts_with('[').then_some((before, behind))
     });
     let Some((before, behind)) = found else {
-        return Parsed { content: text.trim().to_owned(), calls: Vec::new() };
+        return no_calls(text);
     };
     let (calls, after) = list(behind);
     Parsed { content: format!("{before}{after}").trim().to_owned(), calls }
@@ -26,7 +27,7 @@ pub(super) fn parse(text: &str, tags: &[&str]) -> Parsed {
 /// Reads `[TOOL_CALLS]` with a list, or with `NAME{...}`, `NAME[ARGS]{...}` or `NAME[CALL_ID]ID[ARGS]{...}`, each time.
 pub(super) fn parse_mistral(text: &str) -> Parsed {
     let Some((before, mut rest)) = text.split_once(TOOL_CALLS) else {
-        return Parsed { content: text.trim().to_owned(), calls: Vec::new() };
+        return no_calls(text);
     };
     if rest.trim_start().starts_with('[') {
         let (calls, after) = list(rest);
@@ -34,6 +35,9 @@ pub(super) fn parse_mistral(text: &str) -> Parsed {
     }
     let mut calls = Vec::new();
     let after = loop {
+        if calls.len() >= MOST_CALLS {
+            break "";
+        }
         match named(rest) {
             Ok((call, behind)) => {
                 calls.push(Ok(call));
@@ -51,16 +55,49 @@ pub(super) fn parse_mistral(text: &str) -> Parsed {
     Parsed { content: format!("{before}{after}").trim().to_owned(), calls }
 }
 
-/// Reads a JSON list of calls, and returns the text behind it.
-fn list(text: &str) -> (Vec<Result<ToolCall, String>>, &str) {
-    let mut values = Deserializer::from_str(text).into_iter::<Vec<Value>>();
-    match values.next() {
-        Some(Ok(list)) => {
-            let calls = list.iter().map(|value| ToolCall::from_json(value, &["arguments", "parameters"])).collect();
-            (calls, &text[values.byte_offset()..])
+/// Reads a JSON list of calls as the whole message, in a block of code, or behind the tags of other formats, of xLAM. Other JSON is an answer.
+pub(super) fn parse_xlam(text: &str) -> Parsed {
+    let trimmed = text.trim();
+    let fenced = ["```json", "```"].into_iter().map(|fence| (fence, "```"));
+    let tagged = [(TOOL_CALLS, "\n"), ("<tool_call>", "</tool_call>")];
+    for (start, end) in fenced.chain(tagged) {
+        for (at, _) in trimmed.match_indices(start).take(MOST_CALLS) {
+            let behind = &trimmed[at + start.len()..];
+            let (inside, after) = match behind.split_once(end) {
+                Some(found) => found,
+                None if end == "\n" => (behind, ""),
+                None => break,
+            };
+            if let Some(Ok((Value::Array(calls), rest))) = json_at_start(inside)
+                && rest.trim().is_empty()
+                && calls.iter().all(is_call)
+            {
+                let content = format!("{}{after}", &trimmed[..at]).trim().to_owned();
+                return Parsed { content, calls: calls.iter().map(ToolCall::from_json).collect() };
+            }
         }
+    }
+    match json_at_start(trimmed).filter(|_| trimmed.starts_with('[')) {
+        Some(Ok((Value::Array(calls), rest))) if rest.trim().is_empty() && calls.iter().all(is_call) => {
+            Parsed { content: String::new(), calls: calls.iter().map(ToolCall::from_json).collect() }
+        }
+        Some(Err(error)) if ["{", "\"name\"", "\"arguments\""].iter().all(|part| trimmed.contains(part)) => {
+            Parsed { content: String::new(), calls: vec![Err(format!("the list of tool calls is no JSON: {error}"))] }
+        }
+        _ => no_calls(text),
+    }
+}
+
+fn is_call(value: &Value) -> bool {
+    value["name"].is_string() && value.get("arguments").is_some()
+}
+
+/// Reads a JSON list of calls, and returns the text behind it.
+pub(super) fn list(text: &str) -> (Vec<Result<ToolCall, String>>, &str) {
+    match json_at_start(text) {
+        Some(Ok((Value::Array(list), behind))) => (list.iter().map(ToolCall::from_json).collect(), behind),
         Some(Err(error)) => (vec![Err(format!("the list of tool calls is no JSON: {error}"))], ""),
-        None => (vec![Err("expected a JSON list of tool calls".into())], ""),
+        _ => (vec![Err("expected a JSON list of tool calls".into())], ""),
     }
 }
 
@@ -76,11 +113,12 @@ fn named(text: &str) -> Result<(ToolCall, &str), String> {
         rest = behind.trim_start_matches(|c: char| c.is_ascii_alphanumeric());
     }
     rest = rest.strip_prefix(ARGS).unwrap_or(rest);
-    let mut values = Deserializer::from_str(rest).into_iter::<Map<String, Value>>();
-    let arguments = match values.next() {
-        Some(Ok(arguments)) => arguments,
-        Some(Err(error)) => return Err(format!("the arguments of `{name}` are no JSON object: {error}")),
-        None => return Err(format!("expected the arguments of `{name}`, a JSON object")),
-    };
-    Ok((ToolCall { name: name.to_owned(), arguments }, &rest[values.byte_offset()..]))
+    match json_at_start(rest) {
+        Some(Ok((Value::Object(arguments), behind))) => Ok((ToolCall { name: name.to_owned(), arguments }, behind)),
+        Some(Ok((other, _))) => {
+            Err(format!("the arguments of `{name}` are no JSON object, but `{}`", shown(&other.to_string())))
+        }
+        Some(Err(error)) => Err(format!("the arguments of `{name}` are no JSON object: {error}")),
+        None => Err(format!("expected the arguments of `{name}`, a JSON object")),
+    }
 }

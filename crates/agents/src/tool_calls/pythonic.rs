@@ -1,11 +1,15 @@
 //! `[f(x=1), g(y='a')]` as the whole message: calls with keyword arguments, whose values are Python literals. OLMo 3 writes a call per line
-//! between tags.
+//! between tags, LFM2 a list between tags.
 
-use super::{Parsed, ToolCall};
+use super::scan::no_calls;
+use super::{DEEPEST, MOST_CALLS, Parsed, ToolCall, json_list};
+use grpo_files::long_integer;
 use serde_json::{Map, Number, Value};
 
-/// The deepest nesting of values.
-const DEEPEST: usize = 32;
+/// The tags of LFM2.
+pub(super) const LFM2: [&str; 2] = ["<|tool_call_start|>", "<|tool_call_end|>"];
+/// The tags that Llama 4 may write around its calls.
+pub(super) const LLAMA4: [&str; 2] = ["<|python_start|>", "<|python_end|>"];
 
 pub(super) fn parse(text: &str) -> Parsed {
     let trimmed = text.trim();
@@ -23,6 +27,43 @@ pub(super) fn parse(text: &str) -> Parsed {
     Parsed { content: String::new(), calls }
 }
 
+/// Reads a list of calls, which may be between tags.
+pub(super) fn parse_llama4(text: &str) -> Parsed {
+    match text.trim_start().strip_prefix(LLAMA4[0]) {
+        Some(rest) => parse(&rest.replace(LLAMA4[1], "")),
+        None => parse(text),
+    }
+}
+
+/// Reads a list of calls, or a JSON list of them, between tags.
+pub(super) fn parse_lfm2(text: &str) -> Parsed {
+    let Some((before, behind)) = text.split_once(LFM2[0]) else { return no_calls(text) };
+    let (inside, after) = behind.split_once(LFM2[1]).unwrap_or((behind, ""));
+    // The model may repeat its calls, and ends them again.
+    let after = after.rsplit_once(LFM2[1]).map_or(after, |(_, after)| after);
+    let inside = inside.trim();
+    let calls = match inside.strip_prefix('[').is_some_and(|rest| rest.trim_start().starts_with('{')) {
+        true => json_list::list(inside).0,
+        false => {
+            let mut reader = Reader { text: inside, at: 0 };
+            match reader.expect('[').and_then(|()| reader.calls()) {
+                Ok(calls) => calls.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error)],
+            }
+        }
+    };
+    let parts = [before.trim(), after.trim()];
+    Parsed { content: parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join("\n"), calls }
+}
+
+/// Returns the value of a text that is a Python literal.
+pub(super) fn literal(text: &str) -> Option<Value> {
+    let mut reader = Reader { text, at: 0 };
+    let value = reader.value(0).ok()?;
+    reader.skip_space();
+    reader.rest().is_empty().then_some(value)
+}
+
 /// Reads `<function_calls>`, calls separated by white space, and `</function_calls>`.
 pub(super) fn parse_olmo3(text: &str) -> Parsed {
     let Some((before, behind)) = text.split_once("<function_calls>") else {
@@ -30,7 +71,7 @@ pub(super) fn parse_olmo3(text: &str) -> Parsed {
     };
     let (inside, after) = behind.split_once("</function_calls>").unwrap_or((behind, ""));
     let (mut reader, mut calls) = (Reader { text: inside.trim(), at: 0 }, Vec::new());
-    while !reader.rest().is_empty() {
+    while !reader.rest().is_empty() && calls.len() < MOST_CALLS {
         let call = reader.call();
         let is_broken = call.is_err();
         calls.push(call);
@@ -172,17 +213,24 @@ impl<'a> Reader<'a> {
         let digits = rest[..length].replace('_', "");
         let digits = digits.strip_prefix('+').unwrap_or(&digits);
         let float = || digits.parse().ok().and_then(Number::from_f64).map(Value::from);
-        let number = digits.parse::<i64>().ok().map(Value::from).or_else(float);
+        let number = long_integer(digits).or_else(float);
         let number = number.ok_or_else(|| self.unexpected("a number"))?;
         self.at += length;
         Ok(number)
+    }
+
+    /// Returns `true` if what follows `length` bytes can follow a text.
+    fn closes(&self, length: usize) -> bool {
+        let next = self.rest()[length..].trim_start().chars().next();
+        next.is_none_or(|next| ",)]}:".contains(next))
     }
 
     fn text_in(&mut self, quote: char) -> Result<String, String> {
         let (mut text, mut chars) = (String::new(), self.rest().char_indices().skip(1));
         while let Some((at, c)) = chars.next() {
             match c {
-                _ if c == quote => {
+                // LFM2's template writes quotes within texts without a backslash.
+                _ if c == quote && self.closes(at + c.len_utf8()) => {
                     self.at += at + c.len_utf8();
                     return Ok(text);
                 }
@@ -190,6 +238,22 @@ impl<'a> Reader<'a> {
                     Some((_, 'n')) => text.push('\n'),
                     Some((_, 't')) => text.push('\t'),
                     Some((_, 'r')) => text.push('\r'),
+                    Some((_, '\n')) => {}
+                    Some((_, kind @ ('x' | 'u' | 'U'))) => {
+                        let count = match kind {
+                            'x' => 2,
+                            'u' => 4,
+                            _ => 8,
+                        };
+                        let digits: String = chars.by_ref().take(count).map(|(_, c)| c).collect();
+                        let code = u32::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == count);
+                        let Some(c) = code.and_then(char::from_u32) else {
+                            return Err(
+                                self.unexpected(&format!("{count} hexadecimal digits of a character behind \\{kind}"))
+                            );
+                        };
+                        text.push(c);
+                    }
                     Some((_, c @ ('\\' | '\'' | '"'))) => text.push(c),
                     Some((_, c)) => text.extend(['\\', c]),
                     None => break,

@@ -49,7 +49,7 @@ impl Rollout<'_> {
         let (tokenizer, environments, config, store) = (self.tokenizer, self.environments, self.config, self.store);
         let endpoint = self.endpoint;
         let stops = Stops::new(config, tokenizer);
-        let mut tools = Tools::new(tokenizer, config.multi_turn.tool_parser);
+        let mut tools = Tools::new(tokenizer, &config.multi_turn);
         let room = self.context_length().saturating_sub(max_completion_length);
         let limits = Limits {
             multi_turn: &config.multi_turn,

@@ -2,10 +2,11 @@
 
 use crate::lockstep::{Sampled, leads, share};
 use crate::{Error, Result, encode_prompt};
-use agents::{Environments, Failure, Parsed, Start, ToolCall, ToolParser};
+use agents::{Environments, Failure, Parsed, ReasoningParser, Start, ToolCall, ToolParser};
 use data::{Item, Prompt};
 use distributed::Store;
 use models::{Tokenizer, TurnTokens};
+use run_config::MultiTurnConfig;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,18 +18,28 @@ const PARSER: &str = "rollout.multi_turn.tool_parser";
 /// The name of the result of [`check_environments`].
 const CHECKED: &str = "the check of the environments";
 
-/// The tokens between turns by tools and role, and the parsers of tool calls. They are found once.
+/// The tokens between turns by tools and role, and the formats of tool calls. They are found once.
 pub(crate) struct Tools<'a> {
     tokenizer: &'a dyn Tokenizer,
-    /// The parser of the configuration.
+    /// The parsers of the configuration.
     parser: Option<ToolParser>,
+    reasoning: Option<ReasoningParser>,
     turns: HashMap<(String, String), Arc<TurnTokens>>,
-    parsers: HashMap<String, ToolParser>,
+    formats: HashMap<String, Format>,
+}
+
+/// The format of the messages of the assistant.
+#[derive(Clone, Copy)]
+struct Format {
+    parser: ToolParser,
+    /// `true` if the prompt ends with the start of thoughts.
+    is_open: bool,
 }
 
 impl<'a> Tools<'a> {
-    pub(crate) fn new(tokenizer: &'a dyn Tokenizer, parser: Option<ToolParser>) -> Self {
-        Self { tokenizer, parser, turns: HashMap::new(), parsers: HashMap::new() }
+    pub(crate) fn new(tokenizer: &'a dyn Tokenizer, config: &MultiTurnConfig) -> Self {
+        let (parser, reasoning) = (config.tool_parser, config.reasoning_parser);
+        Self { tokenizer, parser, reasoning, turns: HashMap::new(), formats: HashMap::new() }
     }
 
     /// Returns the tokens of turns that begin with a message of `role`.
@@ -42,45 +53,61 @@ impl<'a> Tools<'a> {
         Ok(turns)
     }
 
-    /// Returns the parser of tool calls: the configured one, or else the one that reads the calls which the chat template writes.
+    /// Returns the format of messages: the configured parser of tool calls, or else the one that reads the calls which the chat template
+    /// writes.
     ///
     /// # Errors
-    /// [`run_config::Error::Key`] if no parser does.
-    pub(crate) fn parser(&mut self, tools: &Value) -> Result<ToolParser> {
-        if let Some(parser) = self.parser {
-            return Ok(parser);
-        }
+    /// [`run_config::Error::Key`] if no parser does; the errors of the tokenizer.
+    fn format(&mut self, tools: &Value) -> Result<Format> {
         let key = tools.to_string();
-        if let Some(parser) = self.parsers.get(&key) {
-            return Ok(*parser);
+        if let Some(format) = self.formats.get(&key) {
+            return Ok(*format);
         }
+        let parser = self.parser.map_or_else(|| self.parser_of_template(tools), Ok)?;
+        let question = json!({"role": "user", "content": "question7"});
+        let prompt = self.tokenizer.render_messages(&[question], Some(tools))?;
+        let format = Format { parser, is_open: agents::opens_thoughts(&prompt, self.reasoning) };
+        self.formats.insert(key, format);
+        Ok(format)
+    }
+
+    fn parser_of_template(&mut self, tools: &Value) -> Result<ToolParser> {
         let turns = self.turns(Some(tools), "tool")?;
         let arguments = Map::from_iter([("x".to_owned(), json!(1))]);
         let call = ToolCall { name: TurnTokens::EXAMPLE_TOOL.into(), arguments };
-        // `qwen3_coder` reads the types of arguments from the tools.
+        // Formats with arguments as texts take their types from the tools.
         let properties = json!({"properties": {"x": {"type": "integer"}}});
         let example = json!([{"function": {"name": call.name, "parameters": properties}}]);
-        let Some(parser) = ToolParser::of_rendered(turns.example_call(), &call, &example) else {
+        ToolParser::of_rendered(turns.example_call(), &call, &example).ok_or_else(|| {
             let expected = "a name of docs/agents.md, as no parser reads the calls that the chat template writes";
             let found = format!("null, and the template writes {:?}", turns.example_call());
-            return Err(run_config::Error::key(PARSER, expected, found).into());
-        };
-        self.parsers.insert(key, parser);
-        Ok(parser)
+            run_config::Error::key(PARSER, expected, found).into()
+        })
     }
 
-    /// Finds the tool calls of a turn, given as its tokens and as their text without special tokens. Some formats have special tokens as tags.
+    /// Checks that there is a parser of tool calls.
     ///
     /// # Errors
-    /// The errors of [`Tools::parser`] and of the tokenizer.
+    /// [`run_config::Error::Key`] if none reads the calls which the chat template writes.
+    pub(crate) fn check(&mut self, tools: &Value) -> Result<()> {
+        self.format(tools).map(drop)
+    }
+
+    /// Finds the tool calls of a turn, given as its tokens and as their text without special tokens. Some formats have special tokens as tags,
+    /// and are then read with all special tokens.
+    ///
+    /// # Errors
+    /// The errors of [`Tools::check`] and of the tokenizer.
     pub(crate) fn parse(&mut self, ids: &[u32], text: &str, tools: &Value) -> Result<Parsed> {
-        let parser = self.parser(tools)?;
-        if !parser.has_special_tags() {
-            return Ok(parser.parse(text, tools));
-        }
+        let Format { parser, is_open } = self.format(tools)?;
         let ends = ids.last().is_some_and(|last| self.tokenizer.stop_ids().contains(last));
-        let text = self.tokenizer.decode_with_special(&ids[..ids.len() - usize::from(ends)])?;
-        Ok(parser.parse(&text, tools))
+        let with_special = self.tokenizer.decode_with_special(&ids[..ids.len() - usize::from(ends)])?;
+        let tags = parser.tags().iter().copied().chain(agents::reasoning_tags(self.reasoning));
+        let text = match tags.into_iter().any(|tag| with_special.contains(tag) && !text.contains(tag)) {
+            true => &with_special,
+            false => text,
+        };
+        Ok(parser.parse_reasoned(text, tools, self.reasoning, is_open))
     }
 }
 
@@ -127,11 +154,11 @@ pub fn with_tools<'a>(environments: &Environments, row: &'a Item) -> Cow<'a, Pro
 pub fn check_environments<'a>(
     environments: &mut Environments,
     tokenizer: &dyn Tokenizer,
-    parser: Option<ToolParser>,
+    config: &MultiTurnConfig,
     rows: impl IntoIterator<Item = &'a Item>,
     store: Option<&Store>,
 ) -> Result<usize> {
-    let added = if leads(store) { check_starts(environments, tokenizer, parser, rows)? } else { 0 };
+    let added = if leads(store) { check_starts(environments, tokenizer, config, rows)? } else { 0 };
     if store.is_none() {
         return Ok(added);
     }
@@ -143,10 +170,10 @@ pub fn check_environments<'a>(
 fn check_starts<'a>(
     environments: &Environments,
     tokenizer: &dyn Tokenizer,
-    parser: Option<ToolParser>,
+    config: &MultiTurnConfig,
     rows: impl IntoIterator<Item = &'a Item>,
 ) -> Result<usize> {
-    let (mut tools, mut checked, mut added) = (Tools::new(tokenizer, parser), Vec::new(), 0);
+    let (mut tools, mut checked, mut added) = (Tools::new(tokenizer, config), Vec::new(), 0);
     for row in rows {
         let failed = |failure| Error::from(agents::Error::Failed { name: row.source.to_string(), failure });
         let index = environments.of_row(row).map_err(failed)?;
@@ -168,7 +195,7 @@ fn check_starts<'a>(
         match of_row {
             Some(of_row) => {
                 tools.turns(Some(of_row), "tool")?;
-                tools.parser(of_row)?;
+                tools.check(of_row)?;
             }
             None => drop(tools.turns(None, "user")?),
         }

@@ -177,7 +177,7 @@ impl<'a> Talk<'a> {
         }
         self.prompt = ids;
         if let Prompt::Messages { tools: Some(of_row), .. } = prompt {
-            tools.parser(&of_row)?;
+            tools.check(&of_row)?;
             self.tools = Some(of_row);
         }
         Ok(())

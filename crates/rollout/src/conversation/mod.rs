@@ -99,7 +99,7 @@ impl Rollout<'_> {
         let (tokenizer, environments, config, store) = (self.tokenizer, self.environments, self.config, self.store);
         let (limits, context) = (&config.multi_turn, self.context_length());
         let stops = Stops::new(config, tokenizer);
-        let mut tools = Tools::new(tokenizer, limits.tool_parser);
+        let mut tools = Tools::new(tokenizer, limits);
         let rows = items.iter().flat_map(|item| std::iter::repeat_n(*item, num_generations));
         let mut talks: Vec<Talk<'_>> = rows.enumerate().map(|(i, item)| Talk::new(environments, item, i)).collect();
         let mut environment_time = Duration::ZERO;

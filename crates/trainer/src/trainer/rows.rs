@@ -86,9 +86,9 @@ impl Rows {
         if environments.is_empty() {
             return Ok(self);
         }
-        let parser = config.rollout.multi_turn.tool_parser;
+        let limits = &config.rollout.multi_turn;
         let rows = self.held_out.iter().chain(&self.probe);
-        self.added_by_environments = check_environments(environments, tokenizer, parser, rows, store)?;
+        self.added_by_environments = check_environments(environments, tokenizer, limits, rows, store)?;
         let longest = config.rollout.max_completion_length();
         let found = longest + self.added_by_environments;
         let expected = format!(
