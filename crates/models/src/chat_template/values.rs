@@ -16,7 +16,8 @@ pub(super) fn with_long_integers(value: &serde_json::Value) -> Value {
         },
         serde_json::Value::Array(items) => items.iter().map(with_long_integers).collect(),
         serde_json::Value::Object(fields) => {
-            fields.iter().map(|(key, value)| (key.as_str(), with_long_integers(value))).collect()
+            let pairs = fields.iter().map(|(key, value)| (Value::from(key.as_str()), with_long_integers(value)));
+            Value::from_pairs(pairs.collect::<Vec<_>>())
         }
         other => Value::from(Serde(other)),
     }
