@@ -112,6 +112,9 @@ fn variables_of_the_chat_template_and_another_template_are_in_the_prompt() {
 #[test]
 fn prompts_have_the_tools_of_their_environment() {
     let folder = folder("qwen3", &gsm8k());
+    let config =
+        folder.read("config.json").replace("\"max_position_embeddings\":256", "\"max_position_embeddings\":4096");
+    folder.write("config.json", config);
     let shown = |settings: &[&str]| data(&folder, settings).args(["--json", "--show", "1"]).exit(0).json();
     let program =
         "environments={sql: {command: [/nowhere/sql], tools: [{type: function, function: {name: query_pets}}]}}";

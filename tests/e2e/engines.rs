@@ -137,28 +137,6 @@ fn later_steps_are_sampled_while_the_policy_trains() {
 }
 
 #[test]
-fn conversations_need_a_context_of_the_longest_row_and_completion() {
-    fn narrow(info: &mut Value) {
-        info["max_model_len"] = 600.into();
-    }
-    // The model has a context of 1024 tokens.
-    let runs = crate::conversations::runs();
-    let server = Fake::start(Program::Vllm, &runs.path("model")).with_info(narrow);
-    let settings = settings(&server, Program::Vllm);
-    let more = [
-        "environments={game: {built_in: word_guess}}",
-        "data.training_chat_template=chatml",
-        "rewards.environment=1",
-        "rollout.max_completion_length=20",
-    ];
-    train(&runs, "model", "run", &with(&settings, &more));
-    assert_eq!(steps(&runs, "run").len(), 3);
-    let wide = ["rollout.max_completion_length=590"];
-    let text = call(&runs, "model", "wide", &with(&settings, &[&more[..3], &wide].concat())).refuse();
-    assert!(text.contains("--max-model-len") && text.contains("a context of 600 tokens"), "{text}");
-}
-
-#[test]
 fn servers_are_checked_before_weights_are_read() {
     let runs = Runs::small();
     std::fs::remove_file(runs.path("model/model.safetensors")).unwrap();

@@ -188,7 +188,7 @@ fn every_protocol_of_the_endpoint_answers_its_official_sdk() {
     for row in &runs.phase("a", "grpo") {
         assert_eq!(value(row, "environments/failures"), 0.0, "{row}");
         assert!(value(row, "num_rows/max") > 4.0 && value(row, "rewards/environment/mean") > 0.5, "{row}");
-        assert!(value(row, "endpoint/unmet_requests") > 0.0 && value(row, "grad_norm") > 0.0, "{row}");
+        assert!(value(row, "endpoint/unmet_requests") > 0.0, "{row}");
     }
     let text = of("strict", &["rollout.endpoint_strict=true"]).exit(2).stderr;
     assert_has(&text, &["`test` has failed in every conversation so far", "is not supported"]);

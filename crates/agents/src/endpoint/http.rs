@@ -211,9 +211,11 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 of_thread.changed.notify_all();
             };
             // A connection that fails is closed; its client sees that.
-            let _ = connection::serve(stream, &*of_thread.handler, &set_phase);
+            let served = connection::serve(stream, &*of_thread.handler, &set_phase);
+            let is_late = served.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
             let mut connections = of_thread.lock();
-            if connections.open.remove(&number).is_some_and(|open| open.phase == Phase::Stranger) {
+            let open = connections.open.remove(&number);
+            if is_late && open.is_some_and(|open| open.phase == Phase::Stranger) {
                 connections.report(peer);
             }
             drop(connections);

@@ -152,7 +152,7 @@ fn body(reply: &ChatReply, number: u64, echoed: &Value, status: &str, output: Ve
     if status == "completed" {
         body["usage"] = json!({
             "input_tokens": input_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": output_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": input_tokens + output_tokens,
