@@ -2,7 +2,7 @@
 
 use super::summary::Summary;
 use crate::error::{Error, Result};
-use grpo_files::{counted, grouped, to_yaml};
+use grpo_files::{counted, grouped, printable, printable_line, to_yaml};
 use rewards::Rewards;
 use run_config::{ModelSource, TrainConfig};
 use serde_json::{Map, Value};
@@ -20,9 +20,9 @@ pub(crate) struct Weights {
 /// Returns the text of the README.md: training, reward functions, results of evaluations, and the changed keys of the configuration without its
 /// secrets.
 pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weights) -> Result<String> {
-    let mut text = format!("# {}\n\n", config.run.name);
+    let mut text = format!("# {}\n\n", plain(&config.run.name));
     let model = match &config.model {
-        ModelSource::Pretrained(name) => format!("`{name}`"),
+        ModelSource::Pretrained(name) => code(name),
         ModelSource::New(_) => "A new model".to_owned(),
     };
     let adapters = match (&config.lora, config.policy.quantization) {
@@ -53,7 +53,8 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
         let _ = writeln!(
             text,
             "The weights are those after step {step}, the best by {}: {:.4}.\n",
-            best.metric, best.value.0
+            plain(&best.metric),
+            best.value.0
         );
     }
     if let Some(problems) = summary.eval_after.get(PROBLEMS) {
@@ -62,16 +63,18 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
     let _ = writeln!(text, "| held-out evaluation | before | after |\n|---|---:|---:|");
     for (name, after) in summary.eval_after.iter().filter(|(name, _)| *name != PROBLEMS) {
         let before = summary.eval_before.get(name).map_or_else(|| "-".to_owned(), |before| format!("{before:.4}"));
-        let _ = writeln!(text, "| {name} | {before} | {after:.4} |");
+        let _ = writeln!(text, "| {} | {before} | {after:.4} |", plain(name));
     }
     if let Some(rule) = summary.pass_sentence() {
         let _ = writeln!(text, "\n{rule}");
     }
     let changed = changed(to_value(config)?, &to_value(&TrainConfig::default())?).unwrap_or_else(|| Map::new().into());
+    let yaml = to_yaml(&changed)?;
+    let fence = "`".repeat(longest_run(&yaml).max(2) + 1);
     let _ = write!(
         text,
-        "\nThe keys of the run's configuration that differ from the defaults of `grpo train`:\n\n```yaml\n{}```\n",
-        to_yaml(&changed)?
+        "\nThe keys of the run's configuration that differ from the defaults of `grpo train`:\n\n{fence}yaml\n{}{fence}\n",
+        printable(&yaml)
     );
     Ok(text)
 }
@@ -93,6 +96,31 @@ fn changed(value: Value, default: &Value) -> Option<Value> {
         }
         (value, default) => (value != *default).then_some(value),
     }
+}
+
+/// Returns a text as Markdown without markup, on one line. Names of metrics have names of rows' sources in them.
+fn plain(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in printable_line(text).chars() {
+        if "\\`*<>[]|&~".contains(c) {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+/// Returns a text as a code span of Markdown, on one line.
+fn code(text: &str) -> String {
+    let line = printable_line(text);
+    let marks = "`".repeat(longest_run(&line) + 1);
+    let space = if line.starts_with('`') || line.ends_with('`') { " " } else { "" };
+    format!("{marks}{space}{line}{space}{marks}")
+}
+
+/// Returns the length of the longest run of backticks, which would end a shorter code span or block.
+fn longest_run(text: &str) -> usize {
+    text.split(|c| c != '`').map(str::len).max().unwrap_or_default()
 }
 
 /// The number of held-out problems among the numbers of an evaluation.
@@ -139,5 +167,26 @@ mod tests {
         assert!(!text.contains("prompts_per_step") && !text.contains("lora"), "{text}");
         assert!(of_adapters.contains("\n38,912 trained weights of 120,000.\n"), "{of_adapters}");
         assert!(of_adapters.contains("on 1 held-out problem."), "{of_adapters}");
+    }
+
+    #[test]
+    fn names_and_values_cannot_add_markup_to_the_model_card() {
+        let evil = "mod`\n---\nlicense: evil\n<img src=x onerror=alert(4)>\u{1b}[2J\u{202e}```\n# Title";
+        let mut config = TrainConfig { model: ModelSource::Pretrained(evil.into()), ..Default::default() };
+        config.data.system_prompt = Some("a\n```\n<img src=y>\n````\n\u{202e}".into());
+        let row = |pass| MetricsRow::new(RowKind::Eval, 0, [("eval/<img src=z>|`x`", pass), ("eval/problems", 1.0)]);
+        let summary = Summary::new(&config, &[0.25, 0.75].map(row), Counters::default(), 1.0);
+        let text = model_card(&config, &summary, Weights { trained: 1, total: 1 }).unwrap();
+        assert!(text.chars().all(|c| c == '\n' || grpo_files::is_printable(c)), "{text:?}");
+        let (before, configuration) = text.split_once("\nThe configuration of the run:\n\n").unwrap();
+        let span = "````mod`\\n---\\nlicense: evil\\n<img src=x onerror=alert(4)>\\u{1b}[2J\\u{202e}```\\n# Title````, trained";
+        assert!(before.contains(span), "{before}");
+        assert!(before.contains("| \\<img src=z\\>\\|\\`x\\` | 0.2500 | 0.7500 |"), "{before}");
+        assert_eq!(before.lines().filter(|line| line.starts_with(['-', '<', '#'])).count(), 1, "{before}");
+        // The block ends at the card's end only.
+        let fence: String = configuration.chars().take_while(|c| *c == '`').collect();
+        assert_eq!(fence.len(), 5, "{configuration}");
+        assert!(configuration.ends_with(&format!("\n{fence}\n")), "{configuration}");
+        assert_eq!(configuration.matches(&fence).count(), 2, "{configuration}");
     }
 }

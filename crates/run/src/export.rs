@@ -40,6 +40,7 @@ pub(crate) fn export(
     match config.lora.as_ref().filter(|_| !config.export.merge_adapters) {
         Some(lora) => {
             let dtype = dtype.unwrap_or(Dtype::F32);
+            let base_model = base_model.map(|name| absolute(&name)).transpose()?;
             let options = AdapterOptions { dtype, base_model, replace, card, ..AdapterOptions::default() };
             let mut writer = AdapterWriter::create(target, lora, shape, folder, options)?;
             policy.export_adapter(&mut |tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?))?;
@@ -63,6 +64,15 @@ pub(crate) fn export(
     Ok(())
 }
 
+/// Returns the absolute path of a folder here, so that PEFT finds the base of an adapter from any folder; other names are of the hub.
+fn absolute(name: &str) -> Result<String> {
+    if !Path::new(name).is_dir() {
+        return Ok(name.to_owned());
+    }
+    let path = std::path::absolute(name).map_err(|e| grpo_files::Error::io("resolve", Path::new(name), e))?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
 /// Returns the policy that [`export`] writes instead of `policy`, if that one has quantised weights and its adapters are to be merged: the
 /// weights of the model's folder with the same adapters.
 ///
@@ -81,4 +91,23 @@ pub(crate) fn unquantized(policy: &dyn Policy, config: &TrainConfig) -> Result<O
     let mut merged = export_policy(config, open_model(config)?.as_ref())?;
     merged.import_weights(&trained)?;
     Ok(Some(merged))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_absolute_bases_of_adapters_and_names_stay_names() {
+        // Tests run in the folder of their package.
+        let here = std::env::current_dir().unwrap();
+        for (name, expected) in [
+            ("src", here.join("src").display().to_string()),
+            ("./src/tests", here.join("src/tests").display().to_string()),
+            ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct".into()),
+            (&*here.display().to_string(), here.display().to_string()),
+        ] {
+            assert_eq!(absolute(name).unwrap(), expected);
+        }
+    }
 }

@@ -26,7 +26,7 @@ use run_config::TrainConfig;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-use warnings::{warn_of_first_step, warn_of_pass_rule, warn_of_truncated_sampling};
+use warnings::{warn_of_first_step, warn_of_long_warmup, warn_of_pass_rule, warn_of_truncated_sampling};
 
 /// The phase of a run's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,10 @@ impl Trainer {
             );
         }
         warn_of_truncated_sampling(&config);
+        for (section, warm) in [("warmup.optimizer", false), ("optimizer", true)] {
+            let Updates { config, total_steps, .. } = updates(&config, warm);
+            warn_of_long_warmup(section, &config, total_steps);
+        }
         if parts.environments.has_agents() && parts.endpoint.is_none() && leads(parts.store.as_ref()) {
             parts.endpoint = Some(crate::engine::endpoint(&config)?);
         }

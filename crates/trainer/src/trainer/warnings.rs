@@ -5,7 +5,7 @@ use crate::eval::{EvalReport, PassRule};
 use crate::step::{Sample, StepReport};
 use grpo_files::counted;
 use rewards::{Correct, RewardFn, Rewards};
-use run_config::{REWARD, TrainConfig};
+use run_config::{OptimizerConfig, REWARD, TrainConfig};
 
 /// The number of characters of a sample in a warning.
 const SHOWN: usize = 300;
@@ -95,6 +95,19 @@ fn reasons_for_identical(config: &TrainConfig) -> String {
     reasons.join("; ")
 }
 
+/// Warns if the learning rate of the optimizer in `section` still rises at the last of its `updates`.
+pub(super) fn warn_of_long_warmup(section: &str, optimizer: &OptimizerConfig, updates: u64) {
+    let steps = optimizer.warmup_steps.trunc();
+    if updates > 0 && steps >= updates as f64 {
+        let share = (updates - 1) as f64 / steps;
+        tracing::warn!(
+            "{section}.warmup_steps, {steps}, is not less than the number of updates, {updates}: the learning rate reaches {:.0} % of \
+             {section}.learning_rate; lower it, or set {section}.warmup_ratio, a share of the updates",
+            100.0 * share
+        );
+    }
+}
+
 /// Warns if little or nothing can be learned from the first step.
 pub(super) fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, has_tools: bool, report: &StepReport) {
     let clipped = report.metric("completions/clipped_ratio");
@@ -168,4 +181,27 @@ fn matches_patterns(config: &TrainConfig, name: &str) -> bool {
         || of_users.regex.contains_key(name)
         || of_users.programs.contains_key(name)
         || of_users.http.contains_key(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warmup_longer_than_the_run_is_a_warning() {
+        let log = |warmup_steps: f64, updates| {
+            let optimizer = OptimizerConfig { warmup_steps, ..OptimizerConfig::default() };
+            testkit::logged(|| warn_of_long_warmup("optimizer", &optimizer, updates))
+        };
+        let text = log(100.0, 40);
+        for part in
+            ["WARN", "optimizer.warmup_steps, 100, is not less than the number of updates, 40", "reaches 39 % of"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(log(40.0, 40).contains("reaches 98 % of"));
+        for (steps, updates) in [(39.0, 40), (0.5, 1), (0.0, 40), (100.0, 0)] {
+            assert_eq!(log(steps, updates), "", "{steps} of {updates}");
+        }
+    }
 }
