@@ -49,6 +49,27 @@ fn a_table_is_a_list_on_a_narrow_terminal_and_whole_in_a_pipe() {
     assert!(list.contains("kind: cpu\nPJRT API: -\n") && !list.contains('─'), "{list}");
 }
 
+/// A full disk behind standard output fails a command after its work; the error says what is complete.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_standard_output_says_what_is_complete() {
+    let full = |Call(mut command): Call| {
+        command.stdout(File::options().write(true).open("/dev/full").expect("/dev/full"));
+        Call(command).exit(2).stderr
+    };
+    let runs = Runs::new(&["warmup.steps=1", "grpo.max_steps=1"]);
+    let text = full(runs.tiny("a"));
+    let found = "cannot write to standard output: No space left on device";
+    assert_has(&text, &["the run is complete, and ", "a/summary.json has its results", found]);
+    assert!(runs.path("a/summary.json").is_file(), "{text}");
+    let page = runs.text("page.html");
+    let text = full(grpo(["report", &runs.text("a"), "--out", &page]));
+    assert_has(&text, &["the page ", "page.html is complete: cannot write to standard output"]);
+    assert!(runs.path("page.html").is_file(), "{text}");
+    let text = full(grpo(["train", "--print-config"]));
+    assert_has(&text, &["error: cannot write to standard output: No space left on device"]);
+}
+
 #[test]
 fn sampled_completions_are_a_table_on_a_terminal_and_nothing_in_a_pipe() {
     let rewards = "rewards={correct: 1, terminated: 0.5}";

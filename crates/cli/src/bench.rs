@@ -189,16 +189,12 @@ impl Args {
     /// Prints the results, as JSON or as `text`, and writes the JSON document to the file that was named.
     fn publish<C: Serialize>(&self, document: &Document<C>, text: &str) -> anyhow::Result<()> {
         let json = format!("{}\n", serde_json::to_string_pretty(document)?);
-        // Results are printed even if a file cannot be written.
-        if self.json {
-            emit_document(&json)?;
-        } else {
-            emit(text)?;
-        }
+        // Results are printed even if a file cannot be written, and the file is written even if standard output is full.
+        let printed = if self.json { emit_document(&json) } else { emit(text) };
         if let Some(path) = &self.out {
             write_output(path, json.as_bytes())?;
         }
-        Ok(())
+        printed
     }
 }
 

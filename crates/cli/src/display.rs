@@ -7,6 +7,7 @@ use crate::overview;
 use crate::progress::{Field, fitted, joined};
 use crate::table::Sheet;
 use crate::terminal;
+use anyhow::Context;
 use console::{Term, style};
 use grpo_files::{counted, noun, printable};
 use grpo_run::dir::RunDir;
@@ -91,7 +92,11 @@ impl Display {
     /// Prints the result of a finished run.
     pub(crate) fn finished(&mut self, summary: &Summary, dir: &RunDir) -> anyhow::Result<()> {
         self.clear();
-        if self.quiet { Ok(()) } else { emit(&summary_text(summary, dir)) }
+        if self.quiet {
+            return Ok(());
+        }
+        let complete = || format!("the run is complete, and {} has its results", dir.summary_path().display());
+        emit(&summary_text(summary, dir)).with_context(complete)
     }
 
     /// Prints how to resume a stopped run.
@@ -102,6 +107,7 @@ impl Display {
         }
         let (checkpoint, root) = (checkpoint.display(), root.display());
         emit(&format!("stopped; saved {checkpoint}\ncontinue with: grpo train --resume {root}\n"))
+            .with_context(|| format!("the run is stopped and saved, and `grpo train --resume {root}` continues it"))
     }
 
     /// Prints a line, above the bar if there is one.

@@ -32,6 +32,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let target = args.to.as_ref().map(std::path::absolute).transpose().context("--to")?;
     let run = start_folder::enter(&args.run)?;
     let folder = Run::export(&run, args.from.as_deref(), &args.set, target.as_deref())?;
-    emit(&format!("wrote {}\n", folder.display()))?;
+    let folder = folder.display();
+    emit(&format!("wrote {folder}\n")).with_context(|| format!("the folder {folder} is complete"))?;
     Ok(Outcome::Done)
 }

@@ -195,7 +195,9 @@ pub(crate) fn emit(text: &str) -> anyhow::Result<()> {
 pub(crate) fn emit_document(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(anyhow::Error::from(error).context("cannot write to standard output"))
+        }
         _ => Ok(()),
     }
 }

@@ -133,6 +133,7 @@ fn install(kind: Kind, force: bool) -> anyhow::Result<()> {
         installed.sha256,
         installed.path.display()
     ))
+    .with_context(|| format!("the plugin in {} is complete", installed.path.display()))
 }
 
 /// Returns the message of an error without the name of the backend, which the kind of the plugin repeats.

@@ -53,7 +53,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     write_output(&out, page.as_bytes())?;
     let (count, size) = (report.names().count(), page.len().div_ceil(1000));
     let runs = counted(count, "run");
-    emit(&format!("wrote {} ({runs}, {size} kB): open it in a browser\n", out.display()))?;
+    let out = out.display();
+    emit(&format!("wrote {out} ({runs}, {size} kB): open it in a browser\n"))
+        .with_context(|| format!("the page {out} is complete"))?;
     Ok(Outcome::Done)
 }
 

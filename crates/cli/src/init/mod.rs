@@ -81,7 +81,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         write_output(&out, text.as_bytes())?
     }
     let next: String = next.iter().map(|line| format!("  {line}\n")).collect();
-    emit(&format!("{shown}wrote {place}; next:\n{next}"))?;
+    emit(&format!("{shown}wrote {place}; next:\n{next}")).with_context(|| format!("{place} is complete"))?;
     Ok(Outcome::Done)
 }
 
