@@ -179,3 +179,42 @@ def step(trainer_state, **kwargs):
     let told = failures(&of("missing"), &["1"]);
     assert!(told[0].contains("has no 'missing'"), "{told:?}");
 }
+
+/// Returns the failure of a TRL function of a file, for a row with the column `solution`.
+fn failure_of(text: &str, function: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mine.py");
+    fs::write(&file, text).unwrap();
+    let command = vec!["python3".into(), example("trl_adapter.py"), format!("{}:{function}", file.display())];
+    let program = Program::new("mine", ProgramConfig::new(command)).unwrap();
+    let rewards = Rewards::from_terms(vec![(Box::new(program), 1.0)]).unwrap();
+    rewards.probe(&RewardInput::new(&conversation("solution", "4"), "4")).unwrap_err().to_string()
+}
+
+/// As in TRL, where such a call is a TypeError.
+#[test]
+fn a_trl_function_with_an_argument_without_a_column_is_refused_with_the_columns() {
+    let text = "def needs(completions, answer, **kwargs):\n    return [0.0] * len(completions)\n\
+                def strict(completions):\n    return [0.0] * len(completions)\n\
+                def reads(completions, **kwargs):\n    return [float(s) for s in kwargs['solutions']]\n";
+    let error = failure_of(text, "needs");
+    assert!(error.contains("mine.py:needs: missing a required argument: 'answer'"), "{error}");
+    assert!(error.contains("the columns of the rows are solution"), "{error}");
+    let error = failure_of(text, "strict");
+    assert!(error.contains("'solution'") && error.contains("needs `**kwargs`"), "{error}");
+    let error = failure_of(text, "reads");
+    assert!(error.contains("KeyError: 'solutions'") && error.contains("mine.py, line 6, in reads"), "{error}");
+    assert!(error.contains("the columns of the rows are solution"), "{error}");
+}
+
+#[test]
+fn an_exception_of_a_trl_function_names_files_and_lines() {
+    let text = "import json\n\ndef parsed(text):\n    return json.loads(text + '{')\n\n\
+                def reward(completions, **kwargs):\n    return [parsed(c[0]['content']) for c in completions]\n";
+    let error = failure_of(text, "reward");
+    assert!(error.contains("JSONDecodeError: Extra data"), "{error}");
+    assert!(
+        error.contains("mine.py, line 4, in parsed; called at ") && error.contains("mine.py, line 7, in "),
+        "{error}"
+    );
+}
