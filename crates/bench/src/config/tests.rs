@@ -25,7 +25,8 @@ fn refused(text: &str) -> String {
 #[test]
 fn dtypes_have_the_names_of_torch_too() {
     for (name, dtype) in [("bfloat16", "bf16"), ("float32", "f32"), ("fp32", "f32")] {
-        assert_eq!(read(&format!("dtype: {name}")).unwrap().dtype.name(), dtype);
+        let config = read(&format!("{{ dtype: {name}, variants: {{ fused: {{}} }} }}")).unwrap();
+        assert_eq!(config.dtype.name(), dtype);
     }
     assert!(refused("dtype: float16").contains("float16"));
 }
