@@ -215,7 +215,14 @@ impl RowReader {
             Some(value) => text(value).map(|text| vec![text]),
             None => None,
         };
+        let is_blank = answers.iter().flatten().any(|answer| answer.trim().is_empty());
         match (answers, column, found) {
+            (Some(_), Some(column), Some(found)) if is_blank => Err(format!(
+                "column `{column}`: expected an answer, a text or a number, got the empty answer {}",
+                shown(found)
+            )),
+            // Rewards that need an answer refuse a row without one.
+            (Some(_), None, _) if is_blank => Ok(vec![]),
             (Some(answers), _, _) => Ok(answers),
             // An unconfigured column of this name with other contents is only passed to rewards.
             (None, None, _) => Ok(vec![]),

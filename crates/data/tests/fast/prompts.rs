@@ -120,6 +120,15 @@ fn lists_of_answers_are_passed_completely() {
     assert_eq!(answers(json!([{"text": "1"}]), None).unwrap(), [""; 0]);
     assert!(answers(json!([["1"]]), Some("answer")).unwrap_err().to_string().contains("a list of right answers"));
     assert!(answers(json!(null), Some("answer")).unwrap_err().to_string().contains("got null"));
+    for blank in [json!(""), json!(" "), json!(["4", " \n"])] {
+        let error = answers(blank.clone(), Some("answer")).unwrap_err().to_string();
+        assert!(
+            error.contains("column `answer`: expected an answer, a text or a number, got the empty answer"),
+            "{error}"
+        );
+        // Without the key, the row has no answer, and rewards that need one refuse it.
+        assert_eq!(answers(blank, None).unwrap(), Vec::<String>::new());
+    }
 }
 
 #[test]
