@@ -110,13 +110,17 @@ impl Rewards {
         rewards
     }
 
-    /// Returns the results of only the function at `index`. NaN becomes `None`.
+    /// Returns the results of only the function at `index`. NaN and infinity are failures.
     fn score_one(&self, index: usize, inputs: &[RewardInput<'_>]) -> Vec<Score> {
         let (term, _) = &self.terms[index];
         let mut scores = term.score_batch(inputs);
         let missing = || Err(RewardFailure::new(format!("`{}` judged too few completions", term.name())));
         scores.resize_with(inputs.len(), missing);
-        scores.into_iter().map(|score| score.map(|score| score.filter(|score| score.is_finite()))).collect()
+        let finite = |score: Option<f32>| match score.filter(|score| !score.is_finite()) {
+            None => Ok(score),
+            Some(found) => Err(RewardFailure::new(format!("`{}`: expected a finite reward, got {found}", term.name()))),
+        };
+        scores.into_iter().map(|score| score.and_then(finite)).collect()
     }
 }
 
@@ -180,9 +184,24 @@ mod tests {
         };
         let rewards = |a, b| Rewards::from_terms(terms(a, b)).unwrap();
         assert_eq!(score(&rewards(Some(3.0), None), "", false).total, Some(6.0));
-        assert_eq!(score(&rewards(Some(f32::NAN), Some(1.0)), "", false).total, Some(1.0));
         assert_eq!(score(&rewards(None, None), "", false).total, None);
         assert_eq!(score(&rewards(Some(f32::MAX), None), "", false).total, None, "overflow is no reward");
+    }
+
+    #[test]
+    fn nan_and_infinite_rewards_are_failures() {
+        for found in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let terms: Vec<(Box<dyn RewardFn>, f32)> =
+                vec![(Box::new(Fixed("own", Some(found))), 1.0), (Box::new(Fixed("other", Some(1.0))), 1.0)];
+            let rewards = Rewards::from_terms(terms).unwrap();
+            let reward = score(&rewards, "", false);
+            assert_eq!((reward.total, &reward.terms[..]), (None, &[None, Some(1.0)][..]), "{found}");
+            let failure = reward.failures[0].1.to_string();
+            assert_eq!(failure, format!("`own`: expected a finite reward, got {found}"));
+            let item = Item::new("?");
+            let error = rewards.probe(&RewardInput::new(&item, "a")).unwrap_err().to_string();
+            assert!(error.contains("the reward `own` cannot judge a completion"), "{error}");
+        }
     }
 
     #[test]
