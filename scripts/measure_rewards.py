@@ -6,9 +6,10 @@
     git clone --depth 1 https://github.com/openai/grade-school-math rows/gsm8k
     git clone --depth 1 https://github.com/google-deepmind/AQuA rows/aqua
     git clone --depth 1 https://github.com/QwenLM/Qwen2.5-Math rows/qwen
+    git clone --depth 1 https://github.com/mandyyyyii/scibench rows/scibench
     ~/rewards/bin/python scripts/measure_rewards.py rows
 
-The argument is the folder with these four. A set that is not there is left out, and the table says so. `--show` prints the rows that count
+The argument is the folder with these five. A set that is not there is left out, and the table says so. `--show` prints the rows that count
 against each figure. The rows are judged by `cargo run --release -p grpo-rewards --example judge`, or by the program in `--judge`.
 """
 
@@ -83,6 +84,78 @@ def references(folder):
 
 
 MATH = "qwen/evaluation/data/eval_rm_maj_example/math_cot_100.jsonl"
+QWEN = "qwen/evaluation/data/{}/test.jsonl"
+SCIBENCH = "scibench/dataset/original"
+
+
+def without_box(solution):
+    """A solution without its last box, and the content of the box; None if there is no box."""
+    start = solution.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    for end in range(start + 6, len(solution)):
+        depth += {"{": 1, "}": -1}.get(solution[end], 0)
+        if depth == 0:
+            inside = solution[start + 7 : end]
+            return {"answer": inside, "completion": solution[:start] + inside + solution[end + 1 :]}
+    return None
+
+
+def minerva(folder):
+    rows = (without_box(row["solution"]) for row in jsonl(folder / QWEN.format("minerva_math")))
+    return [row for row in rows if row]
+
+
+def carp(folder):
+    rows = jsonl(folder / QWEN.format("carp_en"))[:300]
+    return [{"answer": row["answer"], "completion": row["steps"]} for row in rows]
+
+
+def scibench(folder):
+    """The worked examples of SciBench."""
+    for path in sorted((folder / SCIBENCH).glob("*_sol.json")):
+        yield from json.loads(path.read_text())
+
+
+def scibench_units(folder):
+    """The number of each example in a box, with the unit."""
+    for row in scibench(folder):
+        unit = row["unit"].replace("$", "").strip()
+        if unit:
+            yield {"answer": row["answer_number"].strip(), "completion": f"\\boxed{{{row['answer_number'].strip()} {unit}}}"}
+
+
+def scibench_solutions(folder):
+    """The solutions, with a power of ten in the column of the unit as a part of the reference."""
+    for row in scibench(folder):
+        power = re.match(r"[\s$]*10\s*\^\s*(\{[^}]*\}|\d+)", row["unit"])
+        answer = row["answer_number"].strip() + (f" \\times 10^{power.group(1)}" if power else "")
+        if row["solution"].strip():
+            yield {"answer": answer, "completion": row["solution"]}
+
+
+def gaokao_cloze(folder):
+    """The answers of GAOKAO's cloze test in Chinese sentences."""
+    sentences = ["因此，答案是 {}。", "所以答案为 {}。", "综上，答案：{}"]
+    for i, row in enumerate(jsonl(folder / QWEN.format("gaokao_math_cloze"))):
+        yield {"answer": row["answer"], "completion": sentences[i % 3].format(row["answer"])}
+
+
+def cmath(folder):
+    """The answers of CMATH's first 160 questions in Chinese sentences, with the unit of the question."""
+    sentences = ["答：还剩{}。", "先算一算。所以一共是{}。", "先求出每一部分，再把它们加起来，检查一遍没有错。\n答：一共有{}。", "\\boxed{{{}}}"]
+    for i, row in enumerate(jsonl(folder / QWEN.format("cmath"))[:160]):
+        unit = re.search("(?:多少|几)([\u4e00-\u9fff]{1,2}?)(?:[\u4e00-\u9fff没]*)?？", row["question"])
+        unit = unit.group(1) if unit else "个"
+        yield {"answer": row["answer"], "completion": sentences[i % 4].format(row["answer"] + unit)}
+
+
+def chinese_choices(folder):
+    sentences = ["逐项分析。\n故选：{}", "因此，正确答案是 {}。", "逐项分析。\n答案：{}", "所以选 {}。", "故选{}．", "所以本题选择{}。", "正确选项为{}。"]
+    for i, row in enumerate(jsonl(folder / QWEN.format("cn_middle_school"))):
+        if row.get("choice_answer"):
+            yield {"answer": row["choice_answer"], "completion": sentences[i % 7].format(row["choice_answer"])}
 
 
 def main():
@@ -146,15 +219,38 @@ def main():
 
     measure("boxed completions on MATH", folder / MATH, {"math": 1}, lambda: list(math()), lambda row, reward: reward != row["right"])
 
+    def wrong(_, reward):
+        return reward != 1
+
+    for name, source, rows in (
+        ("minerva_math's solutions without their box", QWEN.format("minerva_math"), minerva),
+        ("carp_en's steps, the first 300", QWEN.format("carp_en"), carp),
+        ("SciBench's numbers with their unit, boxed", SCIBENCH, scibench_units),
+        ("SciBench's solutions", SCIBENCH, scibench_solutions),
+        ("GAOKAO's cloze answers in Chinese sentences", QWEN.format("gaokao_math_cloze"), gaokao_cloze),
+        ("CMATH's answers in Chinese sentences with units, the first 160", QWEN.format("cmath"), cmath),
+        ("cn_middle_school's choices in Chinese sentences", QWEN.format("cn_middle_school"), chinese_choices),
+    ):
+        measure(name, folder / source, {"math": 1}, lambda: list(rows(folder)), wrong)
+
     def random_pairs():
         answers, pick = references(folder), random.Random(0)
         for _ in range(7700):
             a, b = pick.sample(answers, 2)
             yield {"answer": a, "completion": f"\\boxed{{{b}}}"}
 
+    def random_pairs_with_units():
+        rows, pick = [row for row in scibench_units(folder)], random.Random(0)
+        for _ in range(300):
+            a, b = pick.sample(rows, 2)
+            if a["completion"] != b["completion"]:
+                yield {"answer": a["completion"], "completion": b["completion"]}
+
     # Pairs that are judged equal are printed: whether they are, a person decides.
     show, options.show = options.show, True
     measure("random pairs of references that differ", folder / MATH, {"math": 1}, lambda: list(random_pairs()), lambda _, reward: reward != 0)
+    pairs_name = "random pairs of SciBench's numbers with units that differ"
+    measure(pairs_name, folder / SCIBENCH, {"math": 1}, lambda: list(random_pairs_with_units()), lambda _, reward: reward != 0)
     options.show = show
     print(f"| the slowest completion | {slowest:.3f} s |")
 

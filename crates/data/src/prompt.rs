@@ -1,7 +1,7 @@
 //! Prompts.
 
-use rng::stable_hash;
 use grpo_files::mark_long_integers;
+use rng::stable_hash;
 use serde_json::Value;
 use std::fmt;
 
@@ -72,7 +72,9 @@ pub(crate) fn list_in_text(text: &str) -> Option<Vec<Value>> {
 pub(crate) fn parsed_entries(mut entries: Vec<Value>) -> Vec<Value> {
     for entry in &mut entries {
         let object = entry.as_str().filter(|text| text.trim_start().starts_with('{'));
-        if let Some(object @ Value::Object(_)) = object.and_then(|text| serde_json::from_str(&mark_long_integers(text)).ok()) {
+        if let Some(object @ Value::Object(_)) =
+            object.and_then(|text| serde_json::from_str(&mark_long_integers(text)).ok())
+        {
             *entry = object;
         }
     }

@@ -57,7 +57,7 @@ pub struct RewardConfig {
     /// The part of a completion that `correct`, `exact`, `normalized`, `numeric`, `math` and `choice` take as its answer. For rows of
     /// built-in tasks, `correct` scores the whole completion.
     pub answer_from: AnswerFrom,
-    /// `true` if the answer is only searched after the last `</think>` of a completion that has one.
+    /// `true` if the answer is only searched after the last thought of a completion, such as after `</think>`.
     #[default(true)]
     pub answer_after_think: bool,
     /// The reward [`crate::Json`] for valid JSON; `None` disables it.

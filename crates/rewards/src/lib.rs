@@ -12,6 +12,7 @@ mod external;
 mod failures;
 pub mod math;
 mod patterns;
+mod plain;
 pub mod programs;
 mod reward_fn;
 mod weighted;

@@ -1,9 +1,10 @@
 //! Finds formulas between dollars, as opposed to prices.
 
+use crate::math::environment_name;
 use crate::patterns::regex;
 use std::ops::Range;
 
-/// Finds the formulas of a text, `$...$`, `$$...$$`, `\(...\)` and `\[...\]`, with their delimiters.
+/// Finds the formulas of a text, `$...$`, `$$...$$`, `\(...\)`, `\[...\]` and environments such as `align*`, with their delimiters.
 pub(super) fn formulas(text: &str) -> Vec<Range<usize>> {
     let bytes = text.as_bytes();
     let (mut found, mut i) = (Vec::new(), 0);
@@ -22,6 +23,13 @@ pub(super) fn formulas(text: &str) -> Vec<Range<usize>> {
                 end.filter(|end| !text[i + 2..end - 2].trim().is_empty())
             }
             None if rest.starts_with('$') => inline(text, i),
+            None if rest.starts_with("\\begin") && !missing.contains(&"\\end") => {
+                let end = environment(rest).map(|length| i + length);
+                if end.is_none() && environment_name(rest).is_some() {
+                    missing.push("\\end");
+                }
+                end
+            }
             None => None,
         };
         match end {
@@ -36,8 +44,17 @@ pub(super) fn formulas(text: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// Returns a formula without its delimiters.
+/// Returns the length of the environment of formulas at the beginning of a text.
+fn environment(text: &str) -> Option<usize> {
+    let end = format!("\\end{{{}}}", environment_name(text)?);
+    text.find(&end).map(|at| at + end.len())
+}
+
+/// Returns a formula without its delimiters. An environment keeps them.
 pub(super) fn inside(formula: &str) -> &str {
+    if formula.starts_with("\\begin") {
+        return formula;
+    }
     let length = if formula.starts_with("$$") || formula.starts_with('\\') { 2 } else { 1 };
     formula[length..formula.len() - length].trim()
 }

@@ -30,7 +30,7 @@ pub(crate) fn label(text: &str) -> Option<char> {
 /// Returns the letter that a sentence chooses: `The answer is (E)`, `Option B`, `D is the correct choice`, or a last line that is a letter.
 pub(super) fn chosen(text: &str) -> Option<char> {
     // An optional `**`, `\text{` or the like, then the letter: upper case, or any case in brackets.
-    const LETTER: &str = r"[\s*_$\x22'\u{201c}`{:=>-]*(?:\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{\s*)*(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])(?:\b|_))";
+    const LETTER: &str = r"[\s*_$\x22'\u{201c}`{:=>-]*(?:\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{\s*)*(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])(?:\b|_|[^\x00-\x7f]))";
     static SAID: LazyLock<Vec<Regex>> = LazyLock::new(|| {
         let kind = r"(?:(?:option|choice|letter|alternative|answer|statement)s?\b\s*)";
         let verb = r"(?:(?:is|are|was|be|must be|will be|should be|would be|therefore|thus|clearly|indeed)\b\s*)";
@@ -44,12 +44,17 @@ pub(super) fn chosen(text: &str) -> Option<char> {
                 r"{LETTER}(?i:\**\s*(?:is|must be)\s+(?:(?:therefore|thus|clearly|indeed|also)\s+)?(?:(?:the|our)\s+)?(?:only\s+)?(?:(?:correct|right|best|true|answer|choice)\b))"
             ),
             format!(r"(?i:\b(?:option|choice|choose|pick|select|chose)\b[\s*_:]*{verb}*[\s:*]*{kind}?){LETTER}"),
+            // Chinese: `故选：B`, `正确答案是 C`, `A选项正确`.
+            format!(r"(?:^|[^不非未])选(?:项|择)?(?:是|为|出|应为)?\s*:?{LETTER}"),
+            format!(r"答案[】\]]?(?:应该|应|就)?(?:是|为|选)?\s*:?\s*(?:选项)?{LETTER}"),
+            format!(r"正确(?:的)?(?:选项|答案|说法|结论|一项)?(?:应该|应|就)?(?:是|为)?\s*:?{LETTER}"),
+            r"([A-Z])\)?(?:选项|项)?(?:是|为)?\s*(?:正确|对的|符合)".to_owned(),
         ];
         patterns.map(|pattern| Regex::new(&pattern).expect("the pattern is a constant")).into()
     });
     regex!(
         REFUSED,
-        r"(?i)^[)\]}\s*.,:$]*(?:(?:is|are|was|can|could|must|does|do)\s*)?(?:not\b|cannot\b|n['\u{2019}]t\b|isn|can['\u{2019}]t|wrong\b|incorrect\b|false\b|impossible\b|out\b)"
+        r"(?i)^[)\]}\s*.,:$]*(?:(?:is|are|was|can|could|must|does|do)\s*)?(?:not\b|cannot\b|n['\u{2019}]t\b|isn|can['\u{2019}]t|wrong\b|incorrect\b|false\b|impossible\b|out\b|(?:选项|项)?\s*(?:是)?(?:不|错|有误|非|没))"
     );
     let chosen = SAID.iter().find_map(|said| {
         let letters = said.captures_iter(text).filter_map(|found| {
@@ -60,8 +65,8 @@ pub(super) fn chosen(text: &str) -> Option<char> {
         });
         letters.last()
     });
-    // `D`, `Thus A`, `E)` and `= 3 = C` as the last line.
-    regex!(LAST, r"^(?:.*(?:[=>]|(?i:thus|hence|therefore|so|is|be))[\s,:]*)?\(?([A-Z])\)?\.?$");
+    // `D`, `Thus A`, `E)`, `= 3 = C` and `Therefore the second. **D**` as the last line.
+    regex!(LAST, r"^(?:.*(?:[=>]|\*\*|(?i:thus|hence|therefore|so|is|be))[\s,:]*)?\(?([A-Z])\)?\.?\**\.?$");
     let last = || {
         let line = text.trim_end().lines().next_back()?.trim().trim_matches('*');
         let line = Some(line).filter(|line| line.len() <= 200)?;

@@ -5,9 +5,11 @@ mod formulas;
 mod letters;
 mod numbers;
 mod sentence;
+mod thoughts;
 
 use crate::math::Answer;
 use crate::patterns::regex;
+use crate::plain::plain;
 use crate::reward_fn::RewardInput;
 use boxes::{end_of_last_box, last_boxes, last_hashes, last_tag};
 use data::Item;
@@ -18,6 +20,7 @@ use sentence::{final_answer, is_short, last_said, last_value_of, values_of_sente
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::borrow::Cow;
+use thoughts::behind_thoughts;
 
 /// The part of a completion that is its answer: the key `rewards.answer_from`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,9 +78,11 @@ impl AnswerFrom {
     fn letter(self, text: &str) -> Option<char> {
         let of = |part: Cow<'_, str>| label(&part).or_else(|| letters::chosen(&part));
         match self {
-            Self::Auto => last_tag(text)
+            Self::Auto => json_answer(text)
+                .map(Cow::Owned)
+                .or_else(|| last_tag(text))
                 .and_then(of)
-                .or_else(|| last_boxes(text).and_then(|boxes| label(&boxes)))
+                .or_else(|| last_boxes(text).and_then(|boxes| label(&boxes).or_else(|| lone_letter(&boxes))))
                 .or_else(|| last_hashes(text).and_then(|line| of(line.into())))
                 .or_else(|| letters::chosen(text))
                 .or_else(|| Some(text).filter(|text| is_short(text)).and_then(label)),
@@ -86,7 +91,32 @@ impl AnswerFrom {
     }
 }
 
+/// Returns the only letter in a box, in upper case. Elsewhere, a lower-case letter is a variable.
+fn lone_letter(text: &str) -> Option<char> {
+    let mut letters = text.trim().chars();
+    letters.next().filter(|c| c.is_ascii_lowercase() && letters.next().is_none()).map(|c| c.to_ascii_uppercase())
+}
+
+/// Returns the answer of a completion that is a JSON object, as a whole or in a block of code: the value of `answer` or `final_answer`.
+fn json_answer(text: &str) -> Option<String> {
+    let text = text.trim();
+    let block = text
+        .strip_suffix("```")
+        .and_then(|text| text.rsplit_once("```"))
+        .map(|(_, block)| block.trim_start_matches("json"));
+    let object: serde_json::Value = serde_json::from_str(block.unwrap_or(text)).ok()?;
+    let answer = ["answer", "final_answer"].iter().find_map(|key| object.get(key))?;
+    match answer {
+        serde_json::Value::String(text) => Some(text.clone()),
+        serde_json::Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
 fn marked(text: &str) -> Option<Cow<'_, str>> {
+    if let Some(answer) = json_answer(text) {
+        return Some(Cow::Owned(answer));
+    }
     // A final answer after the last box takes precedence.
     let boxes = || match end_of_last_box(text).and_then(|end| final_answer(&text[end..])) {
         Some(said) => Some(Cow::Borrowed(said)),
@@ -111,20 +141,20 @@ fn unmarked(text: &str) -> Option<&str> {
 pub struct AnswerRule {
     /// The part of the completion that is its answer.
     pub from: AnswerFrom,
-    /// `true` if only the text after the last `</think>` counts, if there is one.
+    /// `true` if only the text after the last thought counts, such as after `</think>`.
     #[default(true)]
     pub after_think: bool,
 }
 
 impl AnswerRule {
-    pub(crate) fn find<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
-        self.from.find(self.part(completion)).filter(|found| !found.is_empty())
+    pub(crate) fn find(&self, completion: &str) -> Option<String> {
+        let found = self.from.find(&self.part(completion))?.into_owned();
+        (!found.is_empty()).then_some(found)
     }
 
-    /// Returns the part of a completion in which the answer is searched.
-    fn part<'a>(&self, completion: &'a str) -> &'a str {
-        let behind = completion.rsplit_once("</think>").filter(|_| self.after_think);
-        behind.map_or(completion, |(_, behind)| behind)
+    /// Returns the part of a completion in which the answer is searched, with ASCII digits and punctuation.
+    fn part<'a>(&self, completion: &'a str) -> Cow<'a, str> {
+        plain(if self.after_think { behind_thoughts(completion) } else { completion })
     }
 
     /// Returns the answer of a completion and, if the answer is a sentence, the values that the sentence may have.
@@ -134,15 +164,15 @@ impl AnswerRule {
         let is_sentence = match self.from {
             AnswerFrom::Completion | AnswerFrom::LastNumber => false,
             // In a box, `72!` is a factorial, and only words with a verb are a sentence.
-            _ => found.contains(" is ") || last_boxes(text).is_none_or(|boxes| boxes.trim() != found),
+            _ => found.contains(" is ") || last_boxes(&text).is_none_or(|boxes| boxes.trim() != found),
         };
         let plain = if is_sentence { found.replace("**", "") } else { String::new() };
         let values: Vec<String> = values_of_sentence(&plain).into_iter().map(str::to_owned).collect();
-        std::iter::once(found.into_owned()).chain(values).collect()
+        std::iter::once(found).chain(values).collect()
     }
 
     pub(crate) fn letter(&self, completion: &str) -> Option<char> {
-        self.from.letter(self.part(completion))
+        self.from.letter(&self.part(completion))
     }
 }
 
@@ -160,15 +190,16 @@ pub(crate) fn is_right(rule: AnswerRule, input: &RewardInput<'_>) -> Option<bool
 }
 
 /// Returns the reference answers of a row; `None` if it has none. For a whole solution, as in GSM8K and MATH, this is its final answer.
-pub(crate) fn references(item: &Item) -> Option<Vec<Cow<'_, str>>> {
+pub(crate) fn references(item: &Item) -> Option<Vec<String>> {
     /// The maximum length in characters of a reference answer that is not a solution.
     const LONGEST: usize = 300;
     let right = item.answers();
     let short = right.map(|answer| {
-        let marked = last_hashes(answer).map(Cow::Borrowed).or_else(|| last_boxes(answer));
-        let solution = || if answer.chars().count() > LONGEST { AnswerFrom::Auto.find(answer) } else { None };
-        marked.or_else(solution).unwrap_or(Cow::Borrowed(answer.trim()))
+        let answer = plain(answer);
+        let marked = last_hashes(&answer).map(Cow::Borrowed).or_else(|| last_boxes(&answer));
+        let solution = || if answer.chars().count() > LONGEST { AnswerFrom::Auto.find(&answer) } else { None };
+        marked.or_else(solution).unwrap_or(Cow::Borrowed(answer.trim())).into_owned()
     });
-    let short: Vec<Cow<'_, str>> = short.collect();
+    let short: Vec<String> = short.collect();
     (!short.is_empty()).then_some(short)
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 const DIGITS: &str =
     r"(?:\d{1,3}(?:(?:,|\{,\}|\\!,\\!|,\\!|\\,)\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?";
 const SIGN: &str = r"(?:[-+\u{2212}]\s?)?";
-const CURRENCY: &str = r"(?:\\?[$\u{20ac}\u{a3}\u{a5}]\s?)?";
+const CURRENCY: &str = r"(?:\\?\p{Sc}\s?)?";
 
 /// Returns the pattern with the constants for their names.
 fn with_constants(pattern: &str) -> String {
@@ -28,15 +28,32 @@ pub(super) fn first_number(text: &str) -> Option<Range<usize>> {
     FIRST.find(text).map(|found| found.range())
 }
 
+/// A number, or a calculation with numbers.
+const VALUE: &str = r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|(?:DIGITS)?\s?(?:π|√\s?\(?\d+\)?)|DIGITS)(?:\s?%)?(?:(?:\s?[-+*/×÷·\u{2212}]\s?|[:^])CURRENCYSIGN(?:DIGITS|(?:DIGITS)?(?:π|√\s?\(?\d+\)?))(?:\s?%)?)*(?:\s?\\?%)?";
+/// The text between the values of a list.
+const JOINING: &str = r"(?:\s*[,;]\s*(?:and\s|or\s)?|\s+(?:and|or)\s+|\s*[和或及与]\s*)";
+
+/// Returns the range of the first value of a text, or of the list of values there: `3 and 5`, `3; 8`.
+pub(super) fn first_values(text: &str) -> Option<Range<usize>> {
+    regex!(VALUES, with_constants(&format!("{VALUE}(?:{JOINING}{VALUE})*")));
+    VALUES.find(text).map(|found| found.range())
+}
+
+/// Returns the range of a list of values that ends at `end`, after a verb or a colon: `3 and 8` of `The solutions are 3 and 8`.
+pub(super) fn values_before(text: &str, end: usize) -> Option<Range<usize>> {
+    regex!(LIST, with_constants(&format!(r"(?:\b(?:are|were|be|either)|[:是为])\s*({VALUE}(?:{JOINING}{VALUE})+)$")));
+    let mut from = end.saturating_sub(200);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    let found = LIST.captures(&text[from..end])?.get(1)?;
+    Some(from + found.start()..from + found.end())
+}
+
 /// Returns the range of the last number of a text, or of the calculation that ends with it: `3/4`, `2 * 3`, `$400 + $60`, `25π`, `2^3`.
 pub(super) fn last_value_range(text: &str) -> Option<Range<usize>> {
-    regex!(
-        VALUE,
-        with_constants(
-            r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|(?:DIGITS)?\s?(?:π|√\s?\(?\d+\)?)|DIGITS)(?:\s?%)?(?:(?:\s?[-+*/×÷·\u{2212}]\s?|[:^])CURRENCYSIGN(?:DIGITS|(?:DIGITS)?(?:π|√\s?\(?\d+\)?))(?:\s?%)?)*(?:\s?\\?%)?"
-        )
-    );
-    let found = VALUE.find_iter(text).last()?;
+    regex!(LAST, with_constants(VALUE));
+    let found = LAST.find_iter(text).last()?;
     let value = without_operator(text, found.range());
     Some(found.end() - value.len()..found.end())
 }

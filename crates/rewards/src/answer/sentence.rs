@@ -1,9 +1,10 @@
 //! Answers in sentences: finds the sentence that is the answer, and its value.
 
 use super::formulas::{formulas, inside};
-use super::numbers::{first_number, last_value_range};
-use crate::math::is_name;
+use super::numbers::{first_number, first_values, last_value_range, values_before};
+use crate::math::{is_name, unit_length};
 use crate::patterns::regex;
+use std::ops::Range;
 
 /// The maximum length of a sentence that is an answer, in bytes.
 const WINDOW: usize = 2000;
@@ -12,7 +13,7 @@ const WINDOW: usize = 2000;
 pub(super) fn last_said(text: &str) -> Option<&str> {
     regex!(
         SAID,
-        r"(?i)\banswers?\b(?:\s+(?:to|of|for)\b[^.:\n]{0,100}?)?\s*\**\s*(?:is|are|was|were|will be|would be|must be|should be|=|:)\**\s*:?\**\s*"
+        r"(?i)(?:答案|综上)\s*(?:应该|应|就)?\s*(?:是|为|[:=])\s*:?\s*|(?:^|\s)答\s*:\s*|\banswers?\b(?:\s+(?:to|of|for)\b[^.:\n]{0,100}?)?\s*\**\s*(?:is|are|was|were|will be|would be|must be|should be|=|:)\**\s*:?\**\s*"
     );
     regex!(NOT, r"(?i)^not\b");
     let said = SAID.find_iter(text).filter(|said| !NOT.is_match(&text[said.end()..])).last()?;
@@ -63,14 +64,65 @@ regex!(END, r"\n|[.!?]\s");
 /// Returns the value of the last sentence that has one: its last formula, or else the result of its last equation, or its last number or
 /// calculation.
 pub(super) fn last_value_of(text: &str) -> Option<&str> {
-    let Some(formula) = formulas(text).pop() else { return last_result(text) };
-    let (formula, behind) = (inside(&text[formula.clone()]), &text[formula.end..]);
+    let mut formulas = formulas(text);
+    while explains(text, &formulas) {
+        formulas.pop();
+    }
+    let Some(last) = formulas.last() else { return last_result(text) };
+    let behind = &text[last.end..];
+    let formula = several(text, &formulas).unwrap_or_else(|| inside(&text[last.clone()]));
     // A number in a later sentence takes precedence over a formula.
-    let later = match formula.ends_with('.') {
-        true => last_result(behind),
-        false => END.find(behind).and_then(|end| last_result(&behind[end.end()..])),
+    let rest = || {
+        let end = END.find(behind);
+        let later = end.and_then(|end| last_result(&behind[end.end()..]));
+        later.or_else(|| value_of_subject(&behind[..end.map_or(behind.len(), |end| end.start())]))
     };
+    let later = if formula.ends_with('.') { last_result(behind) } else { rest() };
     later.or(Some(formula))
+}
+
+/// Returns the value that a sentence gives to its subject, a formula: `9` of ` is 9.`, `15 cm` of ` equals 15 cm.`, `3 and 5` of ` are 3 and
+/// 5`. `None` for a comparison, `is 2 more than 3`, and for a clause that explains the formula, `, which is 9`.
+fn value_of_subject(behind: &str) -> Option<&str> {
+    regex!(
+        VERB,
+        r"(?i)(?:\b(?:is|are|was|were|be|equals?|gives?|yields?|measures?|makes?|becomes?|totals?|(?:has|have)(?:\s+(?:area|length|perimeter|volume|degree|value|order|size))?|contains?|costs?|takes?|comes? (?:out )?to|amounts? to)\s+(?:(?:equal to|exactly|approximately|about|only|just|therefore|thus|then|now|an?)\s+)*|(?:是|为|等于|得|=|≈)\s*)$"
+    );
+    regex!(CLAUSE, r"(?i)\b(?:which|where|since|because|if|when|whose|whereas|not|as|while|for)\b|因为|不是|其中");
+    regex!(COMPARED, r"(?i)\d|\b(?:more|less|fewer|greater|larger|smaller|times|than|of|from|or)\b|[-+*/^=]");
+    let value = first_values(behind)?;
+    let before = &behind[..value.start];
+    let unit = unit_length(&behind[value.end..]);
+    let after = &behind[value.end + unit..];
+    let is_value = VERB.is_match(before) && !CLAUSE.is_match(before) && !COMPARED.is_match(after);
+    is_value.then(|| behind[value.start..value.end + unit].trim())
+}
+
+/// Returns `true` if the last formula explains the formula before it: `$A = 12.6$, where $r = 2$`.
+fn explains(text: &str, formulas: &[Range<usize>]) -> bool {
+    regex!(CLAUSE, r"^[\s,]*\(?(?:where|using|since|because)\b[^.\n]*$");
+    let [.., before, last] = formulas else { return false };
+    let has_value = text[before.clone()].contains(|c: char| c.is_ascii_digit() || c == '=');
+    has_value && !text[..before.end - 1].trim_end().ends_with('.') && CLAUSE.is_match(&text[before.end..last.start])
+}
+
+/// Returns the formulas at the end of an enumeration after a verb: `$3$ and $8$` of `The solutions are $3$ and $8$`.
+fn several<'a>(text: &'a str, formulas: &[Range<usize>]) -> Option<&'a str> {
+    regex!(JOINING, r"(?i)^\s*(?:[,;]\s*)?(?:and|or|和|或|及|与)?\s*$");
+    regex!(VERB, r"(?i)(?:\b(?:are|were|be|either)|[:是为得])\s*$");
+    let joins = |pair: &&[Range<usize>]| {
+        let gap = &text[pair[0].end..pair[1].start];
+        !gap.trim().is_empty() && JOINING.is_match(gap)
+    };
+    let count = formulas.windows(2).rev().take_while(joins).count();
+    let first = formulas.get(formulas.len() - 1 - count)?;
+    let has_or = |pair: &[Range<usize>]| {
+        let gap = &text[pair[0].end..pair[1].start];
+        gap.contains("or") || gap.contains('或')
+    };
+    let is_choice = formulas.windows(2).rev().take(count).any(has_or);
+    (count > 0 && (is_choice || VERB.is_match(&text[..first.start])))
+        .then(|| &text[first.start..formulas[formulas.len() - 1].end])
 }
 
 /// Returns the value of a text without formulas: `15` of `There are 9 + 6 = 15 liters of water out of the 24 liters`.
@@ -87,7 +139,9 @@ fn last_result(text: &str) -> Option<&str> {
         let value = first_number(&text[from..last.start])?;
         (!NEXT.is_match(&text[from + value.end..])).then(|| &text[from + value.start..from + value.end])
     });
-    Some(result.unwrap_or(&text[last]))
+    let unit = || last.start..last.end + unit_length(&text[last.end..]);
+    let value = || values_before(text, last.end).unwrap_or_else(unit);
+    Some(result.unwrap_or_else(|| text[value()].trim()))
 }
 
 /// Returns the possible values of an answer that is a sentence, most likely first: `72` of `Nora sold a total of 72 clips`, `72, because 48
@@ -130,7 +184,7 @@ fn without_remark(text: &str) -> &str {
 fn behind_verb(text: &str) -> &str {
     regex!(
         VERB,
-        r"(?i)(?:^|\s)(?:is|are|was|were|be|equals?|becomes?|makes?|totals?|gives|get|has|have|exactly|approximately|about|:)(?:\s+(?:equal to|exactly|approximately|about|only|just|therefore|thus))*:?\s+"
+        r"(?i)(?:^|\s)(?:is|are|was|were|be|equals?|becomes?|makes?|totals?|gives|get|has|have|exactly|approximately|about|:)(?:\s+(?:equal to|exactly|approximately|about|only|just|therefore|thus))*:?\s+|(?:^|[^不])(?:是|为|等于)\s*"
     );
     let formulas = formulas(text);
     let outside = |at: usize| !formulas.iter().any(|formula| formula.contains(&at));
@@ -157,14 +211,15 @@ fn single_value(text: &str) -> Option<&str> {
         && !before.trim_end().ends_with(['+', '-', '*', '/', '^', '(', '_', '{', '[', ',', '\u{2212}', '\u{d7}'])
         && !after.trim_start().starts_with(['+', '-', '*', '/', '^', '=', '(', '_', '{', '}', '\\', ')', ']'])
         && !is_variable(after);
-    (is_alone && has_words(&format!("{before} {after}"))).then(|| &text[range])
+    let unit = unit_length(after);
+    (is_alone && has_words(&format!("{before} {after}"))).then(|| text[range.start..range.end + unit].trim())
 }
 
 /// Returns `true` if a number is multiplied by a variable of one letter: `3x`. `3m` has a unit.
 fn is_variable(after: &str) -> bool {
     let mut letters = after.chars();
-    letters.next().is_some_and(|c| c.is_alphabetic() && !"mghslLkmC".contains(c))
-        && letters.next().is_none_or(|c| !c.is_alphabetic())
+    letters.next().is_some_and(|c| c.is_ascii_alphabetic() && !"mghslLkmC".contains(c))
+        && letters.next().is_none_or(|c| !c.is_ascii_alphabetic())
 }
 
 pub(super) fn is_short(text: &str) -> bool {

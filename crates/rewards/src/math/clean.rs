@@ -1,7 +1,9 @@
 //! Normalises the text of answers before it is split into tokens.
 
+use super::environment::last_line;
 use super::lex::ROW_END;
 use crate::patterns::regex;
+use crate::plain::plain;
 use regex::{Captures, Regex};
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -41,8 +43,6 @@ const REPLACED: &[(&str, &[&str])] = &[
     ("=", &["=="]),
     ("\\pm ", &["±"]),
     ("\\in ", &["∈"]),
-    ("^2 ", &["²"]),
-    ("^3 ", &["³"]),
     ("\\frac{1}{2} ", &["½"]),
     ("\\frac{1}{4} ", &["¼"]),
     ("\\frac{3}{4} ", &["¾"]),
@@ -51,10 +51,9 @@ const REPLACED: &[(&str, &[&str])] = &[
     (" ", &["\u{a0}", "\u{202f}"]),
     ("^", &["**"]),
     // Sizes, LaTeX spaces, currencies and degrees.
-    ("", &["\\left.", "\\right.", "\\left", "\\right"]),
+    ("", &["\\middle", "\\left.", "\\right.", "\\left", "\\right"]),
     ("", &["\\bigl", "\\bigr", "\\Bigl", "\\Bigr", "\\biggl", "\\biggr", "\\big", "\\Big", "\\bigg", "\\Bigg"]),
     ("", &["\\,", "\\;", "\\:", "\\>", "\\displaystyle", "\\textstyle", "\\limits"]),
-    ("", &["\\$", "$", "€", "£", "¥"]),
     ("", &["^{\\circ}", "^\\circ", "^{\\degree}", "^\\degree", "^{o}", "\\degree", "\\circ", "°"]),
     ("", &["\u{200b}"]),
 ];
@@ -71,6 +70,18 @@ static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"(^|\D)\.(\d*\\(?:overline|bar|dot))", "${1}0.$2"),
         (r"\.(\d*)\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", ".$1($2$3$4)"),
         (r"\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))", ".$1($2$3)"),
+        // Seconds and minutes of arc, and times with a colon in braces.
+        (r"(\d)\s*\^\s*\{?\s*\\prime(?:\s*\\prime)?\s*\}?", "$1"),
+        (r"\{:\}", ":"),
+        // Scientific notation with a letter for the sign: `5 x 10^7`.
+        (r"(\d)\s*[xX]\s*10\s*(\^|\*\*)", "$1\\times 10$2"),
+        // Ratios in words: `1 to 2`, `1 \text{ to } 2`.
+        (r"^(\d+)\s*(?:to|\\(?:text|mathrm)\s*\{\s*to\s*\})\s*(\d+)$", "$1:$2"),
+        // Currencies before or after a number.
+        (
+            r"(?:\b(?:US|R|HK|NT)\s*)?\\?\p{Sc}|\\(?:pounds|euro|yen)\b|\b(?:USD|EUR|GBP|INR|JPY|CNY|RMB)\b|\bRs\.?\s*(\d)",
+            "$1",
+        ),
         // Binomials: `C(5, 2)`, `C_5^2`, `C^2_5`, `{}_5C_2`, `5C2`.
         (r"\bC\((\w+),\s*(\w+)\)", "\\binom{$1}{$2}"),
         (r"\bC_\{?(\w+)\}?\^\{?(\w+)\}?", "\\binom{$1}{$2}"),
@@ -87,17 +98,23 @@ static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     patterns.map(|(pattern, with)| (Regex::new(pattern).expect("the pattern is a constant"), with)).into()
 });
 
-/// Returns an answer without wrappers (dollars, `\boxed{}`, a final full stop), LaTeX spaces and sizes, currencies and degrees.
-pub(super) fn clean(text: &str) -> String {
-    let mut text = text.trim().to_owned();
+/// Returns an answer without wrappers: dollars, `\boxed{}`, a final full stop, and the lines of a derivation before the last.
+pub(super) fn bare(text: &str) -> String {
+    let mut text = plain(text.trim()).into_owned();
     loop {
-        let bare = unwrap(without_end(&text));
-        if bare.len() == text.len() {
-            break;
+        let inside = unwrap(without_end(&text));
+        let inside = last_line(inside).unwrap_or_else(|| inside.to_owned());
+        if inside.len() == text.len() {
+            return text;
         }
-        text = bare.to_owned();
+        text = inside;
     }
-    text = rows(&text);
+}
+
+/// Returns a [bare] answer without LaTeX spaces and sizes, currencies and degrees.
+pub(super) fn clean(text: &str) -> String {
+    let mut text = rows(text);
+    text = with_powers(&text).into_owned();
     text = with_repetitions(&text).into_owned();
     for (pattern, with) in PATTERNS.iter() {
         if let Cow::Owned(replaced) = pattern.replace_all(&text, *with) {
@@ -146,6 +163,26 @@ fn with_repetitions(text: &str) -> Cow<'_, str> {
             Some((rest, block)) => format!("{whole}{rest}({block})"),
             None => format!("{whole}{digits}"),
         }
+    })
+}
+
+/// Rewrites raised digits: `10⁻⁷` becomes `10^{-7}`.
+fn with_powers(text: &str) -> Cow<'_, str> {
+    const RAISED: &str = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+    regex!(POWER, r"[⁺⁻]?[⁰¹²³⁴-⁹]+");
+    let digit = |c: char| match RAISED.chars().position(|raised| raised == c) {
+        Some(digit) => digit.to_string(),
+        None => {
+            if c == '⁻' {
+                "-".into()
+            } else {
+                String::new()
+            }
+        }
+    };
+    POWER.replace_all(text, |found: &Captures<'_>| {
+        let digits: String = found[0].chars().map(digit).collect();
+        if digits.len() == 1 { format!("^{digits} ") } else { format!("^{{{digits}}} ") }
     })
 }
 

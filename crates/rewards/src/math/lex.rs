@@ -41,7 +41,7 @@ const NAMES: &[&str] = &[
 const WORDS: &[&str] = &[
     "cm", "mm", "km", "kg", "mg", "ft", "in", "mi", "lb", "lbs", "oz", "min", "sec", "hr", "hrs", "mph", "deg", "ml",
     "mL", "sq", "yd", "rad", "per", "the", "day", "cup", "AM", "PM", "am", "pm", "kmh", "pt", "gal", "is", "are",
-    "was", "of", "for", "if", "so", "at", "to", "by", "has", "all", "The", "It", "it", "Rs",
+    "was", "of", "for", "if", "at", "to", "by", "has", "all", "The", "It", "it", "Rs", "AA", "atm", "amu", "bar",
 ];
 
 /// Splits a [cleaned](super::clean::clean) answer into tokens. `commas` applies only outside of brackets; inside, commas separate items.
@@ -107,7 +107,10 @@ pub(super) fn tokens(text: &str, commas: Commas) -> Option<Vec<Token>> {
                 },
             }
         } else if c.is_alphabetic() {
-            let end = end_of_letters(&chars, i).max(i + 1);
+            // A word ends where the script changes: `x个`.
+            let same =
+                chars[i..].iter().take_while(|other| other.is_alphabetic() && is_letter(**other) == is_letter(c));
+            let end = i + same.count().max(1);
             let word: String = chars[i..end].iter().collect();
             push_word(&word, &mut tokens);
             i = end;
@@ -206,14 +209,19 @@ fn push_text(inside: &str, commas: Commas, tokens: &mut Vec<Token>) -> Option<()
         tokens.push(Token::Symbol(','));
     } else if bare.contains(|c: char| c.is_ascii_digit()) && !bare.contains('\\') {
         tokens.extend(self::tokens(bare, commas)?);
-    } else if letters.chars().count() == 1 {
+    } else if letters.chars().count() == 1 && letters.chars().all(is_letter) {
         tokens.extend(letters.chars().map(Token::Letter));
-    } else if is_separator(letters) || is_percent(letters) || is_name(letters) {
+    } else if is_separator(letters) || is_percent(letters) || is_step(letters) || is_name(letters) {
         push_word(letters, tokens);
     } else if !letters.is_empty() {
         tokens.push(Token::Words(bare.to_lowercase()));
     }
     Some(())
+}
+
+/// Returns `true` if a letter can be a variable. Letters of other scripts form words.
+fn is_letter(c: char) -> bool {
+    c.is_alphabetic() && c < '\u{2000}' && !('\u{590}'..='\u{1fff}').contains(&c)
 }
 
 /// Returns `true` if a word is a function or constant that is often written without a backslash.
@@ -222,7 +230,12 @@ pub(crate) fn is_name(word: &str) -> bool {
 }
 
 fn is_separator(word: &str) -> bool {
-    word == "and" || word == "or"
+    ["and", "or", "或", "和", "及"].contains(&word)
+}
+
+/// Returns `true` for a word between the steps of a derivation.
+fn is_step(word: &str) -> bool {
+    ["so", "thus", "hence", "therefore"].contains(&word)
 }
 
 fn is_percent(word: &str) -> bool {
@@ -236,6 +249,8 @@ fn push_word(word: &str, tokens: &mut Vec<Token>) {
         tokens.push(Token::Symbol(','));
     } else if is_percent(word) {
         tokens.push(Token::Symbol('%'));
+    } else if is_step(word) {
+        tokens.push(Token::Command("therefore".into()));
     } else if word == "not" {
         // The grammar has no such command, so `not 5` is not a value.
         tokens.push(Token::Command(word.into()));
@@ -245,7 +260,7 @@ fn push_word(word: &str, tokens: &mut Vec<Token>) {
         // `x = 1orx = 2`
         tokens.push(Token::Symbol(','));
         tokens.extend(variable.chars().map(Token::Letter));
-    } else if count > 3 || WORDS.contains(&word) {
+    } else if count > 3 || WORDS.contains(&word) || !word.chars().all(is_letter) {
         tokens.push(Token::Words(word.to_lowercase()));
     } else {
         tokens.extend(word.chars().map(Token::Letter));

@@ -5,6 +5,7 @@
 //! otherwise at sample points (`sample`), so that `(x+1)^2` equals `x^2+2x+1` without symbolic algebra.
 
 mod clean;
+mod environment;
 mod expr;
 mod expression;
 mod form;
@@ -12,11 +13,16 @@ mod lex;
 mod parse;
 mod same;
 mod sample;
+mod units;
 
-use clean::clean;
+use crate::plain::plain;
+use clean::{bare, clean};
+pub(crate) use environment::name as environment_name;
 use form::Form;
 use lex::Commas;
 pub(crate) use lex::is_name;
+use units::Unit;
+pub(crate) use units::length as unit_length;
 
 /// The maximum length in characters of an answer that is parsed; longer answers are compared as text.
 const MAX_LENGTH: usize = 1000;
@@ -42,23 +48,54 @@ pub fn equivalent(reference: &str, answer: &str) -> bool {
 
 /// A parsed reference answer.
 pub(crate) struct Answer {
-    text: String,
-    readings: Vec<Form>,
+    whole: Parsed,
+    /// The value without the unit at its end, and the unit.
+    value: Option<(Parsed, Unit)>,
 }
 
 impl Answer {
     pub(crate) fn new(text: &str) -> Self {
-        let text = clean(text);
+        let bare = bare(text);
+        let value = units::split(&bare).map(|(value, unit)| (Parsed::new(value), unit));
+        let mut whole = Parsed::new(&bare);
+        if let Some(system) = environment::system(&plain(text.trim_matches(|c: char| c.is_whitespace() || c == '$'))) {
+            whole.readings.extend(readings(&clean(&system)));
+        }
+        Self { whole, value }
+    }
+
+    /// Returns `true` if `answer` is equivalent to this reference. An answer with another unit is not; a reference without a unit has any.
+    pub(crate) fn is(&self, answer: &str) -> bool {
+        if answer.len() > 8 * MAX_LENGTH + self.whole.text.len() {
+            return false;
+        }
+        let answer = Self::new(answer);
+        let without_units = match (&self.value, &answer.value) {
+            (Some((_, a)), Some((_, b))) if !a.is_same(b) => return false,
+            (Some((a, _)), Some((b, _))) => a.is(b),
+            (Some((a, unit)), None) => unit.is_certain && a.is(&answer.whole),
+            (None, Some((b, _))) => self.whole.is(b),
+            (None, None) => false,
+        };
+        without_units || self.whole.is(&answer.whole)
+    }
+}
+
+/// A cleaned text and its forms.
+struct Parsed {
+    text: String,
+    readings: Vec<Form>,
+}
+
+impl Parsed {
+    fn new(bare: &str) -> Self {
+        let text = clean(bare);
         let readings = if text.chars().count() <= MAX_LENGTH { readings(&text) } else { Vec::new() };
         Self { text, readings }
     }
 
-    pub(crate) fn is(&self, answer: &str) -> bool {
+    fn is(&self, answer: &Self) -> bool {
         let reference = &self.text;
-        if answer.len() > 8 * MAX_LENGTH + reference.len() {
-            return false;
-        }
-        let answer = Self::new(answer);
         if reference.is_empty() || answer.text.is_empty() {
             return false;
         }

@@ -4,6 +4,7 @@ use super::expr::{Expr, Quantity};
 use super::expression::{expression, text};
 use super::form::{Form, Sign};
 use super::lex::{Commas, SET_CLOSE, SET_OPEN, Token, tokens};
+use super::same::interval;
 
 const MAX_DEPTH: i32 = 40;
 
@@ -17,8 +18,14 @@ pub(super) fn form(text: &str, commas: Commas) -> Option<Form> {
             return None;
         }
     }
-    list(&tokens)
+    // The last step of a derivation is its result: `a = 2 \Rightarrow b = 4`.
+    let last =
+        split(&tokens, |token| matches!(token, Token::Command(name) if ARROWS.contains(&name.as_str()))).pop()?.1;
+    list(last)
 }
+
+/// The commands between the steps of a derivation.
+const ARROWS: &[&str] = &["Rightarrow", "Longrightarrow", "implies", "therefore", "Leftrightarrow", "iff"];
 
 fn opens(token: &Token) -> bool {
     matches!(token, Token::Symbol('(' | '[' | '{' | SET_OPEN))
@@ -122,9 +129,65 @@ fn item(tokens: &[Token]) -> Option<Form> {
 fn set(tokens: &[Token]) -> Option<Form> {
     let parts = split(tokens, |token| is_command(Some(token), "cup"));
     if parts.len() == 1 {
-        return brackets(tokens);
+        return without_points(tokens).or_else(|| builder(tokens)).or_else(|| brackets(tokens));
     }
     parts.into_iter().map(|(_, part)| item(part)).collect::<Option<_>>().map(Form::Union)
+}
+
+/// Parses all real numbers except some, `(-\infty, \infty) \setminus \{1, 2\}`, to a union of intervals.
+fn without_points(tokens: &[Token]) -> Option<Form> {
+    let is_minus = |token: &Token| {
+        *token == Token::Symbol('-')
+            || matches!(token, Token::Command(name) if name == "setminus" || name == "backslash")
+    };
+    let [(_, all), (_, points)] = split(tokens, is_minus)[..] else { return None };
+    let (Form::List { items: ends, .. }, Form::List { open: '{', items, .. }) = (brackets(all)?, brackets(points)?)
+    else {
+        return None;
+    };
+    let is_infinite = |form: &Form| matches!(form, Form::Value(end) if end.samples[0].value.re.is_infinite());
+    if ends.len() != 2 || !ends.iter().all(is_infinite) {
+        return None;
+    }
+    let value = |form: &Form| match form {
+        Form::Value(value) if value.variables.is_empty() => Some((value.samples[0].value.re, form.clone())),
+        _ => None,
+    };
+    let mut points: Vec<(f64, Form)> = items.iter().map(value).collect::<Option<_>>()?;
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let ends: Vec<Form> = std::iter::once(ends[0].clone())
+        .chain(points.into_iter().map(|(_, point)| point))
+        .chain([ends[1].clone()])
+        .collect();
+    Some(Form::Union(ends.windows(2).map(|pair| Form::List { open: '(', close: ')', items: pair.to_vec() }).collect()))
+}
+
+/// Parses a set by its condition: `\{x | x > 4\}`, `\{x \in \mathbb{R} : x > 4\}`.
+fn builder(tokens: &[Token]) -> Option<Form> {
+    let [Token::Symbol(SET_OPEN | '{'), inside @ .., Token::Symbol(SET_CLOSE | '}')] = tokens else { return None };
+    let bar = |token: &Token| matches!(token, Token::Symbol('|' | ':')) || is_command(Some(token), "mid");
+    let (_, variable) = *split(inside, bar).first()?;
+    let condition = inside.get(variable.len() + 1..)?;
+    let is_set = match variable {
+        [Token::Letter(_)] => true,
+        [Token::Letter(_), member, ..] => is_command(Some(member), "in"),
+        _ => false,
+    };
+    let form = Some(condition).filter(|_| is_set).and_then(list)?;
+    let is_condition = |form: &Form| matches!(form, Form::Relation { .. });
+    // An interval, or a union of intervals, has no name of a variable.
+    let intervals = match &form {
+        Form::Relation { sides, signs } => interval(sides, signs),
+        Form::List { open: ',', items, .. } if items.iter().all(is_condition) => {
+            let part = |item: &Form| match item {
+                Form::Relation { sides, signs } => interval(sides, signs),
+                _ => None,
+            };
+            items.iter().map(part).collect::<Option<_>>().map(Form::Union)
+        }
+        _ => return None,
+    };
+    Some(intervals.unwrap_or(form))
 }
 
 /// Parses a matrix, a set, or several items between brackets.
@@ -209,7 +272,7 @@ fn sign(token: &Token) -> Option<Sign> {
         Token::Symbol('<') => Some(Sign::Less),
         Token::Symbol('>') => Some(Sign::Greater),
         Token::Command(name) => match name.as_str() {
-            "approx" | "approxeq" | "simeq" => Some(Sign::Approximate),
+            "approx" | "approxeq" | "simeq" | "sim" | "cong" | "doteq" => Some(Sign::Approximate),
             "equiv" => Some(Sign::Equal),
             "ne" | "neq" => Some(Sign::NotEqual),
             "lt" => Some(Sign::Less),
@@ -226,6 +289,7 @@ fn relation(tokens: &[Token]) -> Option<Form> {
     let parts = split(tokens, |token| sign(token).is_some());
     let signs: Vec<Sign> = parts.iter().filter_map(|(separator, _)| sign((*separator)?)).collect();
     let is_relation = !signs.is_empty();
+    let last = parts.len() - 1;
     let mut sides = Vec::with_capacity(parts.len());
     for (i, (_, part)) in parts.into_iter().enumerate() {
         let side = match function_of(part).filter(|_| is_relation) {
@@ -236,8 +300,8 @@ fn relation(tokens: &[Token]) -> Option<Form> {
             Some(_) => Expr::Variable(part.iter().map(|token| format!("{token:?}")).collect()),
             None => match expression(part) {
                 Some(side) => side,
-                // `\text{Area} = 5`, and names that this grammar cannot parse.
-                None if i == 0 && is_relation && sides.is_empty() => Expr::Variable(text(part)),
+                // `\text{Area} = 5`, and sides before the last that this grammar cannot parse.
+                None if i < last => Expr::Variable(text(part)),
                 None => return None,
             },
         };

@@ -94,7 +94,10 @@ fn is_equation(signs: &[Sign]) -> bool {
 /// variable.
 fn values<'a>(sides: &'a [Quantity], signs: &[Sign]) -> impl Iterator<Item = &'a Quantity> {
     let exact = signs.iter().position(|sign| *sign == Sign::Approximate).map(|at| &sides[at]);
-    sides.last().into_iter().chain(exact.filter(|side| !matches!(side.expr, Expr::Variable(_))))
+    let is_name = |side: &Quantity| matches!(side.expr, Expr::Variable(_));
+    // `5 = x` names x, too.
+    let first = sides.first().filter(|side| side.variables.is_empty() && sides.last().is_some_and(is_name));
+    sides.last().into_iter().chain(first).chain(exact.filter(|side| !is_name(side)))
 }
 
 /// Returns `true` if the left side of an equation only names the right side: `x = 5`, `f(3) = 7`, `|z| = 5`, `\sin\theta = 1/2`, `AB : CD =
@@ -169,7 +172,7 @@ fn constant_ratio(a: &[Sample; POINTS], b: &[Sample; POINTS]) -> Option<f64> {
 }
 
 /// Returns the set of values of a variable: `x < 1`, `0 <= x < 1`.
-fn interval(sides: &[Quantity], signs: &[Sign]) -> Option<Form> {
+pub(super) fn interval(sides: &[Quantity], signs: &[Sign]) -> Option<Form> {
     let constant = |side: &Quantity| side.variables.is_empty();
     let variable = |side: &Quantity| matches!(side.expr, Expr::Variable(_));
     let make = |low: Quantity, closed_low: bool, high: Quantity, closed_high: bool| Form::List {

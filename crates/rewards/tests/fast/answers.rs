@@ -11,8 +11,33 @@ const STEPS: &str = "The two parts are found first, one after the other, and the
 
 #[test]
 fn completions_in_answers_tsv_have_their_rewards() {
+    assert_eq!(checked(include_str!("answers.tsv")), 392);
+}
+
+#[test]
+fn completions_in_forms_tsv_have_their_rewards() {
+    assert_eq!(checked(include_str!("forms.tsv")), 317);
+}
+
+#[test]
+fn thoughts_count_without_answer_after_think() {
+    let keys = |after: bool| json!({"math": 1.0, "answer_after_think": after});
+    for completion in [
+        "<|channel|>analysis<|message|>it is \\boxed{8}<|end|><|start|>assistant<|channel|>final<|message|>I cannot say.",
+        "[THINK]so \\boxed{8}[/THINK] I do not know.",
+        "<|channel>thought\nso \\boxed{8}<channel|> I do not know.",
+        "<seed:think>so \\boxed{8}</seed:think> I do not know.",
+        "◁think▷so \\boxed{8}◁/think▷ I do not know.",
+    ] {
+        let judged = [true, false].map(|after| total(keys(after), "8", completion).unwrap());
+        assert_eq!(judged, [0.0, 1.0], "{completion}");
+    }
+}
+
+/// Checks the rows of a table, and returns their number.
+fn checked(rows: &str) -> usize {
     let (mut table, mut wrong, mut count) = (["", "", ""], Vec::new(), 0);
-    for line in include_str!("answers.tsv").lines().filter(|line| !line.starts_with('#')) {
+    for line in rows.lines().filter(|line| !line.starts_with('#')) {
         let [first, answer, last] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
         if first.starts_with('[') {
             table = [first, answer, last];
@@ -35,7 +60,7 @@ fn completions_in_answers_tsv_have_their_rewards() {
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
-    assert_eq!(count, 392);
+    count
 }
 
 #[test]

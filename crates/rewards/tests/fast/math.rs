@@ -10,6 +10,7 @@ const DIFFERENCES: &[(&str, &str, &str)] = &[
     ("3+4i", "3 + 4 i", "math_verify takes an i between spaces for another i"),
     ("i", "\\sqrt{-1}", "that is what i is"),
     ("1 < x < 4", "4 > x > 1", "the same interval"),
+    ("36 \\text{ cm}^2", "36 \\text{ cm}^3", "another unit is another answer"),
     ("\\text{5 dollars}", "5", "a unit does not count inside of \\text either"),
 ];
 
