@@ -19,7 +19,8 @@ impl TrainConfig {
     /// 3. the layers; under the same condition, each with the keys of its section `without_model` over its other keys.
     ///
     /// Settings of the built-in task (warm-up, learning rate, lengths) therefore never apply to a pretrained model. A section `rewards` in any
-    /// layer replaces the default reward `correct: 1`.
+    /// layer replaces the default reward `correct: 1`, and an assignment of the whole section (`--set rewards={math: 1}`) the sections of lower
+    /// layers.
     ///
     /// ```
     /// use grpo_files::Layers;
@@ -48,7 +49,7 @@ impl TrainConfig {
         }
         let (origin, text) = BUILT_IN;
         let built_in = Layers::new().text(origin, text)?.optional_section(WITHOUT_MODEL, without_model)?;
-        Ok(layers.over(built_in).resolve_over(defaults)?)
+        Ok(layers.over(built_in).replacing("rewards").resolve_over(defaults)?)
     }
 
     /// Returns the configuration of `grpo train` without arguments: a small model with random weights, which learns addition on the CPU within

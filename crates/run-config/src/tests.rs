@@ -368,3 +368,42 @@ fn dtypes_have_short_names(#[case] name: &str, #[case] dtype: PolicyDtype) {
         assert!(cause.contains("policy.dtype") && cause.contains("bfloat16"), "{error}: {cause}");
     }
 }
+
+#[test]
+fn an_assigned_section_of_rewards_replaces_those_of_lower_layers() {
+    let file = || {
+        let text = "{model: m, data: {files: a.jsonl}, rewards: {math: 1, regex: {polite: {pattern: please}}}}";
+        grpo_files::Layers::new().text("train.yaml", text).unwrap()
+    };
+    let of = |set: &[&str]| {
+        let set: Vec<String> = set.iter().map(|text| (*text).to_owned()).collect();
+        TrainConfig::from_layers(file().set(&set).unwrap()).unwrap().rewards
+    };
+    let replaced = of(&["rewards={choice: 0.5}"]);
+    assert_eq!(replaced, rewards::RewardConfig { choice: 0.5, ..Default::default() });
+    // Keys below the section are merged, in the order of the layers.
+    let merged = of(&["rewards.choice=0.5"]);
+    assert_eq!((merged.choice, merged.math, merged.regex.len()), (0.5, 1.0, 1));
+    let both = of(&["rewards.choice=0.5", "rewards={exact: 1}", "rewards.math=2"]);
+    assert_eq!((both.choice, both.exact, both.math, both.regex.len()), (0.0, 1.0, 2.0, 0));
+    let variables = [("GRPO__REWARDS".into(), "{exact: 1}".into())].into_iter();
+    let of_environment = TrainConfig::from_layers(file().env(variables).unwrap()).unwrap().rewards;
+    assert_eq!(of_environment, rewards::RewardConfig { exact: 1.0, ..Default::default() });
+}
+
+#[test]
+fn a_misspelt_key_of_the_length_penalty_names_the_key_beside_it() {
+    let refused = |key: &str| {
+        let set = [format!("rewards.soft_overlong_punishment={{{key}: 1}}")];
+        let error = TrainConfig::from_layers(grpo_files::Layers::new().set(&set).unwrap()).unwrap_err();
+        format!("{error}: {}", std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default())
+    };
+    for (key, meant) in [
+        ("max_completion_length", "max_completion_len"),
+        ("soft_punish_cache_len", "soft_punish_cache"),
+        ("weight", "rewards.soft_overlong_punishment.penalty_factor"),
+    ] {
+        let text = refused(key);
+        assert!(text.contains(&format!("did you mean `{meant}`?")), "{key}: {text}");
+    }
+}

@@ -58,6 +58,8 @@ pub struct Layers(Vec<Layer>);
 struct Layer {
     origin: String,
     value: Value,
+    /// The key of an assignment.
+    assigned: Option<String>,
 }
 
 impl Layers {
@@ -95,7 +97,7 @@ impl Layers {
     /// [`Error::Layer`] if the value is not an object.
     pub fn value(mut self, origin: &str, value: Value) -> Result<Self> {
         match value {
-            Value::Object(_) => self.0.push(Layer { origin: origin.to_owned(), value }),
+            Value::Object(_) => self.0.push(Layer { origin: origin.to_owned(), value, assigned: None }),
             other => return Err(layer_error(origin, format!("expected a map of keys, got {}", kind(&other)))),
         }
         Ok(self)
@@ -106,6 +108,18 @@ impl Layers {
     pub fn over(self, mut lower: Self) -> Self {
         lower.0.extend(self.0);
         lower
+    }
+
+    /// Lets an assignment to the whole section `key`, as in `--set rewards={math: 1}`, replace the section of the layers below it. The keys of
+    /// other sections are merged.
+    #[must_use]
+    pub fn replacing(mut self, key: &str) -> Self {
+        let replaces = |layer: &Layer| layer.assigned.as_deref() == Some(key) && layer.value[key].is_object();
+        let last = self.0.iter().rposition(replaces).unwrap_or(0);
+        for layer in &mut self.0[..last] {
+            layer.value.as_object_mut().and_then(|map| map.remove(key));
+        }
+        self
     }
 
     /// Returns the value of the dotted path `key` in the last layer that sets it. Layers that set keys below `key` set `key`, too.
@@ -188,7 +202,8 @@ impl Layers {
         let known = serde_json::to_value(&defaults).map_err(|e| layer_error("defaults", e.to_string()))?;
         let keys = T::keys();
         let tree = if keys.is_empty() { known.clone() } else { strict::tree(&keys) };
-        let mut merged = Config::builder().add_source(Layer { origin: "defaults".into(), value: known.clone() });
+        let mut merged =
+            Config::builder().add_source(Layer { origin: "defaults".into(), value: known.clone(), assigned: None });
         let (mut resolved, mut before) = (defaults, known.clone());
         for mut layer in self.0 {
             let origin = layer.origin.clone();
@@ -308,7 +323,7 @@ fn assignment(origin: String, key: &str, value: &str) -> Result<Layer> {
     }
     let value = parse(value).map_err(|message| layer_error(&origin, message))?;
     let nested = key.rsplit('.').fold(value, |value, part| Value::Object(Map::from_iter([(part.to_owned(), value)])));
-    Ok(Layer { origin, value: nested })
+    Ok(Layer { origin, value: nested, assigned: Some(key.to_owned()) })
 }
 
 /// Converts a value to `config`'s type, because its own conversion rejects integers above `i64::MAX`.

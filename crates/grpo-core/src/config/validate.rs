@@ -184,9 +184,19 @@ impl LossConfig {
         if let Some(instead) = self.traits().names_average
             && (self.semantics == Semantics::Verl || self.loss_agg_mode.is_some())
         {
+            let name = self.loss_type.name();
+            if self.semantics == Semantics::Verl {
+                return fail(format!(
+                    "loss_type {name} names an average, which verl sets with loss_agg_mode: use loss_type {instead}"
+                ));
+            }
+            // The same objective, whose name is not verl's.
+            let instead = match self.traits().level {
+                ImportanceSamplingLevel::Token => "loss_type grpo",
+                _ => "loss_type grpo with importance_sampling_level sequence",
+            };
             return fail(format!(
-                "loss_type {} names an average, which verl sets with loss_agg_mode: use loss_type {instead}",
-                self.loss_type.name()
+                "loss_type {name} names an average, and loss_agg_mode names another one: leave loss_agg_mode out, or use {instead}"
             ));
         }
         let modes = [self.agg_mode(), self.kl_agg_mode];

@@ -27,8 +27,8 @@
 //!
 //! ## Knobs
 //!
-//! * `clip_ratio_c`: the dual clip; default 3, also under `semantics: trl`, because the name stands for verl's loss. Above
-//!   1. `1e12` turns it off.
+//! * `semantics`: only `verl` has this loss. Elsewhere, `loss_type: grpo` with `clip_ratio_c` is the same objective.
+//! * `clip_ratio_c`: the dual clip; default 3. Above 1. `1e12` turns it off.
 //! * `log_ratio_guard`: 20 under verl, a number, or `off`.
 //! * `loss_agg_mode`: any of `docs/losses/aggregation.md`.
 //! * `epsilon_low`, `epsilon_high`, `delta`: as in [grpo](super::grpo).

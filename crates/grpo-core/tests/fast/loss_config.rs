@@ -31,6 +31,23 @@ fn prime_rl_losses_have_the_defaults_of_2026_09_18(#[values("ipo", "prime_rl")] 
     assert_eq!(narrow.bounds(), Bounds::Probability { down: 0.1, up: 0.1 });
 }
 
+/// The advice of the refusal leads to a valid configuration, in every system.
+#[rstest]
+fn losses_that_name_an_average_say_how_another_average_is_set(
+    #[values("dapo", "bnpo", "dr_grpo", "luspo")] loss: &str,
+    #[values("trl", "verl", "mllm_jax")] semantics: &str,
+) {
+    let config = |loss: &str, level: &str| {
+        let average = r#""loss_agg_mode": "token-mean", "max_completion_length": 8"#;
+        format!(r#"{{"loss_type": "{loss}", "semantics": "{semantics}", {average}{level}}}"#)
+    };
+    let text = refusal(&config(loss, ""));
+    let (_, advice) = text.split_once("use loss_type ").expect(&text);
+    let named = advice.split_whitespace().next().unwrap();
+    let level = if advice.contains("sequence") { r#", "importance_sampling_level": "sequence""# } else { "" };
+    LossConfig::from_json(&config(named, level)).unwrap_or_else(|error| panic!("{text}, and then {error}"));
+}
+
 #[test]
 fn zero_is_a_legal_value_of_every_knob_that_can_be_zero() {
     let json = r#"{"epsilon_low": 0, "epsilon_high": 0, "beta": 0, "entropy_coef": 0}"#;

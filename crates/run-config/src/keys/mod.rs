@@ -32,7 +32,12 @@ impl grpo_files::Configuration for TrainConfig {
     }
 
     fn successor(removed: &str) -> Option<&'static str> {
-        (removed == "grpo.backend").then_some("policy.device")
+        match removed {
+            "grpo.backend" => Some("policy.device"),
+            // Other rewards have a weight.
+            "rewards.soft_overlong_punishment.weight" => Some("rewards.soft_overlong_punishment.penalty_factor"),
+            _ => None,
+        }
     }
 
     fn hint(name: &str) -> Option<String> {
