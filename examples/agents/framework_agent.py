@@ -34,6 +34,11 @@ async def hold(task):
         pass  # The conversation has reached a limit, or the model has called a tool that does not exist.
 
 
-for line in sys.stdin:
-    asyncio.run(hold(json.loads(line)))
-    print(json.dumps({"reward": None}), flush=True)
+async def main():
+    # One loop for all conversations: the framework keeps its connections.
+    for line in sys.stdin:
+        await hold(json.loads(line))
+        print(json.dumps({"reward": None}), flush=True)
+
+
+asyncio.run(main())
