@@ -309,8 +309,8 @@ impl GrpoLossBuilder {
     ///
     /// # Errors
     /// [`Error::Config`] if neither [`GrpoLossBuilder::head`] nor [`GrpoLossBuilder::logits`] was called, or for an illegal
-    /// configuration; [`Error::Unsupported`] for the implementation `fused` on logits; the errors of [`Backend::plan`], except for a
-    /// backend that compiles if [`GrpoLossBuilder::max_tokens`] is not set.
+    /// configuration; [`Error::Unsupported`] for the implementation `fused` on logits; the errors of [`Backend::plan`] if
+    /// [`GrpoLossBuilder::max_tokens`] is set.
     pub fn build<B: Backend + Clone + 'static>(self, backend: &B) -> Result<GrpoLoss> {
         let Self { loss, implementation, tiling, max_tokens, sizes, dtype, layout, bias, gradients } = self;
         let policy = match sizes {
@@ -336,10 +336,8 @@ impl GrpoLossBuilder {
                 instead: "there is no head to fuse with; use `logits`, or pass hidden states and the head".into(),
             });
         }
-        // A plan for one token is cheap without a compiler, and fails for all that the backend does not support.
-        let tokens = if max_tokens == 0 && !backend.compiles() { 1 } else { max_tokens };
-        if tokens > 0 {
-            plans.with_plan(policy, Some(gradients), tokens, |_| Ok(()))?;
+        if max_tokens > 0 {
+            plans.with_plan(policy, Some(gradients), max_tokens, |_| Ok(()))?;
         }
         Ok(GrpoLoss { plans, policy, gradients })
     }

@@ -178,7 +178,7 @@ mod tests {
         let summary = Summary::new(&config, &[0.25, 0.75].map(row), Counters::default(), 1.0);
         let text = model_card(&config, &summary, Weights { trained: 1, total: 1 }).unwrap();
         assert!(text.chars().all(|c| c == '\n' || grpo_files::is_printable(c)), "{text:?}");
-        let (before, configuration) = text.split_once("\nThe configuration of the run:\n\n").unwrap();
+        let (before, configuration) = text.split_once("differ from the defaults of `grpo train`:\n\n").unwrap();
         let span = "````mod`\\n---\\nlicense: evil\\n<img src=x onerror=alert(4)>\\u{1b}[2J\\u{202e}```\\n# Title````, trained";
         assert!(before.contains(span), "{before}");
         assert!(before.contains("| \\<img src=z\\>\\|\\`x\\` | 0.2500 | 0.7500 |"), "{before}");

@@ -3,6 +3,8 @@
 use super::*;
 use rstest::rstest;
 use serde_json::{Value, json};
+#[cfg(feature = "https")]
+use std::io::{Read, Write};
 
 type Change = fn(&mut Value);
 
@@ -137,8 +139,18 @@ fn v1_at_the_end_of_an_address_is_ignored(#[values("/v1", "/v1/", "/")] end: &st
 #[test]
 fn https_to_a_server_of_http_names_the_scheme() {
     let model = Model::new();
+    // As HTTP servers answer a request that they cannot read.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+    });
     let server = Fake::start(Program::Vllm, &model.path());
-    let config = ServerConfig { base_urls: vec![server.url.replace("http:", "https:")], ..model.config(&[&server]) };
+    let config = ServerConfig { base_urls: vec![url], ..model.config(&[&server]) };
     let error = ServerEngine::open(EngineKind::Vllm, &config, model.run()).err().unwrap().to_string();
     assert!(error.contains("the server speaks http: write http://"), "{error}");
 }

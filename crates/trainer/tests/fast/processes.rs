@@ -261,7 +261,7 @@ impl Agent for Player {
             messages.extend([message, user(&format!("Not {}.", random()))]);
         }
         // Refused requests are not sampled.
-        let (status, _) = Client(connection).send(&messages, json!({"temperature": 0.125}));
+        let (status, _) = Client(connection).send(&messages, json!({"n": 2}));
         assert_eq!(status, 400);
         match random() {
             random if random.is_multiple_of(8) => Err(Failure::new(format!("lost {random}"))),

@@ -19,6 +19,8 @@ fn presets() -> Vec<(String, String)> {
 /// Returns the leading comment without its marks.
 fn comment(text: &str) -> String {
     let lines = text.lines().map_while(|line| line.strip_prefix("# "));
+    // Every file says which commands read it.
+    let lines = lines.filter(|line| !line.starts_with("A file for `grpo parity --config`"));
     lines.collect::<Vec<_>>().join(" ")
 }
 
