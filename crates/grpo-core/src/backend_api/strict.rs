@@ -85,10 +85,12 @@ pub fn elsewhere<'a>(unknown: &str, nearest: Option<&str>, paths: &[&'a str]) ->
     let same = same.min_by_key(|path| (std::cmp::Reverse(shared(path)), path.split('.').count()));
     let similarity = |other: &str| strsim::jaro_winkler(&key, other);
     let here = nearest.map_or(SIMILAR_ELSEWHERE, similarity);
-    // A longer or shorter form of a key of the same section: that section is the right one. Short keys begin alike by chance.
-    let is_form =
-        |nearest: &str| nearest.len().min(key.len()) >= 8 && (key.starts_with(nearest) || nearest.starts_with(&key));
-    if nearest.is_some_and(is_form) && here > SIMILAR_ELSEWHERE {
+    // Nearly the whole name of a key of the same section, as `max_completion_length` for `max_completion_len`: that section is the right one.
+    let is_form = |nearest: &str| {
+        let [short, long] = if nearest.len() < key.len() { [nearest, &key] } else { [&*key, nearest] };
+        long.starts_with(short) && 5 * short.len() >= 4 * long.len()
+    };
+    if unknown.contains('.') && nearest.is_some_and(is_form) && here > SIMILAR_ELSEWHERE {
         return None;
     }
     let similar = named().map(|path| (similarity(&last(path)), path)).filter(|(found, _)| *found > here);
