@@ -154,7 +154,11 @@ fn a_file_that_cannot_be_used_is_said_with_its_key_and_an_example() {
         ("data.eval_files", &directory, ["there is no split \"test\"", "name one with `split`"]),
         ("data.tools_file", nowhere, ["No such file", "`--set data.tools_file=tools.json`"]),
         ("data.tools_file", &directory, ["got a folder", "`--set data.tools_file=tools.json`"]),
-        ("data.tools_file", &object, ["expected a list of functions with names, e.g. `[{\"type\": \"function\"", "got `{}`"]),
+        (
+            "data.tools_file",
+            &object,
+            ["expected a list of functions with names, e.g. `[{\"type\": \"function\"", "got `{}`"],
+        ),
     ] {
         let settings = [format!("data.files={}", folder.text("gsm8k.jsonl")), format!("{key}={path}")];
         let trained = grpo(["train"]).set([format!("model={directory}")]);

@@ -325,7 +325,7 @@ fn long_integers_in_messages_are_numbers_for_chat_templates_and_texts_for_reward
     let digits = "98765432109876543210987";
     let (_folder, path) = file(
         "rows.jsonl",
-        &format!(
+        format!(
             r#"{{"prompt": [{{"role": "user", "content": "{digits}"}}, {{"role": "assistant", "content": "", "tool_calls": [{{"function": {{"name": "get", "arguments": {{"id": {digits}}}}}}}]}}, {{"role": "tool", "content": "none"}}], "n": {{"id": {digits}}}}}"#
         ),
     );

@@ -93,8 +93,13 @@ pub fn interpreter_agrees(module: &Module, arguments: &[Array], found: &[Array],
         };
         let shares: Vec<f64> = ours.iter().zip(&xla).map(share).collect();
         let worst = shares.iter().fold(0.0, |m: f64, x| if *x > m || x.is_nan() { *x } else { m });
-        let different =
-            || shares.iter().enumerate().filter(|(_, share)| !(**share <= 1.0)).map(|(k, _)| (k, ours[k], xla[k]));
+        let different = || {
+            shares
+                .iter()
+                .enumerate()
+                .filter(|(_, share)| **share > 1.0 || share.is_nan())
+                .map(|(k, _)| (k, ours[k], xla[k]))
+        };
         assert!(
             worst <= 1.0,
             "result {i}: (place, the interpreter, XLA) {:?} of\n{module}",
