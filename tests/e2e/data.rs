@@ -228,3 +228,84 @@ fn rendered_prompts_are_an_error_unless_prompts_are_rendered_is_set() {
     let error = data(&folder, &["data.prompts_are_rendered=true", "data.system_prompt=x"]).refuse();
     assert_has(&error, &["data.prompts_are_rendered", "data.system_prompt"]);
 }
+
+/// Returns the settings of a reward program that runs `body`, shell commands, for each line `l`.
+fn program(folder: &Runs, name: &str, body: &str) -> String {
+    let script = folder.write(&format!("{name}.sh"), format!("while read -r l; do {body}; done\n"));
+    format!("rewards.programs.{name}={{command: [/bin/sh, {script}], timeout: 3}}")
+}
+
+#[test]
+fn reward_programs_are_tried_on_a_row_without_an_answer() {
+    let row = |i: usize| format!("{}\n", json!({"question": format!("What is {i}?"), "solution": i.to_string()}));
+    let folder = folder("qwen3", &(0..20).map(row).collect::<String>());
+    let settings = [
+        program(&folder, "columns", "case \"$l\" in *'\"solution\":'*) echo 0.25;; *) echo 7;; esac"),
+        program(&folder, "none", "echo null"),
+        program(&folder, "raises", "echo 'RuntimeError: database is locked' >&2; exit 1"),
+        program(&folder, "hangs", "read -r l"),
+        "rewards.terminated=1".to_owned(),
+    ];
+    let call = || data(&folder, &["rollout.max_completion_length=8"]).set(&settings);
+    let said = call().exit(1);
+    assert_has(
+        &said.stdout,
+        &[
+            "gsm8k.jsonl: 20 rows, ",
+            "prompt 3 (gsm8k, ",
+            "\neach reward function on a row",
+            "\n  terminated (\"\"): 1\n",
+            "\n  columns (\"\"): 0.25\n",
+            "\n  none (\"\"): no reward\n",
+            "\n  raises (\"\"): failed: rewards.programs.raises: it has ended (exit status: 1)",
+            "RuntimeError: database is locked\n",
+            "\n  hangs (\"\"): failed: rewards.programs.hangs: it has given 0 of 1 answers in 3 seconds, its timeout\n",
+            "no reference answers",
+            "`--set data.answer_column=solution`",
+        ],
+    );
+    assert_has(&said.stderr, &["the reward `hangs` cannot judge a completion: "]);
+    // A function that failed is not called for the other rows.
+    let json = call().set(["data.answer_column=solution"]).args(["--json"]).exit(1).json();
+    let of = |list: &str| json[list].as_array().unwrap().clone();
+    let names = |rows: &[Value]| rows.iter().map(|row| row["reward"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    assert_eq!(names(&of("tried")), ["terminated", "columns", "hangs", "none", "raises"]);
+    let columns = &of("tried")[1];
+    assert_eq!((&columns["value"], &columns["failure"]), (&json!(0.25), &Value::Null));
+    assert!(columns["completion"].as_str().unwrap().parse::<usize>().is_ok(), "the right answer of a row: {columns}");
+    assert_eq!(names(&of("rewards")), ["terminated", "columns", "none"]);
+    assert_eq!(of("rewards")[1]["mean"], 0.25);
+}
+
+#[test]
+fn held_out_rows_with_other_columns_are_tried_too() {
+    let folder = folder("qwen3", &gsm8k());
+    let held_out = folder.write("ev.jsonl", "{\"question\": \"held out\", \"answer\": \"7\", \"level\": 3}\n");
+    let held_out = format!("data.eval_files={held_out}");
+    let level = program(&folder, "level", "case \"$l\" in *'\"level\":3'*) echo 3;; *) exit 1;; esac");
+    let said = data(&folder, &[&held_out, &level, "rollout.max_completion_length=8"]).exit(1);
+    let failed = "): failed: rewards.programs.level: it has ended (exit status: 1)";
+    assert_has(&said.stdout, &["on 2 rows, which have different columns", "\n  level (\"7\"): 3\n", failed]);
+}
+
+#[test]
+fn a_missing_reward_program_does_not_hide_the_rows() {
+    let folder = folder("qwen3", &gsm8k());
+    let missing = ["rewards.programs.judge.command=[/nowhere/judge]", "rollout.max_completion_length=8"];
+    let said = data(&folder, &missing).exit(2);
+    assert_has(&said.stdout, &["gsm8k.jsonl: 42 rows, ", "prompt 3 (gsm8k, "]);
+    assert_has(&said.stderr, &["rewards.programs.judge.command", "/nowhere/judge"]);
+}
+
+#[test]
+fn a_missing_column_of_answers_is_suggested() {
+    for (column, configured) in [("solution", None), ("ground_truth", Some("solution")), ("Final-Answer", Some("gold"))]
+    {
+        let folder = folder("qwen3", &format!("{}\n", json!({"question": "What is 3?", column: "3"})));
+        let settings: Vec<String> = configured.map(|name| format!("data.answer_column={name}")).into_iter().collect();
+        let call = || data(&folder, &["rollout.max_completion_length=8"]).set(&settings);
+        let text = if configured.is_some() { call().refuse() } else { call().exit(1).stderr };
+        assert_has(&text, &[&format!("--set data.answer_column={column}`")]);
+        data(&folder, &["rollout.max_completion_length=8"]).set([format!("data.answer_column={column}")]).succeed();
+    }
+}

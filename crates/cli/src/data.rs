@@ -20,8 +20,9 @@ const MOST_ROWS: usize = 10_000;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Every row is read as in `grpo train`: a row that is not JSON, lacks its prompt, or is rejected by the chat template \
-    is an error with its file and line, and the exit code is 2. Nothing is sampled, and no weights are read. The section \
-    `data` of a configuration defines how rows become prompts, `rewards` how answers are scored."
+    is an error with its file and line, and the exit code is 2. Every reward function, programs and endpoints included, is tried on \
+    the rows on which `grpo train` tries it; one that fails is named with its error, and the exit code is 1. Nothing is sampled, and no \
+    weights are read. The section `data` of a configuration defines how rows become prompts, `rewards` how answers are scored."
 )]
 pub(crate) struct Args {
     /// Files of rows (JSON lines, JSON, Parquet), or a data set on the Hugging Face Hub [default: data.files of the configuration].
@@ -62,9 +63,13 @@ pub(crate) struct Summary {
     pub(crate) max_completion_length: usize,
     pub(crate) sources: BTreeMap<String, usize>,
     pub(crate) prompts: Vec<Row>,
+    /// The result of every reward function on the rows on which a run tries it.
+    pub(crate) tried: Vec<Tried>,
     pub(crate) rewards: Vec<Judged>,
     /// The number of prompts that contain special-token strings.
     pub(crate) special_text: usize,
+    /// The column that most likely has the right answers, if rows have none and no reward needs one.
+    pub(crate) likely_answer_column: Option<String>,
     /// The reason for which `grpo train` refuses these rows.
     pub(crate) problem: Option<String>,
 }
@@ -87,6 +92,19 @@ pub(crate) struct Row {
     pub(crate) prompt: String,
     pub(crate) tokens: usize,
     pub(crate) answer: Option<String>,
+}
+
+/// The result of a reward function on one row.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Tried {
+    pub(crate) reward: String,
+    /// The section of a program or an endpoint.
+    pub(crate) section: Option<String>,
+    /// The completion that was scored: the row's reference answer, or an empty text.
+    pub(crate) completion: String,
+    /// The reward; `None` if the function does not apply, or failed.
+    pub(crate) value: Option<f32>,
+    pub(crate) failure: Option<String>,
 }
 
 /// The results of a reward function on reference answers.
@@ -120,10 +138,41 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         ModelFolder::open(&models::Hub::from_env().locate_tokenizer(&model, config.model_revision.as_deref())?)?;
     let config = config.with_context(folder.config().max_position_embeddings);
     let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
-    let summary = summarise(&args, &config, &folder, &tokenizer)?;
+    let (mut summary, report, items, tried) = summarise(&args, &config, &folder, &tokenizer)?;
+    // Programs may be missing, take long, or never answer: what is known without them is printed before them.
+    if !args.json {
+        emit(&data_text::rows(&summary))?;
+    }
+    let rewards = Rewards::new(&config.rewards)?;
+    let checked = trainer::check_rows(&config.data, &report, &rewards, tokenizer.has_chat_template());
+    summary.problem = checked.err().map(|error| format!("{:#}", anyhow::Error::from(error)));
+    if rewards.needing_answers().next().is_none() {
+        summary.likely_answer_column = report.likely_answer_column().map(str::to_owned);
+    }
+    if !args.json && !tried.is_empty() {
+        emit(&data_text::trial(tried.len()))?;
+    }
+    for (index, name) in rewards.names().enumerate() {
+        for item in &tried {
+            let tried = try_reward(&rewards, index, name, &config, &tokenizer, item);
+            if !args.json {
+                emit(&data_text::tried(&tried))?;
+            }
+            summary.tried.push(tried);
+        }
+    }
+    let failed = summary.tried.iter().find(|tried| tried.failure.is_some());
+    if let Some((tried, failure)) = failed.and_then(|tried| Some((tried, tried.failure.as_ref()?))) {
+        let problem = format!("the reward `{}` cannot judge a completion: {failure}", tried.reward);
+        summary.problem = summary.problem.or(Some(problem));
+    }
+    let works = |name: &str| summary.tried.iter().all(|tried| tried.reward != name || tried.failure.is_none());
+    let works: Vec<usize> =
+        rewards.names().enumerate().filter(|(_, name)| works(name)).map(|(index, _)| index).collect();
+    summary.rewards = judge(&rewards, &works, &tokenizer, &items.iter().take(args.judge).collect::<Vec<_>>())?;
     match args.json {
         true => emit_json(&summary)?,
-        false => emit(&data_text::text(&summary))?,
+        false => emit(&data_text::judged(&summary))?,
     }
     let Some(problem) = summary.problem else { return Ok(Outcome::Done) };
     tracing::error!("{problem}");
@@ -142,12 +191,13 @@ fn layers(args: &Args) -> anyhow::Result<Layers> {
     Ok(layers)
 }
 
+/// Returns the summary without rewards, the counts of rows, the inspected rows, and the rows on which a run tries reward functions.
 fn summarise(
     args: &Args,
     config: &TrainConfig,
     folder: &ModelFolder,
     tokenizer: &HfTokenizer,
-) -> anyhow::Result<Summary> {
+) -> anyhow::Result<(Summary, DataReport, Vec<Item>, Vec<Item>)> {
     let longest = folder.config().max_position_embeddings.saturating_sub(config.rollout.max_completion_length());
     // As conversations begin, with the tools that the configuration names. Programs and servers are not started.
     let environments = trainer::agents::Environments::described(&config.environments)?;
@@ -191,25 +241,25 @@ fn summarise(
     let right = items.iter().filter_map(|item| item.completion.as_deref().or(item.answer.as_deref()));
     let completion_lengths = right.map(|text| Ok(tokenizer.encode_completion(text)?.len()));
     let completion_lengths = completion_lengths.collect::<anyhow::Result<Vec<_>>>()?;
-    let judged = items.iter().take(args.judge).collect::<Vec<_>>();
     let max_prompt_length = Some(config.data.max_prompt_length.map_or(longest, |limit| limit.min(longest)));
-    let rewards = Rewards::new(&config.rewards)?;
-    let checked = trainer::check_rows(&config.data, &report, &rewards, tokenizer.has_chat_template());
-    let problem = checked.err().map(|error| format!("{:#}", anyhow::Error::from(error)));
-    let rewards = judge(&rewards, tokenizer, &judged)?;
-    let files = files(&report);
-    Ok(Summary {
-        files,
+    // 0 would be all of them.
+    let held_out = if report.held_out() > 0 { rows.held_out(1)? } else { vec![] };
+    let tried = trainer::rows_to_try(held_out.first(), rows.probe(1)?.first()).into_iter().cloned().collect();
+    let summary = Summary {
+        files: files(&report),
         prompt_lengths,
         max_prompt_length,
         completion_lengths,
         max_completion_length: config.rollout.max_completion_length(),
         sources,
         prompts,
-        rewards,
+        tried: vec![],
+        rewards: vec![],
         special_text,
-        problem,
-    })
+        likely_answer_column: None,
+        problem: None,
+    };
+    Ok((summary, report, items, tried))
 }
 
 fn files(report: &DataReport) -> Vec<File> {
@@ -223,8 +273,34 @@ fn files(report: &DataReport) -> Vec<File> {
     report.files.iter().map(file).collect()
 }
 
-/// Returns the rewards of reference answers and, if rows have them, reference completions.
-fn judge(rewards: &Rewards, tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow::Result<Vec<Judged>> {
+/// Returns the result of the reward function at `index` for a row, as a run tries it at its start: on the reference answer, or on an empty text.
+fn try_reward(
+    rewards: &Rewards,
+    index: usize,
+    name: &str,
+    config: &TrainConfig,
+    tokenizer: &HfTokenizer,
+    item: &Item,
+) -> Tried {
+    let completion = item.answer.as_deref().unwrap_or_default();
+    // Text that cannot be encoded is an error of the reference answers.
+    let completion_ids = tokenizer.encode_completion(completion).unwrap_or_default();
+    let input = RewardInput { completion_ids: &completion_ids, ..RewardInput::new(item, completion) };
+    let score = rewards.score_some(&[index], &[input]).pop();
+    let section = |kind: &str, is_known: bool| is_known.then(|| format!("rewards.{kind}.{name}"));
+    let external = &config.rewards;
+    Tried {
+        reward: name.to_owned(),
+        section: section("programs", external.programs.contains_key(name))
+            .or(section("http", external.http.contains_key(name))),
+        completion: completion.to_owned(),
+        value: score.as_ref().and_then(|score| score.terms[index]),
+        failure: score.and_then(|score| score.failures.first().map(|(_, failure)| failure.to_string())),
+    }
+}
+
+/// Returns the rewards of reference answers and, if rows have them, reference completions, by the functions at `works`.
+fn judge(rewards: &Rewards, works: &[usize], tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow::Result<Vec<Judged>> {
     let answer: fn(&Item) -> Option<&str> = |item| item.answer.as_deref();
     let completion: fn(&Item) -> Option<&str> = |item| item.completion.as_deref();
     let mut judged = vec![];
@@ -246,8 +322,9 @@ fn judge(rewards: &Rewards, tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow:
                 conversation: None,
             })
             .collect();
-        let scores = rewards.score(&inputs);
-        for (index, name) in rewards.names().enumerate().filter(|_| !inputs.is_empty()) {
+        let scores = rewards.score_some(works, &inputs);
+        let names = rewards.names().enumerate().filter(|(index, _)| works.contains(index) && !inputs.is_empty());
+        for (index, name) in names {
             let terms: Vec<f64> = scores.iter().filter_map(|score| score.terms[index].map(f64::from)).collect();
             let mut failures = scores.iter().flat_map(|score| &score.failures).filter(|(term, _)| *term == index);
             let failure = failures.next().map(|(_, failure)| failure.to_string());

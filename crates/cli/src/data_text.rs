@@ -1,6 +1,6 @@
 //! Formats the output of `grpo data`.
 
-use crate::data::{File, Row, Summary};
+use crate::data::{File, Row, Summary, Tried};
 use crate::table::Sheet;
 use crate::terminal;
 use grpo_files::{counted, printable, printable_line};
@@ -9,8 +9,11 @@ use std::fmt::Write;
 /// The limit of bars of a histogram.
 const BARS: usize = 12;
 
-/// Formats a summary. Writing to a string cannot fail.
-pub(crate) fn text(summary: &Summary) -> String {
+/// The maximum number of characters of a completion in a line.
+const SHOWN: usize = 40;
+
+/// Formats the rows of a summary, without rewards. Writing to a string cannot fail.
+pub(crate) fn rows(summary: &Summary) -> String {
     let columns = terminal::columns().unwrap_or(terminal::USUAL_COLUMNS);
     let mut out = String::new();
     for file in &summary.files {
@@ -45,8 +48,47 @@ pub(crate) fn text(summary: &Summary) -> String {
     for (index, row) in summary.prompts.iter().enumerate() {
         out.push_str(&prompt(index + 1, row));
     }
-    if summary.rewards.is_empty() {
+    out
+}
+
+/// Formats the heading of the results of [`tried`] for a number of rows.
+pub(crate) fn trial(rows: usize) -> String {
+    let rows = if rows == 1 { "a row".to_owned() } else { format!("{rows} rows, which have different columns") };
+    format!("\neach reward function on {rows} (right answer, or an empty text: reward):\n")
+}
+
+/// Formats the result of a reward function on one row.
+pub(crate) fn tried(tried: &Tried) -> String {
+    let Tried { reward, section, completion, value, failure } = tried;
+    let mut shown: String = completion.chars().take(SHOWN).collect();
+    if shown.len() < completion.len() {
+        shown.push_str("...");
+    }
+    let result = match (failure, value) {
+        (Some(failure), _) => {
+            let section = section.as_ref().map_or(String::new(), |section| format!("{section}: "));
+            format!("failed: {section}{failure}")
+        }
+        (None, Some(value)) => value.to_string(),
+        (None, None) => "no reward".to_owned(),
+    };
+    format!("  {reward} (\"{}\"): {result}\n", printable_line(&shown))
+}
+
+/// Formats the rewards of a summary's reference answers.
+pub(crate) fn judged(summary: &Summary) -> String {
+    let mut out = String::new();
+    if let Some(column) = &summary.likely_answer_column {
+        let _ = writeln!(
+            out,
+            "\nnote: rows have no right answer in column `answer`; `{column}` looks like one of answers, which \
+             `--set data.answer_column={column}` shows and scores here"
+        );
+    }
+    if summary.completion_lengths.is_empty() {
         out.push_str("\nno reference answers in the inspected rows: nothing to score\n");
+    }
+    if summary.rewards.is_empty() {
         return out;
     }
     let mut table = Sheet::new(["reward", "of the row's", "rows", "mean", "no reward", "failed"], 2..6);

@@ -34,5 +34,5 @@ pub use pretrained::open_model;
 pub use prompts::{check_rows, count_tokens, open_data, open_tokenizer};
 pub use rewards::kill_programs as kill_reward_programs;
 pub use run_config::{ModelSource, TrainConfig};
-pub use trainer::{Counters, Phase, TrainState, Trainer};
+pub use trainer::{Counters, Phase, TrainState, Trainer, rows_to_try};
 pub use warmup::WarmupReport;

@@ -39,22 +39,34 @@ pub struct FileReport {
 }
 
 /// Usual names of the column of right answers other than `answer`, in order of preference.
-pub const ANSWER_COLUMNS: [&str; 14] = [
+pub const ANSWER_COLUMNS: [&str; 19] = [
     "solution",
     "final_answer",
     "ground_truth",
+    "groundtruth",
     "expected_answer",
     "correct_answer",
     "reference_answer",
+    "gold_answer",
     "gold",
     "reference",
     "target",
     "label",
+    "answers.text",
+    "answers",
+    "short_answer",
     "output",
     "response",
     "completion",
     "reward_model.ground_truth",
 ];
+
+/// Returns the column that most likely has the right answers, by its name in any case, with `-` or `_`.
+pub(super) fn likely_answer_column<'a>(columns: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
+    let is_named = |column: &str, name: &str| column.to_lowercase().replace('-', "_") == name;
+    let mut names = std::iter::once("answer").chain(ANSWER_COLUMNS);
+    names.find_map(|name| columns.clone().find(|column| is_named(column, name)))
+}
 
 impl DataReport {
     /// Returns the number of tokens of the longest prompt of kept rows.
@@ -92,7 +104,7 @@ impl DataReport {
                 format!("{some} of its {kept} rows (the first in line {first}) {lack}")
             }
         };
-        let usual = ANSWER_COLUMNS.into_iter().find(|column| file.columns.contains(*column)).unwrap_or("COLUMN");
+        let usual = file.likely_answer_column().unwrap_or("COLUMN");
         let reason = format!(
             "{count} a right answer, which the reward `{reward}` needs: expected one in column `answer`, found the columns {}; name the \
              column with data.answer_column, e.g. `--set data.answer_column={usual}`, or choose rewards that need no answer",
@@ -101,9 +113,21 @@ impl DataReport {
         Err(Error::File { path: file.path.clone(), reason })
     }
 
+    /// Returns the column that most likely has the right answers, for the first file with rows without one.
+    pub fn likely_answer_column(&self) -> Option<&str> {
+        self.files.iter().filter(|file| file.without_answer > 0).find_map(FileReport::likely_answer_column)
+    }
+
     /// Returns the number of dropped rows.
     pub fn dropped(&self) -> usize {
         self.files.iter().flat_map(|file| file.dropped.values()).sum()
+    }
+}
+
+impl FileReport {
+    fn likely_answer_column(&self) -> Option<&str> {
+        // An `answer` that some rows lack is no other column.
+        likely_answer_column(self.columns.iter().map(String::as_str).filter(|column| *column != "answer"))
     }
 }
 

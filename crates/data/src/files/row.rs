@@ -4,6 +4,7 @@ use crate::config::{ApplyChatTemplate, DataConfig, FewShot};
 use crate::dataset::Item;
 use crate::error::{Error, Result, check};
 use crate::files::lines::shown;
+use crate::files::report::likely_answer_column;
 use crate::prompt::{self, Prompt, is_message, list_in_text, parsed_entries, prompt_hash};
 use grpo_files::{long_digits, long_integers_as_text, read_regular};
 use serde_json::{Map, Value, json};
@@ -233,9 +234,14 @@ impl RowReader {
             (None, Some(column), None) => match at_path(fields, column) {
                 Some(_) => Err(format!("column `{column}`: expected an answer, a text or a number, got null")),
                 None => {
-                    let there = quoted(column_names(fields), ", ");
+                    let names: Vec<String> = column_names(fields).collect();
+                    let likely = likely_answer_column(names.iter().map(String::as_str));
+                    let remedy = likely.map_or(String::new(), |likely| {
+                        format!("; `{likely}` looks like one of answers: `--set data.answer_column={likely}`")
+                    });
+                    let there = quoted(names.iter(), ", ");
                     Err(format!(
-                        "expected an answer in column `{column}`, and there is no such column; the columns are {there}"
+                        "expected an answer in column `{column}`, and there is no such column; the columns are {there}{remedy}"
                     ))
                 }
             },

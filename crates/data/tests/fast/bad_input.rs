@@ -152,6 +152,15 @@ fn configured_columns_must_exist() {
     let columns = DataConfig { prompt_column: Some("q".into()), answer_column: Some("gold".into()), ..config(&path) };
     let text = open(&columns).err().unwrap().to_string();
     assert!(text.contains("line 2: expected an answer in column `gold`, and there is no such column"), "{text}");
+    assert!(!text.contains("--set"), "{text}");
+    let (_folder, path) =
+        file("rows.jsonl", lines(&[json!({"q": "a", "label": 1, "Ground-Truth": "b", "answers": ["c"]})]));
+    let likely = DataConfig { answer_column: Some("gold".into()), ..columns.clone() };
+    let text = open(&DataConfig { files: config(&path).files, ..likely }).err().unwrap().to_string();
+    assert!(
+        text.contains("; `Ground-Truth` looks like one of answers: `--set data.answer_column=Ground-Truth`"),
+        "{text}"
+    );
     let wrong = DataConfig { prompt_column: Some("p".into()), ..config(&path) };
     let text = open(&wrong).err().unwrap().to_string();
     assert!(text.contains("line 1: expected a prompt in column `p`, got the columns `q`, `gold`"), "{text}");

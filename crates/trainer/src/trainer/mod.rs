@@ -5,6 +5,7 @@ mod state;
 mod warnings;
 
 pub(crate) use rows::Rows;
+pub use rows::rows_to_try;
 pub use state::{Counters, TrainState};
 
 use crate::ahead::Ahead;

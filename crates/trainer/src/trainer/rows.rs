@@ -60,12 +60,8 @@ impl Rows {
         }
         // Only the leader scores completions.
         if leads {
-            let (first, training) = (held_out.first().or(probe.first()), probe.first());
-            probe_rewards(rewards, tokenizer, first)?;
-            // Reward functions may read columns, and the files of an evaluation may have others than those of the training.
-            let columns = |item: &Item| item.columns.keys().cloned().collect::<BTreeSet<_>>();
-            if training.map(columns) != first.map(columns) {
-                probe_rewards(rewards, tokenizer, training)?;
+            for item in rows_to_try(held_out.first(), probe.first()) {
+                probe_rewards(rewards, tokenizer, item)?;
             }
         }
         Ok(Self { held_out, probe, added_by_environments: 0 })
@@ -108,10 +104,18 @@ fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
     Ok(check(is_known, "grpo.filter_groups.metric", &format!("one of {}", known.join(", ")), &filter.metric)?)
 }
 
+/// Returns the rows on which reward functions are tried before a run: one, or two if held-out rows have other columns than training rows,
+/// because reward functions may read columns.
+pub fn rows_to_try<'a>(held_out: Option<&'a Item>, training: Option<&'a Item>) -> Vec<&'a Item> {
+    let columns = |item: &Item| item.columns.keys().cloned().collect::<BTreeSet<_>>();
+    let first = held_out.or(training);
+    let other = training.filter(|training| first.map(columns) != Some(columns(training)));
+    first.into_iter().chain(other).collect()
+}
+
 /// Checks that every reward function can score a completion, here the reference answer of a row, so that a program that does not start or
 /// an endpoint that does not answer is found before training.
-fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, item: Option<&Item>) -> Result<()> {
-    let Some(item) = item else { return Ok(()) };
+fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, item: &Item) -> Result<()> {
     let completion = item.answer.as_deref().unwrap_or_default();
     // Text that cannot be encoded is reported by the training step.
     let completion_ids = tokenizer.encode_completion(completion).unwrap_or_default();
