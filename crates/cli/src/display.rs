@@ -9,7 +9,7 @@ use crate::table::Sheet;
 use crate::terminal;
 use anyhow::Context;
 use console::{Term, style};
-use grpo_files::{counted, noun, printable};
+use grpo_files::{Layers, counted, noun, printable};
 use grpo_run::dir::RunDir;
 use grpo_run::jsonl::{MetricsRow, RowKind};
 use grpo_run::summary::Summary;
@@ -73,11 +73,11 @@ impl Display {
         }
     }
 
-    /// Prints the block with the settings of a run.
-    pub(crate) fn introduce(&mut self, config: &TrainConfig, overview: &Overview) {
+    /// Prints the block with the settings of a run. `layers` are those of its user; `None` for a resumed run, whose config.yaml has every key.
+    pub(crate) fn introduce(&mut self, config: &TrainConfig, overview: &Overview, layers: Option<&Layers>) {
         if !self.introduced {
             self.introduced = true;
-            self.line(&overview::text(config, overview));
+            self.line(&overview::text(config, overview, layers));
         }
     }
 
@@ -192,7 +192,7 @@ impl Observer for Display {
         match event {
             Event::Started { dir, config, overview, resumed, changes, set_aside, .. } => {
                 if let Some(overview) = overview {
-                    self.introduce(config, overview);
+                    self.introduce(config, overview, None);
                 }
                 self.shows_loss = config.loss_says_something();
                 let from = resumed.map(|p| format!(", continued from {p}")).unwrap_or_default();

@@ -21,7 +21,12 @@ pub(crate) struct LayerArgs {
 impl LayerArgs {
     /// Returns the configuration of a run: defaults < file < environment < `--set`.
     pub(crate) fn resolve(&self) -> anyhow::Result<TrainConfig> {
-        resolve_run(self.config.as_ref().or(self.named.as_ref()), &self.set)
+        Ok(TrainConfig::from_layers(self.layers()?)?)
+    }
+
+    /// Returns the layers of a run's configuration: file < environment < `--set`.
+    pub(crate) fn layers(&self) -> grpo_files::Result<Layers> {
+        of_run(self.config.as_ref().or(self.named.as_ref()), &self.set)
     }
 }
 

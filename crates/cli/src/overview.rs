@@ -1,18 +1,18 @@
-//! Formats the block at the start of a run: model, data, rewards and settings; defaults are marked.
+//! Formats the block at the start of a run: model, data, rewards and settings; defaults of keys that the user did not set are marked.
 
 use grpo_core::readable_bytes;
-use grpo_files::{counted, grouped, noun};
+use grpo_files::{Layers, counted, grouped, noun};
 use run_config::PolicyDevice;
 use serde_json::Value;
 use std::fmt::Display;
 use trainer::{ModelSource, Overview, TrainConfig};
 
-/// Returns the block, one line per subject.
-pub(crate) fn text(config: &TrainConfig, overview: &Overview) -> String {
-    let settings = Settings::of(config);
+/// Returns the block, one line per subject. `layers` are those of the user; `None` if they are not known, and no default is marked.
+pub(crate) fn text(config: &TrainConfig, overview: &Overview, layers: Option<&Layers>) -> String {
+    let settings = Settings::of(config, layers);
     let lines = [
         ("model", model(config, overview)),
-        ("device", device(config)),
+        ("device", device(config, &settings)),
         ("rows", rows(config, overview)),
         ("rewards", rewards(overview)),
         ("steps", steps(config, &settings)),
@@ -27,18 +27,19 @@ pub(crate) fn text(config: &TrainConfig, overview: &Overview) -> String {
 }
 
 /// The values of a configuration and the default values, by key.
-struct Settings {
+struct Settings<'a> {
     given: Value,
     default: Value,
+    layers: Option<&'a Layers>,
 }
 
-impl Settings {
-    fn of(config: &TrainConfig) -> Self {
+impl<'a> Settings<'a> {
+    fn of(config: &TrainConfig, layers: Option<&'a Layers>) -> Self {
         let value = |config: &TrainConfig| serde_json::to_value(config).unwrap_or_default();
-        Self { given: value(config), default: value(&TrainConfig::default()) }
+        Self { given: value(config), default: value(&TrainConfig::default()), layers }
     }
 
-    /// Returns the value of a key, marked if it is the default.
+    /// Returns the value of a key, marked if it is the default and no layer sets the key.
     fn shown(&self, key: &str) -> String {
         self.with_unset(key, "null")
     }
@@ -53,7 +54,8 @@ impl Settings {
             Value::Number(number) => number.as_f64().filter(|_| number.is_f64()).map_or(number.to_string(), plain),
             other => other.to_string(),
         };
-        if given == default { format!("{text} (default)") } else { text }
+        let is_unset = self.layers.is_some_and(|layers| layers.get(key).is_none());
+        if is_unset && given == default { format!("{text} (default)") } else { text }
     }
 }
 
@@ -80,15 +82,12 @@ fn model(config: &TrainConfig, overview: &Overview) -> String {
     }
 }
 
-fn device(config: &TrainConfig) -> String {
+fn device(config: &TrainConfig, settings: &Settings<'_>) -> String {
     match config.policy.device {
         PolicyDevice::Host => {
             format!("this CPU, {} (policy.device: host)", counted(rayon::current_num_threads(), "thread"))
         }
-        _ => {
-            let settings = Settings::of(config);
-            format!("{}, {}", settings.shown("policy.device"), settings.shown("policy.dtype"))
-        }
+        _ => format!("{}, {}", settings.shown("policy.device"), settings.shown("policy.dtype")),
     }
 }
 
@@ -127,7 +126,7 @@ pub(crate) fn weighted(rewards: impl Iterator<Item = (impl Display, impl Display
     rewards.map(|(name, weight)| format!("{name} x {weight}")).collect::<Vec<_>>().join(", ")
 }
 
-fn steps(config: &TrainConfig, settings: &Settings) -> String {
+fn steps(config: &TrainConfig, settings: &Settings<'_>) -> String {
     let loop_config = &config.grpo;
     let grpo = format!(
         "{} of {} {} x {} {}, updates in {} {}",
@@ -149,7 +148,7 @@ fn steps(config: &TrainConfig, settings: &Settings) -> String {
     }
 }
 
-fn learning(config: &TrainConfig, settings: &Settings) -> String {
+fn learning(config: &TrainConfig, settings: &Settings<'_>) -> String {
     format!(
         "{} with learning rate {}, schedule {}, weight decay {}, beta {}",
         config.loss.loss_type.name(),
@@ -160,7 +159,7 @@ fn learning(config: &TrainConfig, settings: &Settings) -> String {
     )
 }
 
-fn lengths(config: &TrainConfig, overview: &Overview, settings: &Settings) -> String {
+fn lengths(config: &TrainConfig, overview: &Overview, settings: &Settings<'_>) -> String {
     format!(
         "completions of up to {} {}, prompts of up to {}, context {}",
         settings.shown("rollout.max_completion_length"),
@@ -170,13 +169,13 @@ fn lengths(config: &TrainConfig, overview: &Overview, settings: &Settings) -> St
     )
 }
 
-fn sampling(settings: &Settings) -> String {
+fn sampling(settings: &Settings<'_>) -> String {
     let keys = [("temperature", "1"), ("top_p", "1"), ("top_k", "0"), ("min_p", "0"), ("repetition_penalty", "1")];
     let of = |(key, unset): (&str, &str)| format!("{key} {}", settings.with_unset(&format!("rollout.{key}"), unset));
     keys.map(of).join(", ")
 }
 
-fn evaluation(config: &TrainConfig, overview: &Overview, settings: &Settings) -> String {
+fn evaluation(config: &TrainConfig, overview: &Overview, settings: &Settings<'_>) -> String {
     if overview.held_out == 0 {
         return "off: no row is held out (data.held_out_fraction, data.eval_files)".into();
     }
@@ -211,11 +210,24 @@ mod tests {
     }
 
     #[test]
-    fn only_default_values_are_marked() {
-        let mut config = TrainConfig::default();
-        config.optimizer.learning_rate = 0.5;
-        let settings = Settings::of(&config);
-        assert_eq!(settings.shown("optimizer.learning_rate"), "0.5");
-        assert_eq!(settings.shown("grpo.num_generations"), "8 (default)");
+    fn only_defaults_of_keys_that_no_layer_sets_are_marked() {
+        let file = "optimizer: { learning_rate: 0.5, weight_decay: 0.0 }\nrollout: { top_p: null }\n";
+        let layers = Layers::new().text("run.yaml", file).unwrap();
+        let layers = layers.set(&["grpo.num_generations=8".to_owned(), "grpo.max_steps=7".to_owned()]).unwrap();
+        let config = layers.clone().resolve::<TrainConfig>().unwrap();
+        let settings = Settings::of(&config, Some(&layers));
+        for (key, shown) in [
+            ("optimizer.learning_rate", "0.5"),
+            ("optimizer.weight_decay", "0"),
+            ("optimizer.lr_scheduler_type", "linear (default)"),
+            ("grpo.num_generations", "8"),
+            ("grpo.max_steps", "7"),
+            ("grpo.gradient_accumulation_steps", "1 (default)"),
+            ("rollout.top_p", "null"),
+            ("rollout.min_p", "null (default)"),
+        ] {
+            assert_eq!(settings.shown(key), shown, "{key}");
+        }
+        assert_eq!(Settings::of(&config, None).shown("optimizer.lr_scheduler_type"), "linear");
     }
 }

@@ -78,8 +78,10 @@ pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
             Run::resume(&start_folder::enter(path)?, args.from.as_deref(), &args.layers.set)?
         }
         None => {
-            let prepared = Run::prepare(args.layers.resolve()?, args.run_dir.as_deref())?;
-            display.introduce(prepared.config(), prepared.overview());
+            let layers = args.layers.layers()?;
+            let config = TrainConfig::from_layers(layers.clone())?;
+            let prepared = Run::prepare(config, args.run_dir.as_deref())?;
+            display.introduce(prepared.config(), prepared.overview(), Some(&layers));
             Run::start_with(prepared.trainer()?, args.run_dir.as_deref())?
         }
     };
