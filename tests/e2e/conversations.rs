@@ -221,3 +221,40 @@ fn wrong_environments_are_refused_before_anything_is_written() {
         assert!(!runs.path("a").exists(), "{settings:?}");
     }
 }
+
+#[test]
+fn messages_without_room_name_the_key_that_cuts_them() {
+    let runs = runs();
+    let words = "of the first step's conversations ended because a message of a tool or an environment had no room in \
+                 rollout.max_completion_length, 100: cut messages with rollout.multi_turn.max_tool_response_length";
+    let long = "printf '{\"content\": \"'; printf '%0900d' 0; echo '\"}'";
+    let settings = program(&runs, long);
+    let settings: Vec<&str> =
+        settings.iter().map(String::as_str).chain(["data.training_chat_template=chatml"]).collect();
+    let text = call(&runs, "model", "long", &settings).exit(0).stderr;
+    assert_eq!(text.matches(words).count(), 1, "{text}");
+    assert!(!text.contains("were cut off at rollout.max_completion_length"), "{text}");
+    let cut = [&settings[..], &["rollout.multi_turn.max_tool_response_length=20"]].concat();
+    let text = call(&runs, "model", "cut", &cut).exit(0).stderr;
+    assert!(!text.contains("had no room"), "{text}");
+}
+
+#[test]
+fn the_restart_of_an_agent_that_ended_after_its_conversation_is_logged() {
+    let runs = runs();
+    runs.write_rows(8, |_| json!({"question": "Which word?", "answer": "plane"}));
+    let log = runs.text("starts");
+    let script = format!("echo started >> {log}; read -r l; echo \"{{\\\"error\\\": \\\"no tools\\\"}}\"; exit 3");
+    let agent = runs.write("agent.sh", script);
+    let settings = [
+        &format!("environments={{game: {{agent: [/bin/sh, {agent}], workers: 1}}}}"),
+        "data.training_chat_template=chatml",
+        "rewards.environment=1",
+        "data.held_out_fraction=0",
+        "rollout.max_completion_length=20",
+    ];
+    let text = call(&runs, "model", "run", &settings).exit(2).stderr;
+    let words = "it is started again, as it had ended after its last conversation: it has ended (exit status: 3)";
+    let (logged, starts) = (text.matches(words).count(), runs.read("starts").lines().count());
+    assert!(logged > 0 && logged == starts - 1, "{logged} of {starts}: {text}");
+}

@@ -5,7 +5,7 @@ use crate::support::{Runs, assert_has, grpo, rows, signal};
 use crate::tiny_model::{call, train};
 use rstest::rstest;
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
@@ -134,6 +134,30 @@ fn later_steps_are_sampled_while_the_policy_trains() {
     assert!(staleness[0] == 0.0 && staleness[2] == 0.0 && staleness.iter().all(|steps| *steps <= 1.0), "{staleness:?}");
     let samples = rows(&runs.path("ahead").join("completions.jsonl"));
     assert!(samples.iter().all(|row| row["weight_versions"][0]["version"].is_u64()), "{samples:?}");
+}
+
+#[test]
+fn conversations_need_a_context_of_the_longest_row_and_completion() {
+    fn narrow(info: &mut Value) {
+        info["max_model_len"] = 600.into();
+    }
+    // The model has a context of 1024 tokens.
+    let runs = crate::conversations::runs();
+    runs.write_rows(8, |_| json!({"question": "Which word?", "answer": "plane"}));
+    let server = Fake::start(Program::Vllm, &runs.path("model")).with_info(narrow);
+    let settings = settings(&server, Program::Vllm);
+    let more = [
+        "environments={game: {built_in: word_guess}}",
+        "data.training_chat_template=chatml",
+        "rewards.environment=1",
+        "data.held_out_fraction=0",
+        "rollout.max_completion_length=20",
+    ];
+    train(&runs, "model", "run", &with(&settings, &more));
+    assert_eq!(steps(&runs, "run").len(), 3);
+    let wide = ["rollout.max_completion_length=590"];
+    let text = call(&runs, "model", "wide", &with(&settings, &[&more[..4], &wide].concat())).refuse();
+    assert!(text.contains("--max-model-len") && text.contains("a context of 600 tokens"), "{text}");
 }
 
 #[test]

@@ -179,3 +179,35 @@ fn a_first_step_that_teaches_nothing_is_warned_of_once() {
     let text = own(&runs, "none", &[program]).with_path().exit(0).stderr;
     assert_warned(&text, "no completion of the first step has a reward", 1);
 }
+
+#[test]
+fn identical_completions_of_a_prompt_are_warned_of_with_the_cause() {
+    let runs = Runs::small();
+    let warning = "all completions of a prompt are identical for 2 of 2 prompts of the first step";
+    for (setting, cause) in [
+        ("rollout.top_k=1", "rollout.top_k is 1, which samples the most likely token: set 0"),
+        ("rollout.temperature=0.0001", "rollout.temperature is 0.0001, which samples the most likely token: set 1"),
+        ("rollout.top_p=0.0001", "rollout.top_p is 0.0001, which keeps hardly more than the most likely token: set 1"),
+    ] {
+        let text = train(&runs, setting, &[setting]);
+        assert_warned(&text, warning, 1);
+        assert_has(&text, &[cause]);
+        assert_warned(&text, "no group of the first step has completions with different rewards", 0);
+    }
+    assert_warned(&train(&runs, "several", &[]), "all completions of a prompt are identical", 0);
+}
+
+#[test]
+fn graded_rewards_that_never_pass_name_the_key_of_the_rule() {
+    let runs = Runs::small();
+    let graded = "rewards={length: {weight: 1, target: 1, mode: exact}, partial: 1}";
+    let warning = "pass@1 of the first evaluation is 0: it counts completions with ";
+    let text = train(&runs, "graded", &[graded]);
+    assert_warned(&text, warning, 1);
+    assert_has(&text, &["which graded rewards seldom reach", "`--set eval.pass_reward=partial`"]);
+    // The key was set, or the only reward is not graded.
+    assert_warned(&train(&runs, "named", &[graded, "eval.pass_reward=partial"]), warning, 0);
+    assert_warned(&train(&runs, "correct", &[]), warning, 0);
+    let passes = "rewards={regex: {any: {pattern: ''}}}";
+    assert_warned(&train(&runs, "passes", &[passes]), warning, 0);
+}
