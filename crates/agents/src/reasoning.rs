@@ -1,5 +1,6 @@
 //! The thoughts of a model in its text, which are split off before tool calls are searched, as servers do.
 
+use rewards::ThoughtMarks;
 use serde::{Deserialize, Serialize};
 
 /// A format of thoughts, by vLLM's names.
@@ -52,26 +53,6 @@ pub enum ReasoningParser {
     Granite,
 }
 
-/// The marks at the start and at the end of thoughts.
-#[derive(Debug)]
-struct Marks {
-    start: &'static str,
-    end: &'static str,
-    /// `true` if the end alone tells that thoughts came before it: the prompt may have opened them.
-    ends_alone: bool,
-}
-
-const THINK: Marks = Marks { start: "<think>", end: "</think>", ends_alone: true };
-const KIMI_VL: Marks = Marks { start: "◁think▷", end: "◁/think▷", ends_alone: true };
-const MISTRAL: Marks = Marks { start: "[THINK]", end: "[/THINK]", ends_alone: true };
-const GEMMA4: Marks = Marks { start: "<|channel>", end: "<channel|>", ends_alone: true };
-const SEED_OSS: Marks = Marks { start: "<seed:think>", end: "</seed:think>", ends_alone: true };
-const HARMONY: Marks = Marks { start: "<|channel|>analysis<|message|>", end: "<|end|>", ends_alone: false };
-const GRANITE: Marks = Marks { start: "Here is my thought process:", end: "Here is my response:", ends_alone: false };
-
-/// The marks that are recognized without a configured parser: texts have them for thoughts only.
-const DISTINCT: &[Marks] = &[THINK, KIMI_VL, MISTRAL, GEMMA4, SEED_OSS, HARMONY];
-
 /// A text of a model, split at the end of its thoughts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reasoned<'a> {
@@ -82,23 +63,23 @@ pub(crate) struct Reasoned<'a> {
 }
 
 impl ReasoningParser {
-    fn marks(self) -> &'static [Marks] {
+    fn marks(self) -> &'static [ThoughtMarks] {
         match self {
             Self::None => &[],
-            Self::KimiK2 => &[THINK, KIMI_VL],
-            Self::Mistral => &[MISTRAL],
-            Self::Gemma4 => &[GEMMA4],
-            Self::SeedOss => &[SEED_OSS],
-            Self::OpenaiGptoss => &[HARMONY],
-            Self::Granite => &[GRANITE],
-            _ => &[THINK],
+            Self::KimiK2 => &[ThoughtMarks::THINK, ThoughtMarks::KIMI_VL],
+            Self::Mistral => &[ThoughtMarks::MISTRAL],
+            Self::Gemma4 => &[ThoughtMarks::GEMMA4],
+            Self::SeedOss => &[ThoughtMarks::SEED_OSS],
+            Self::OpenaiGptoss => &[ThoughtMarks::HARMONY],
+            Self::Granite => &[ThoughtMarks::GRANITE],
+            _ => &[ThoughtMarks::THINK],
         }
     }
 }
 
 /// Returns the marks of `parser`; of every format that is recognized by its marks if no parser is configured.
-fn marks(parser: Option<ReasoningParser>) -> &'static [Marks] {
-    parser.map_or(DISTINCT, ReasoningParser::marks)
+fn marks(parser: Option<ReasoningParser>) -> &'static [ThoughtMarks] {
+    parser.map_or(ThoughtMarks::DISTINCT, ReasoningParser::marks)
 }
 
 /// Returns the texts that begin and end thoughts. Some of them are special tokens.
@@ -118,7 +99,7 @@ pub(crate) fn split<'a>(text: &'a str, parser: Option<ReasoningParser>, is_open:
     let marks = marks(parser);
     let (trimmed, skipped) = (text.trim_start(), text.len() - text.trim_start().len());
     let begun = marks.iter().find_map(|marks| {
-        let prefix = if marks.start == HARMONY.start { "<|start|>assistant" } else { "" };
+        let prefix = if marks.start == ThoughtMarks::HARMONY.start { "<|start|>assistant" } else { "" };
         let rest = trimmed.strip_prefix(prefix).unwrap_or(trimmed);
         rest.starts_with(marks.start).then(|| (trimmed.len() - rest.len() + skipped + marks.start.len(), marks))
     });

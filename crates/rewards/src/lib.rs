@@ -15,6 +15,7 @@ mod patterns;
 mod plain;
 pub mod programs;
 mod reward_fn;
+mod thoughts;
 mod weighted;
 
 pub use answer::{AnswerFrom, AnswerRule};
@@ -28,4 +29,5 @@ pub use error::{Error, Result};
 pub use external::{Http, HttpConfig, Program, ProgramConfig, kill_programs};
 pub use failures::Failures;
 pub use reward_fn::{Conversation, RewardFailure, RewardFn, RewardInput, Score};
+pub use thoughts::ThoughtMarks;
 pub use weighted::{Reward, Rewards};

@@ -5,12 +5,12 @@ mod formulas;
 mod letters;
 mod numbers;
 mod sentence;
-mod thoughts;
 
 use crate::math::Answer;
 use crate::patterns::regex;
 use crate::plain::plain;
 use crate::reward_fn::RewardInput;
+use crate::thoughts::behind_thoughts;
 use boxes::{end_of_last_box, last_boxes, last_hashes, last_tag};
 use data::Item;
 pub(crate) use letters::label;
@@ -20,7 +20,6 @@ use sentence::{final_answer, is_short, last_said, last_value_of, values_of_sente
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::borrow::Cow;
-use thoughts::behind_thoughts;
 
 /// The part of a completion that is its answer: the key `rewards.answer_from`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,20 +146,26 @@ pub struct AnswerRule {
 }
 
 impl AnswerRule {
-    pub(crate) fn find(&self, completion: &str) -> Option<String> {
-        let found = self.from.find(&self.part(completion))?.into_owned();
+    pub(crate) fn find(&self, input: &RewardInput<'_>) -> Option<String> {
+        self.find_in(&self.part(input))
+    }
+
+    fn find_in(&self, text: &str) -> Option<String> {
+        let found = self.from.find(text)?.into_owned();
         (!found.is_empty()).then_some(found)
     }
 
     /// Returns the part of a completion in which the answer is searched, with ASCII digits and punctuation.
-    fn part<'a>(&self, completion: &'a str) -> Cow<'a, str> {
-        plain(if self.after_think { behind_thoughts(completion) } else { completion })
+    fn part<'a>(&self, input: &RewardInput<'a>) -> Cow<'a, str> {
+        // A completion that reached the length limit within the thoughts that the prompt has opened.
+        let is_open = input.opens_think && input.truncated && input.conversation.is_none();
+        plain(if self.after_think { behind_thoughts(input.completion, is_open) } else { input.completion })
     }
 
     /// Returns the answer of a completion and, if the answer is a sentence, the values that the sentence may have.
-    pub(crate) fn readings(&self, completion: &str) -> Vec<String> {
-        let text = self.part(completion);
-        let Some(found) = self.find(completion) else { return Vec::new() };
+    pub(crate) fn readings(&self, input: &RewardInput<'_>) -> Vec<String> {
+        let text = self.part(input);
+        let Some(found) = self.find_in(&text) else { return Vec::new() };
         let is_sentence = match self.from {
             AnswerFrom::Completion | AnswerFrom::LastNumber => false,
             // In a box, `72!` is a factorial, and only words with a verb are a sentence.
@@ -171,8 +176,8 @@ impl AnswerRule {
         std::iter::once(found).chain(values).collect()
     }
 
-    pub(crate) fn letter(&self, completion: &str) -> Option<char> {
-        self.from.letter(&self.part(completion))
+    pub(crate) fn letter(&self, input: &RewardInput<'_>) -> Option<char> {
+        self.from.letter(&self.part(input))
     }
 }
 
@@ -180,9 +185,8 @@ impl AnswerRule {
 /// multiple choice; `None` for rows without a reference answer.
 pub(crate) fn is_right(rule: AnswerRule, input: &RewardInput<'_>) -> Option<bool> {
     let references = references(input.item)?;
-    let readings = rule.readings(input.completion);
-    let is_letter =
-        |reference: &str| label(reference).is_some_and(|letter| rule.letter(input.completion) == Some(letter));
+    let readings = rule.readings(input);
+    let is_letter = |reference: &str| label(reference).is_some_and(|letter| rule.letter(input) == Some(letter));
     Some(references.iter().any(|reference| {
         let right = Answer::new(reference);
         readings.iter().any(|reading| right.is(reading)) || is_letter(reference)

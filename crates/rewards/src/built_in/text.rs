@@ -22,7 +22,7 @@ impl RewardFn for Exact {
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
         let references = references(input.item)?;
-        let answer = self.answer.find(input.completion);
+        let answer = self.answer.find(input);
         Some(f32::from(answer.is_some_and(|answer| references.iter().any(|right| answer.trim() == right.trim()))))
     }
 
@@ -45,7 +45,7 @@ impl RewardFn for Normalized {
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
         let references = references(input.item)?;
-        let answer = self.answer.find(input.completion).map(|answer| normalize_text(&answer));
+        let answer = self.answer.find(input).map(|answer| normalize_text(&answer));
         Some(f32::from(answer.is_some_and(|answer| references.iter().any(|right| answer == normalize_text(right)))))
     }
 

@@ -23,7 +23,7 @@ impl RewardFn for Numeric {
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
         let references = references(input.item)?;
         let right: Vec<&str> = references.iter().filter_map(|answer| plain_number(answer)).collect();
-        let readings = self.answer.readings(input.completion);
+        let readings = self.answer.readings(input);
         let found = readings.iter().find_map(|reading| plain_number(reading));
         let is_right = |right: &&str| found.is_some_and(|found| numbers_equal(right, found, self.tolerance));
         (!right.is_empty()).then(|| f32::from(right.iter().any(is_right)))
@@ -88,7 +88,7 @@ impl RewardFn for Choice {
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
         let right: Vec<char> = references(input.item)?.iter().filter_map(|answer| label(answer)).collect();
-        let chosen = self.answer.letter(input.completion);
+        let chosen = self.answer.letter(input);
         (!right.is_empty()).then(|| f32::from(chosen.is_some_and(|letter| right.contains(&letter))))
     }
 

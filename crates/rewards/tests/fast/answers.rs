@@ -16,7 +16,7 @@ fn completions_in_answers_tsv_have_their_rewards() {
 
 #[test]
 fn completions_in_forms_tsv_have_their_rewards() {
-    assert_eq!(checked(include_str!("forms.tsv")), 317);
+    assert_eq!(checked(include_str!("forms.tsv")), 380);
 }
 
 #[test]
@@ -28,6 +28,8 @@ fn thoughts_count_without_answer_after_think() {
         "<|channel>thought\nso \\boxed{8}<channel|> I do not know.",
         "<seed:think>so \\boxed{8}</seed:think> I do not know.",
         "◁think▷so \\boxed{8}◁/think▷ I do not know.",
+        "[THINK]so \\boxed{8}",
+        "<|channel|>analysis<|message|>it is \\boxed{8}",
     ] {
         let judged = [true, false].map(|after| total(keys(after), "8", completion).unwrap());
         assert_eq!(judged, [0.0, 1.0], "{completion}");
@@ -75,14 +77,27 @@ fn text_before_the_closing_think_tag_is_ignored() {
     assert_eq!((math(on(), behind), math(off(), behind)), (1.0, 0.0));
     // The prompt ends with the opening tag.
     assert_eq!(math(on(), "perhaps \\boxed{99}</think> It is 42"), 1.0);
-    // Without a closing tag, the whole completion counts.
-    assert_eq!(math(on(), "<think> it is \\boxed{42}"), 1.0);
+    // A thought without an end is no answer.
+    let open = "<think> it is \\boxed{42}";
+    assert_eq!((math(on(), open), math(off(), open)), (0.0, 1.0));
     assert_eq!(math(on(), "<think>\\boxed{42}</think>"), 0.0);
     for reward in ["correct", "exact", "normalized", "numeric"] {
         assert_eq!(total(json!({reward: 1.0}), "42", inside), Some(0.0), "{reward}");
         assert_eq!(total(json!({reward: 1.0}), "42", "<think>9</think><answer>42</answer>"), Some(1.0), "{reward}");
     }
     assert_eq!(total(json!({"choice": 1.0}), "B", "<think>The answer is A</think>B"), Some(1.0));
+}
+
+#[test]
+fn a_truncated_thought_that_the_prompt_opened_is_no_answer() {
+    let (item, rewards) = (Item::new("?").with_answer("42"), rewards(json!({"math": 1.0})));
+    let judged = |completion: &str, opens_think: bool, truncated: bool| {
+        let input = RewardInput { opens_think, truncated, ..RewardInput::new(&item, completion) };
+        rewards.score(&[input]).remove(0).total.unwrap()
+    };
+    let text = "so it is \\boxed{42}, but";
+    assert_eq!((judged(text, true, true), judged(text, true, false), judged(text, false, true)), (0.0, 1.0, 1.0));
+    assert_eq!(judged("so it is 41</think>\\boxed{42}, but", true, true), 1.0);
 }
 
 #[test]
