@@ -2,6 +2,7 @@
 
 mod boxes;
 mod formulas;
+mod json;
 mod letters;
 mod numbers;
 mod sentence;
@@ -13,7 +14,9 @@ use crate::reward_fn::RewardInput;
 use crate::thoughts::behind_thoughts;
 use boxes::{end_of_last_box, last_boxes, last_hashes, last_tag};
 use data::Item;
+use json::json_answer;
 pub(crate) use letters::label;
+use letters::lone_letter;
 use numbers::last_number;
 pub(crate) use numbers::{parse_number, plain_number};
 use sentence::{final_answer, is_short, last_said, last_value_of, values_of_sentence};
@@ -63,8 +66,11 @@ impl AnswerFrom {
             Self::Hashes => last_hashes(text).map(Cow::Borrowed),
             Self::LastNumber => last_number(text).map(Cow::Borrowed),
             Self::Auto => marked(text).or_else(|| match without_calculations(text) {
-                Cow::Borrowed(text) => unmarked(text).map(Cow::Borrowed),
-                Cow::Owned(text) => unmarked(&text).map(|found| Cow::Owned(found.to_owned())),
+                Cow::Borrowed(text) => match without_bold(text) {
+                    Cow::Borrowed(text) => unmarked(text).map(Cow::Borrowed),
+                    Cow::Owned(text) => unmarked(&text).map(|found| Cow::Owned(found.to_owned())),
+                },
+                Cow::Owned(text) => unmarked(&without_bold(&text)).map(|found| Cow::Owned(found.to_owned())),
             }),
         };
         found.map(|found| match found {
@@ -75,7 +81,7 @@ impl AnswerFrom {
 
     /// Returns the letter of multiple choice that `text` chooses, from the first part with a letter, in the order of [`AnswerFrom::Auto`].
     fn letter(self, text: &str) -> Option<char> {
-        let of = |part: Cow<'_, str>| label(&part).or_else(|| letters::chosen(&part));
+        let of = |part: Cow<'_, str>| label(&part).or_else(|| lone_letter(&part)).or_else(|| letters::chosen(&part));
         match self {
             Self::Auto => json_answer(text)
                 .map(Cow::Owned)
@@ -84,31 +90,11 @@ impl AnswerFrom {
                 .or_else(|| last_boxes(text).and_then(|boxes| label(&boxes).or_else(|| lone_letter(&boxes))))
                 .or_else(|| last_hashes(text).and_then(|line| of(line.into())))
                 .or_else(|| letters::chosen(text))
-                .or_else(|| Some(text).filter(|text| is_short(text)).and_then(label)),
+                .or_else(|| {
+                    Some(text).filter(|text| is_short(text)).and_then(|text| label(text).or_else(|| lone_letter(text)))
+                }),
             from => from.find(text).and_then(of),
         }
-    }
-}
-
-/// Returns the only letter in a box, in upper case. Elsewhere, a lower-case letter is a variable.
-fn lone_letter(text: &str) -> Option<char> {
-    let mut letters = text.trim().chars();
-    letters.next().filter(|c| c.is_ascii_lowercase() && letters.next().is_none()).map(|c| c.to_ascii_uppercase())
-}
-
-/// Returns the answer of a completion that is a JSON object, as a whole or in a block of code: the value of `answer` or `final_answer`.
-fn json_answer(text: &str) -> Option<String> {
-    let text = text.trim();
-    let block = text
-        .strip_suffix("```")
-        .and_then(|text| text.rsplit_once("```"))
-        .map(|(_, block)| block.trim_start_matches("json"));
-    let object: serde_json::Value = serde_json::from_str(block.unwrap_or(text)).ok()?;
-    let answer = ["answer", "final_answer"].iter().find_map(|key| object.get(key))?;
-    match answer {
-        serde_json::Value::String(text) => Some(text.clone()),
-        serde_json::Value::Number(number) => Some(number.to_string()),
-        _ => None,
     }
 }
 
@@ -129,6 +115,12 @@ fn marked(text: &str) -> Option<Cow<'_, str>> {
 fn without_calculations(text: &str) -> Cow<'_, str> {
     regex!(CALCULATION, r"<<[^<>\n]*>>");
     CALCULATION.replace_all(text, "")
+}
+
+/// Removes the marks of bold text, but no power: `2**3`.
+fn without_bold(text: &str) -> Cow<'_, str> {
+    regex!(BOLD, r"\*\*([^*\n]+)\*\*");
+    BOLD.replace_all(text, "$1")
 }
 
 fn unmarked(text: &str) -> Option<&str> {

@@ -4,8 +4,7 @@ use crate::patterns::regex;
 use std::ops::Range;
 
 /// Digits with thousands separators, a decimal point and an exponent.
-const DIGITS: &str =
-    r"(?:\d{1,3}(?:(?:,|\{,\}|\\!,\\!|,\\!|\\,)\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?";
+const DIGITS: &str = r"(?:\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?|\d{1,3}(?:(?:,|\{,\}|\\!,\\!|,\\!|\\,)\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?";
 const SIGN: &str = r"(?:[-+\u{2212}]\s?)?";
 const CURRENCY: &str = r"(?:\\?\p{Sc}\s?)?";
 
@@ -29,7 +28,7 @@ pub(super) fn first_number(text: &str) -> Option<Range<usize>> {
 }
 
 /// A number, or a calculation with numbers.
-const VALUE: &str = r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|(?:DIGITS)?\s?(?:π|√\s?\(?\d+\)?)|DIGITS)(?:\s?%)?(?:(?:\s?[-+*/×÷·\u{2212}]\s?|[:^])CURRENCYSIGN(?:DIGITS|(?:DIGITS)?(?:π|√\s?\(?\d+\)?))(?:\s?%)?)*(?:\s?\\?%)?";
+const VALUE: &str = r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|(?:DIGITS)?\s?(?:π|√\s?\(?\d+\)?)|DIGITS)(?:\s?%)?(?:(?:\s?[-+*/×÷·\u{2212}]\s?|\s:\s|[:^])CURRENCYSIGN(?:DIGITS|(?:DIGITS)?(?:π|√\s?\(?\d+\)?))(?:\s?%)?)*(?:\s?\\?%)?";
 /// The text between the values of a list.
 const JOINING: &str = r"(?:\s*[,;]\s*(?:and\s|or\s)?|\s+(?:and|or)\s+|\s*[和或及与]\s*)";
 
@@ -42,12 +41,62 @@ pub(super) fn first_values(text: &str) -> Option<Range<usize>> {
 /// Returns the range of a list of values that ends at `end`, after a verb or a colon: `3 and 8` of `The solutions are 3 and 8`.
 pub(super) fn values_before(text: &str, end: usize) -> Option<Range<usize>> {
     regex!(LIST, with_constants(&format!(r"(?:\b(?:are|were|be|either)|[:是为])\s*({VALUE}(?:{JOINING}{VALUE})+)$")));
-    let mut from = end.saturating_sub(200);
+    let found = LIST.captures(window(text, end))?.get(1)?;
+    Some(end - found.len()..end)
+}
+
+/// Returns the range of a ratio in words that ends at `end`: `2 to 3` of `The ratio is 2 to 3`.
+pub(super) fn ratio_before(text: &str, end: usize) -> Option<Range<usize>> {
+    regex!(RATIO, with_constants(&format!(r"(?i)\b(?:ratios?|odds|proportions?)\b.*?({VALUE}(?:\s+to\s+{VALUE})+)$")));
+    let found = RATIO.captures(&text[..end])?.get(1)?;
+    Some(found.range())
+}
+
+/// Returns the range of an inequality, or of a list of equations or inequalities, that ends at `end`: `x = 1 or x = 2`, `1 < x <= 5`.
+pub(super) fn relations_before(text: &str, end: usize) -> Option<Range<usize>> {
+    const SIGN_OF: &str = r"\s*(?:<=|>=|[=<>≤≥≠])\s*";
+    regex!(
+        RELATIONS,
+        with_constants(
+            &format!(r"(?:ITEM)(?:{JOINING}(?:ITEM))*$",)
+                .replace("ITEM", &format!(r"\b(?:{VALUE}{SIGN_OF})?[A-Za-z](?:_\w|[₀-₉])?{SIGN_OF}{VALUE}"))
+        )
+    );
+    let found = RELATIONS.find(window(text, end))?.as_str();
+    let is_equation = found.matches('=').count() == 1 && !found.contains(['<', '>', '≤', '≥', '≠']);
+    (!is_equation).then_some(end - found.len()..end)
+}
+
+/// Returns the range of a set, an interval, a point or a union of these around the last number of a text, which ends at `end`: `[1, 2)` of
+/// `The range is [1, 2)`.
+pub(super) fn group_around(text: &str, end: usize) -> Option<Range<usize>> {
+    const INSIDE: &str = r"[-+\u{2212}\d.,;/:\s∞π√]|infinity|infty|inf\b|pi\b|sqrt";
+    const GROUP: &str = r"[(\[{](?:INSIDE)*[,;](?:INSIDE)*[)\]}]|\{(?:INSIDE)+\}";
+    const UNION: &str = r"\s*(?:∪|\bU\b|\bor\b|\band\b|,)\s*";
+    regex!(GROUPS, format!("(?:{GROUP})(?:{UNION}(?:{GROUP}))*").replace("INSIDE", INSIDE));
+    // Brackets behind other words are a remark: `There are 3 (1, 2, 4)`.
+    regex!(
+        NAMED,
+        r"(?i)(?:\b(?:is|are|was|be|at|in|to|equals?|points?|vertex|vector|vertices|interval|set|range|domain|pairs?|solutions?|coordinates|center|centre|triples?|as)|[=:∈是为])\s*$"
+    );
+    let start = end.saturating_sub(WINDOW);
+    let start = (start..=end).find(|at| text.is_char_boundary(*at))?;
+    let found = GROUPS.find_iter(&text[start..]).map(|found| start + found.start()..start + found.end());
+    let found = found.filter(|found| found.start < end && found.end >= end).last()?;
+    // No number comes later.
+    let is_last = !text[found.end..].contains(|c: char| c.is_ascii_digit());
+    (is_last && NAMED.is_match(&text[..found.start])).then_some(found)
+}
+
+/// The length in bytes of the text in which a list of values is searched.
+const WINDOW: usize = 200;
+
+fn window(text: &str, end: usize) -> &str {
+    let mut from = end.saturating_sub(WINDOW);
     while !text.is_char_boundary(from) {
         from += 1;
     }
-    let found = LIST.captures(&text[from..end])?.get(1)?;
-    Some(from + found.start()..from + found.end())
+    &text[from..end]
 }
 
 /// Returns the range of the last number of a text, or of the calculation that ends with it: `3/4`, `2 * 3`, `$400 + $60`, `25π`, `2^3`.

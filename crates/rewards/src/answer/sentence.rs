@@ -1,7 +1,9 @@
 //! Answers in sentences: finds the sentence that is the answer, and its value.
 
 use super::formulas::{formulas, inside};
-use super::numbers::{first_number, first_values, last_value_range, values_before};
+use super::numbers::{
+    first_number, first_values, group_around, last_value_range, ratio_before, relations_before, values_before,
+};
 use crate::math::{is_name, unit_length};
 use crate::patterns::regex;
 use std::ops::Range;
@@ -13,7 +15,7 @@ const WINDOW: usize = 2000;
 pub(super) fn last_said(text: &str) -> Option<&str> {
     regex!(
         SAID,
-        r"(?i)(?:答案|综上)\s*(?:应该|应|就)?\s*(?:是|为|[:=])\s*:?\s*|(?:^|\s)答\s*:\s*|\banswers?\b(?:\s+(?:to|of|for)\b[^.:\n]{0,100}?)?\s*\**\s*(?:is|are|was|were|will be|would be|must be|should be|=|:)\**\s*:?\**\s*"
+        r"(?i)(?:答案|综上)\s*(?:应该|应|就)?\s*(?:是|为|[:=])\s*:?\s*|(?:^|\s)答\s*:\s*|(?:答案|故|应|因此|所以|综上|本题)\s*[选填](?:择)?\s*:?\s*|(?:respuesta|réponse|antwort|resposta|risposta|ответ|đáp án|cevap|الإجابة|الجواب|جواب|پاسخ|उत्तर|答え|정답|답)(?:\s+\p{Alphabetic}+){0,2}?\s*(?:\s(?:es|est|ist|é|è|هي|هو)\s|は|은|는|:)\s*|\banswers?\b(?:\s+(?:to|of|for)\b[^.:\n]{0,100}?)?\s*\**\s*(?:is|are|was|were|will be|would be|must be|should be|=|:)\**\s*:?\**\s*"
     );
     regex!(NOT, r"(?i)^not\b");
     let said = SAID.find_iter(text).filter(|said| !NOT.is_match(&text[said.end()..])).last()?;
@@ -69,6 +71,9 @@ pub(super) fn last_value_of(text: &str) -> Option<&str> {
         formulas.pop();
     }
     let Some(last) = formulas.last() else { return last_result(text) };
+    if let Some(value) = value_before_name(text, last) {
+        return Some(value);
+    }
     let behind = &text[last.end..];
     let formula = several(text, &formulas).unwrap_or_else(|| inside(&text[last.clone()]));
     // A number in a later sentence takes precedence over a formula.
@@ -79,6 +84,30 @@ pub(super) fn last_value_of(text: &str) -> Option<&str> {
     };
     let later = if formula.ends_with('.') { last_result(behind) } else { rest() };
     later.or(Some(formula))
+}
+
+/// Returns the number before the last formula of a text if the formula is its unit, as `$\text{cm}^2$` of `is 12 $\text{cm}^2$`, or only
+/// names what is counted: `24` of `There are 24 ways to arrange $ABCD$`.
+fn value_before_name<'a>(text: &'a str, formula: &Range<usize>) -> Option<&'a str> {
+    regex!(
+        COUNT,
+        r"(?i)\bthere\s+(?:(?:is|are|exists?|were|was|must be|will be)\s+)(?:(?:exactly|only|thus|therefore|a total of|at most|at least)\s+)*$"
+    );
+    regex!(
+        CLAUSE,
+        r"(?i)[,;:=]|\b(?:so|thus|then|hence|therefore|is|are|was|were|has|have|gives?|equals?|which|each|with)\b"
+    );
+    let start = END.find_iter(&text[..formula.start]).last().map_or(0, |end| end.end());
+    let sentence = &text[start..formula.start];
+    let unit = format!(" {}", inside(&text[formula.clone()]));
+    if unit_length(&unit) == unit.len()
+        && let Some(value) = last_value_range(sentence).filter(|value| sentence[value.end..].trim().is_empty())
+    {
+        return Some(sentence[value].trim());
+    }
+    let value = first_values(sentence)?;
+    let is_count = COUNT.is_match(&sentence[..value.start]) && !CLAUSE.is_match(&sentence[value.end..]);
+    is_count.then(|| sentence[value].trim())
 }
 
 /// Returns the value that a sentence gives to its subject, a formula: `9` of ` is 9.`, `15 cm` of ` equals 15 cm.`, `3 and 5` of ` are 3 and
@@ -109,7 +138,8 @@ fn explains(text: &str, formulas: &[Range<usize>]) -> bool {
 /// Returns the formulas at the end of an enumeration after a verb: `$3$ and $8$` of `The solutions are $3$ and $8$`.
 fn several<'a>(text: &'a str, formulas: &[Range<usize>]) -> Option<&'a str> {
     regex!(JOINING, r"(?i)^\s*(?:[,;]\s*)?(?:and|or|和|或|及|与)?\s*$");
-    regex!(VERB, r"(?i)(?:\b(?:are|were|be|either)|[:是为得])\s*$");
+    regex!(VERB, r"(?i)(?:\b(?:are|were|be|either|solutions? is)|[:是为得])\s*$");
+    regex!(SUBJECT, r"^\s*(?:are|were)\b");
     let joins = |pair: &&[Range<usize>]| {
         let gap = &text[pair[0].end..pair[1].start];
         !gap.trim().is_empty() && JOINING.is_match(gap)
@@ -121,8 +151,11 @@ fn several<'a>(text: &'a str, formulas: &[Range<usize>]) -> Option<&'a str> {
         gap.contains("or") || gap.contains('或')
     };
     let is_choice = formulas.windows(2).rev().take(count).any(has_or);
-    (count > 0 && (is_choice || VERB.is_match(&text[..first.start])))
-        .then(|| &text[first.start..formulas[formulas.len() - 1].end])
+    (count > 0
+        && (is_choice
+            || VERB.is_match(&text[..first.start])
+            || SUBJECT.is_match(&text[formulas[formulas.len() - 1].end..])))
+    .then(|| &text[first.start..formulas[formulas.len() - 1].end])
 }
 
 /// Returns the value of a text without formulas: `15` of `There are 9 + 6 = 15 liters of water out of the 24 liters`.
@@ -131,8 +164,15 @@ fn last_result(text: &str) -> Option<&str> {
     regex!(NEXT, r"(?i)^\D*?(?:[,;+*/=<>]|\b(?:so|then|thus|hence|therefore|leaving|which)\b)");
     let last = last_value_range(text)?;
     let start = END.find_iter(&text[..last.start]).last().map_or(0, |end| end.end());
-    if text[..last.start].trim_end().ends_with(" not") {
+    if [" not", "不是", "并非"].iter().any(|not| text[..last.start].trim_end().ends_with(not)) {
         return None;
+    }
+    let sentence = &text[start..];
+    let grouped = group_around(sentence, last.end - start)
+        .or_else(|| relations_before(sentence, last.end - start))
+        .or_else(|| ratio_before(sentence, last.end - start));
+    if let Some(grouped) = grouped {
+        return Some(sentence[grouped].trim());
     }
     let equal = text[start..last.start].rfind('=').map(|at| start + at + 1);
     let result = equal.and_then(|from| {
@@ -159,6 +199,9 @@ pub(super) fn values_of_sentence(text: &str) -> Vec<&str> {
     }
     values.extend([bare, head, subject].into_iter().filter(|part| *part != text && !part.is_empty()));
     values.extend(single_value(subject).or_else(|| single_value(head)));
+    // The smallest number of `n >= 12`.
+    regex!(BOUND, r"^[A-Za-z]\s*(?:<=|>=|[<>≤≥])\s*([-\u{2212}]?[\d.,]+)$");
+    values.extend(BOUND.captures(bare).and_then(|bound| Some(bound.get(1)?.as_str())));
     values.dedup();
     values
 }
@@ -206,7 +249,11 @@ fn single_value(text: &str) -> Option<&str> {
     let range = last_value_range(text)?;
     let (before, after) = (&text[..range.start], &text[range.end..]);
     let is_formula = |word: &str| word.starts_with('\\') || is_name(word) || is_joining(word);
+    regex!(RATIO, r"\d\s+to\s+[-\d]");
+    let is_denied = |before: &str| ["不是", "并非"].iter().any(|not| before.ends_with(not));
     let is_alone = before.trim_end().rsplit(' ').next() != Some("not")
+        && !is_denied(before.trim_end())
+        && !RATIO.is_match(text)
         && !WORD.find_iter(before).any(|word| is_formula(word.as_str()))
         && !before.trim_end().ends_with(['+', '-', '*', '/', '^', '(', '_', '{', '[', ',', '\u{2212}', '\u{d7}'])
         && !after.trim_start().starts_with(['+', '-', '*', '/', '^', '=', '(', '_', '{', '}', '\\', ')', ']'])

@@ -87,7 +87,12 @@ impl<'a> Parser<'a> {
     }
 
     fn product(&mut self) -> Option<Expr> {
-        let mut product = self.mixed_number().or_else(|| self.power())?;
+        let mut product = match self.mixed_number() {
+            // `12\frac{1}{2}\%`
+            Some(number) if self.take_symbol('%') => Expr::Percent(Box::new(number)),
+            Some(number) => number,
+            None => self.power()?,
+        };
         loop {
             match self.peek() {
                 Some(Token::Symbol('*')) => self.at += 1,

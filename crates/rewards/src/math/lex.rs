@@ -160,6 +160,21 @@ fn number(chars: &[char], from: usize, commas: Commas) -> Option<(String, usize)
     if commas == Commas::List && text.len() == 3 && text.starts_with('0') && from > 0 && chars[from - 1] == ',' {
         return None;
     }
+    // Groups of India: `12,34,567`.
+    if commas == Commas::Thousands
+        && (1..=2).contains(&text.len())
+        && chars.get(end) == Some(&',')
+        && digits(end + 1) == 2
+    {
+        let mut at = end;
+        while chars.get(at) == Some(&',') && digits(at + 1) == 2 {
+            at += 3;
+        }
+        if chars.get(at) == Some(&',') && digits(at + 1) == 3 {
+            text.extend(chars[end..at + 4].iter().filter(|c| **c != ','));
+            end = at + 4;
+        }
+    }
     let separates = |c: Option<&char>| c == Some(&' ') || commas == Commas::Thousands && c == Some(&',');
     if (1..=3).contains(&text.len()) && !text.starts_with('0') {
         while separates(chars.get(end)) && digits(end + 1) == 3 && chars.get(end + 4) != Some(&'/') {
@@ -251,7 +266,7 @@ fn push_word(word: &str, tokens: &mut Vec<Token>) {
         tokens.push(Token::Symbol('%'));
     } else if is_step(word) {
         tokens.push(Token::Command("therefore".into()));
-    } else if word == "not" {
+    } else if word == "not" || word.ends_with("不是") || word.ends_with("并非") {
         // The grammar has no such command, so `not 5` is not a value.
         tokens.push(Token::Command(word.into()));
     } else if is_name(word) {

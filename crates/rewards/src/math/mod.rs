@@ -13,14 +13,17 @@ mod lex;
 mod parse;
 mod same;
 mod sample;
+mod set;
+mod time;
 mod units;
 
-use crate::plain::plain;
-use clean::{bare, clean};
+use crate::plain::{chinese_number, plain};
+use clean::{bare, clean, with_scale, without_scale};
 pub(crate) use environment::name as environment_name;
 use form::Form;
 use lex::Commas;
 pub(crate) use lex::is_name;
+use time::Time;
 use units::Unit;
 pub(crate) use units::length as unit_length;
 
@@ -30,8 +33,8 @@ const MAX_LENGTH: usize = 1000;
 /// Returns `true` if `answer` is equivalent to `reference`, for the kinds of answers in GSM8K and MATH.
 ///
 /// Supports fractions, mixed numbers, decimals (compared to six places if one side is a decimal; repeating decimals exactly), percent,
-/// powers, roots, pi, factorials, binomials, floors, scientific notation, thousands separators, units, currencies and degrees (which are
-/// ignored), polynomials, equations (`x = 5` and `f(3) = 5` are 5), inequalities, intervals and unions, tuples (in order), sets and lists
+/// powers, roots, pi, factorials, binomials, floors, scientific notation, thousands separators, units, currencies and degrees (which count
+/// only if both answers have one), times of day, ratios, polynomials, equations (`x = 5` and `f(3) = 5` are 5), inequalities, intervals and unions, tuples (in order), sets and lists
 /// (in any order), matrices, plus-minus, complex numbers, and words. Text that cannot be parsed is compared without case, white space and
 /// punctuation.
 ///
@@ -51,17 +54,30 @@ pub(crate) struct Answer {
     whole: Parsed,
     /// The value without the unit at its end, and the unit.
     value: Option<(Parsed, Unit)>,
+    time: Option<Time>,
+    /// The answer without a word for a power of ten, such as `million`.
+    unscaled: Option<Box<Answer>>,
 }
 
 impl Answer {
     pub(crate) fn new(text: &str) -> Self {
         let bare = bare(text);
-        let value = units::split(&bare).map(|(value, unit)| (Parsed::new(value), unit));
-        let mut whole = Parsed::new(&bare);
+        match with_scale(&bare) {
+            Some(scaled) => {
+                let unscaled = Some(Box::new(Self::of_bare(text, &without_scale(&bare))));
+                Self { unscaled, ..Self::of_bare(text, &scaled) }
+            }
+            None => Self::of_bare(text, &bare),
+        }
+    }
+
+    fn of_bare(text: &str, bare: &str) -> Self {
+        let value = units::split(bare).map(|(value, unit)| (Parsed::new(value), unit));
+        let mut whole = Parsed::new(bare);
         if let Some(system) = environment::system(&plain(text.trim_matches(|c: char| c.is_whitespace() || c == '$'))) {
             whole.readings.extend(readings(&clean(&system)));
         }
-        Self { whole, value }
+        Self { whole, value, time: Time::new(bare), unscaled: None }
     }
 
     /// Returns `true` if `answer` is equivalent to this reference. An answer with another unit is not; a reference without a unit has any.
@@ -70,6 +86,20 @@ impl Answer {
             return false;
         }
         let answer = Self::new(answer);
+        let unscaled = match (&self.unscaled, &answer.unscaled) {
+            (Some(a), None) => a.is_same(&answer),
+            (None, Some(b)) => self.is_same(b),
+            _ => false,
+        };
+        unscaled || self.is_same(&answer)
+    }
+
+    fn is_same(&self, answer: &Self) -> bool {
+        match (&self.time, &answer.time) {
+            (Some(a), Some(b)) if a.is_no_ratio() || b.is_certain() => return a.is_same(b),
+            (Some(a), None) if !a.is_certain() && a.is_no_ratio() => return self.whole.is_text(&answer.whole),
+            _ => {}
+        }
         let without_units = match (&self.value, &answer.value) {
             (Some((_, a)), Some((_, b))) if !a.is_same(b) => return false,
             (Some((a, _)), Some((b, _))) => a.is(b),
@@ -89,9 +119,15 @@ struct Parsed {
 
 impl Parsed {
     fn new(bare: &str) -> Self {
-        let text = clean(bare);
+        let text = chinese_number(bare).map_or_else(|| clean(bare), |number| number.to_string());
         let readings = if text.chars().count() <= MAX_LENGTH { readings(&text) } else { Vec::new() };
         Self { text, readings }
+    }
+
+    /// Returns `true` for the same text without white space.
+    fn is_text(&self, answer: &Self) -> bool {
+        let squeeze = |text: &str| text.split_whitespace().collect::<String>();
+        squeeze(&self.text) == squeeze(&answer.text)
     }
 
     fn is(&self, answer: &Self) -> bool {
@@ -99,8 +135,7 @@ impl Parsed {
         if reference.is_empty() || answer.text.is_empty() {
             return false;
         }
-        let squeeze = |text: &str| text.split_whitespace().collect::<String>();
-        if squeeze(reference) == squeeze(&answer.text) {
+        if self.is_text(answer) {
             return true;
         }
         if same_decimal(reference, &answer.text) || same_decimal(&answer.text, reference) {
@@ -134,7 +169,12 @@ fn same_decimal(comma: &str, point: &str) -> bool {
         let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         text.trim_start_matches('-').split_once(mark).is_some_and(|(whole, decimals)| digits(whole) && digits(decimals))
     };
-    is_decimal(comma, ',') && is_decimal(point, '.') && comma.replace(',', ".") == point
+    // `1,234` is a number with a separator of thousands.
+    let is_thousands = |text: &str| {
+        let (whole, rest) = text.trim_start_matches('-').split_once(',').unwrap_or_default();
+        rest.len() == 3 && (1..=3).contains(&whole.len()) && !whole.starts_with('0')
+    };
+    is_decimal(comma, ',') && is_decimal(point, '.') && !is_thousands(comma) && comma.replace(',', ".") == point
 }
 
 /// Parses a text in each possible way: `1,234` is one number or a list of two.

@@ -4,7 +4,7 @@ use super::expr::{Expr, Quantity};
 use super::expression::{expression, text};
 use super::form::{Form, Sign};
 use super::lex::{Commas, SET_CLOSE, SET_OPEN, Token, tokens};
-use super::same::interval;
+use super::set::{builder, conditions, without_points};
 
 const MAX_DEPTH: i32 = 40;
 
@@ -72,7 +72,7 @@ pub(super) fn closing(tokens: &[Token], from: usize) -> Option<usize> {
 }
 
 /// Parses items separated by commas, or one item.
-fn list(tokens: &[Token]) -> Option<Form> {
+pub(super) fn list(tokens: &[Token]) -> Option<Form> {
     // `x = 5, y = 2; x = 7, y = 2` are the points (5, 2) and (7, 2).
     let groups = split(tokens, |token| *token == Token::Symbol(';'));
     let groups: Vec<Vec<Form>> = groups.into_iter().filter_map(|(_, group)| items(group)).collect();
@@ -82,7 +82,10 @@ fn list(tokens: &[Token]) -> Option<Form> {
     } else {
         items(tokens)?
     };
-    if items.len() == 1 { items.pop() } else { Some(Form::List { open: ',', close: ',', items }) }
+    match items.len() {
+        1 => items.pop(),
+        _ => Some(conditions(&items).unwrap_or(Form::List { open: ',', close: ',', items })),
+    }
 }
 
 fn items(tokens: &[Token]) -> Option<Vec<Form>> {
@@ -122,7 +125,17 @@ fn item(tokens: &[Token]) -> Option<Form> {
     {
         return Some(Form::Named { name: text(name), value: Box::new(value) });
     }
-    set(tokens).or_else(|| relation(tokens))
+    set(tokens).or_else(|| ratio(tokens)).or_else(|| relation(tokens))
+}
+
+/// Parses a ratio of three or more values, `1:2:3`, to its values divided by the first.
+fn ratio(tokens: &[Token]) -> Option<Form> {
+    let parts = split(tokens, |token| *token == Token::Symbol(':'));
+    let values: Vec<Expr> = parts.iter().map(|(_, part)| expression(part)).collect::<Option<_>>()?;
+    let (first, others) = values.split_first().filter(|(_, others)| others.len() > 1)?;
+    let quotient = |value: &Expr| Quantity::new(Expr::Quotient(Box::new(value.clone()), Box::new(first.clone())));
+    let items = others.iter().map(|value| Form::Value(Box::new(quotient(value)))).collect();
+    Some(Form::List { open: ':', close: ':', items })
 }
 
 /// Parses a union, or items between brackets.
@@ -134,64 +147,8 @@ fn set(tokens: &[Token]) -> Option<Form> {
     parts.into_iter().map(|(_, part)| item(part)).collect::<Option<_>>().map(Form::Union)
 }
 
-/// Parses all real numbers except some, `(-\infty, \infty) \setminus \{1, 2\}`, to a union of intervals.
-fn without_points(tokens: &[Token]) -> Option<Form> {
-    let is_minus = |token: &Token| {
-        *token == Token::Symbol('-')
-            || matches!(token, Token::Command(name) if name == "setminus" || name == "backslash")
-    };
-    let [(_, all), (_, points)] = split(tokens, is_minus)[..] else { return None };
-    let (Form::List { items: ends, .. }, Form::List { open: '{', items, .. }) = (brackets(all)?, brackets(points)?)
-    else {
-        return None;
-    };
-    let is_infinite = |form: &Form| matches!(form, Form::Value(end) if end.samples[0].value.re.is_infinite());
-    if ends.len() != 2 || !ends.iter().all(is_infinite) {
-        return None;
-    }
-    let value = |form: &Form| match form {
-        Form::Value(value) if value.variables.is_empty() => Some((value.samples[0].value.re, form.clone())),
-        _ => None,
-    };
-    let mut points: Vec<(f64, Form)> = items.iter().map(value).collect::<Option<_>>()?;
-    points.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let ends: Vec<Form> = std::iter::once(ends[0].clone())
-        .chain(points.into_iter().map(|(_, point)| point))
-        .chain([ends[1].clone()])
-        .collect();
-    Some(Form::Union(ends.windows(2).map(|pair| Form::List { open: '(', close: ')', items: pair.to_vec() }).collect()))
-}
-
-/// Parses a set by its condition: `\{x | x > 4\}`, `\{x \in \mathbb{R} : x > 4\}`.
-fn builder(tokens: &[Token]) -> Option<Form> {
-    let [Token::Symbol(SET_OPEN | '{'), inside @ .., Token::Symbol(SET_CLOSE | '}')] = tokens else { return None };
-    let bar = |token: &Token| matches!(token, Token::Symbol('|' | ':')) || is_command(Some(token), "mid");
-    let (_, variable) = *split(inside, bar).first()?;
-    let condition = inside.get(variable.len() + 1..)?;
-    let is_set = match variable {
-        [Token::Letter(_)] => true,
-        [Token::Letter(_), member, ..] => is_command(Some(member), "in"),
-        _ => false,
-    };
-    let form = Some(condition).filter(|_| is_set).and_then(list)?;
-    let is_condition = |form: &Form| matches!(form, Form::Relation { .. });
-    // An interval, or a union of intervals, has no name of a variable.
-    let intervals = match &form {
-        Form::Relation { sides, signs } => interval(sides, signs),
-        Form::List { open: ',', items, .. } if items.iter().all(is_condition) => {
-            let part = |item: &Form| match item {
-                Form::Relation { sides, signs } => interval(sides, signs),
-                _ => None,
-            };
-            items.iter().map(part).collect::<Option<_>>().map(Form::Union)
-        }
-        _ => return None,
-    };
-    Some(intervals.unwrap_or(form))
-}
-
 /// Parses a matrix, a set, or several items between brackets.
-fn brackets(tokens: &[Token]) -> Option<Form> {
+pub(super) fn brackets(tokens: &[Token]) -> Option<Form> {
     if let [Token::Command(empty)] = tokens
         && ["emptyset", "varnothing"].contains(&empty.as_str())
     {

@@ -43,6 +43,9 @@ pub(super) fn same(reference: &Form, answer: &Form) -> bool {
         (Union(a), Union(b)) => same_in_any_order(a, b),
         (List { open: a_open, close: a_close, items: a }, List { open: b_open, close: b_close, items: b }) => {
             let (a_tuple, b_tuple) = (is_tuple(*a_open), is_tuple(*b_open));
+            if *a_open == ':' || *b_open == ':' {
+                return a_open == b_open && same_in_order(a, b);
+            }
             match (a_tuple, b_tuple) {
                 (true, true) => (a_open, a_close) == (b_open, b_close) && same_in_order(a, b),
                 (false, false) => same_in_any_order(a, b),
@@ -175,6 +178,8 @@ fn constant_ratio(a: &[Sample; POINTS], b: &[Sample; POINTS]) -> Option<f64> {
 pub(super) fn interval(sides: &[Quantity], signs: &[Sign]) -> Option<Form> {
     let constant = |side: &Quantity| side.variables.is_empty();
     let variable = |side: &Quantity| matches!(side.expr, Expr::Variable(_));
+    // `|x| < 2` is between -2 and 2.
+    let absolute = |side: &Quantity| matches!(&side.expr, Expr::Function(name, inside) if name == "abs" && matches!(**inside, Expr::Variable(_)));
     let make = |low: Quantity, closed_low: bool, high: Quantity, closed_high: bool| Form::List {
         open: if closed_low { '[' } else { '(' },
         close: if closed_high { ']' } else { ')' },
@@ -206,6 +211,22 @@ pub(super) fn interval(sides: &[Quantity], signs: &[Sign]) -> Option<Form> {
                     make(a, false, infinity(), false),
                 ])),
                 Sign::Equal | Sign::Approximate => None,
+            }
+        }
+        ([x, a], [sign]) if absolute(x) && constant(a) => {
+            let (low, high) = (Quantity::new(Expr::Negative(Box::new(a.expr.clone()))), (*a).clone());
+            let outside = |closed: bool| {
+                let (low, high) = (low.clone(), high.clone());
+                let (below, above) =
+                    (make(minus_infinity(), false, low, closed), make(high, closed, infinity(), false));
+                Some(Form::Union(vec![below, above]))
+            };
+            match sign {
+                Sign::Less => Some(make(low, false, high, false)),
+                Sign::LessEqual => Some(make(low, true, high, true)),
+                Sign::Greater => outside(false),
+                Sign::GreaterEqual => outside(true),
+                Sign::Equal | Sign::Approximate | Sign::NotEqual => None,
             }
         }
         ([a, x, b], [first @ (Sign::Less | Sign::LessEqual), second @ (Sign::Less | Sign::LessEqual)])

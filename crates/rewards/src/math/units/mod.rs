@@ -6,8 +6,9 @@
 mod reader;
 mod table;
 
-use reader::{Reader, SPACES, is_word};
-use table::{NONE, Powers};
+use crate::patterns::regex;
+use reader::{Reader, SPACES, is_currency, is_word};
+use table::{AMBIGUOUS, NONE, Powers, named};
 
 /// The maximum length in bytes of a unit.
 const MAX_LENGTH: usize = 160;
@@ -25,7 +26,18 @@ impl Unit {
     const ONE: Self = Self { factor: 1.0, powers: NONE, is_certain: false };
 
     pub(super) fn is_same(&self, other: &Self) -> bool {
+        let means = |unit: &Self, name: &str| named(name, true).is_some_and(|named| unit.equals(&named));
+        self.equals(other)
+            || AMBIGUOUS.iter().any(|(a, b)| means(self, a) && means(other, b) || means(self, b) && means(other, a))
+    }
+
+    fn equals(&self, other: &Self) -> bool {
         self.powers == other.powers && (self.factor / other.factor - 1.0).abs() < 1e-6
+    }
+
+    /// Returns `true` for an amount of a currency.
+    fn is_currency(&self) -> bool {
+        named("$", true).is_some_and(|dollar| self.powers == dollar.powers)
     }
 
     fn times(self, other: Self, power: i32) -> Self {
@@ -37,9 +49,30 @@ impl Unit {
     }
 }
 
-/// Splits an answer into its value and the unit at its end. `None` if it has no unit, or the letters may be variables: `2m`, `x + 3 m`.
+/// Splits an answer into its value and its unit: a unit at its end, a currency before it, or both. The sign of a currency before it
+/// remains in the value. `None` if it has no unit, or the letters may be variables: `2m`, `x + 3 m`.
 pub(super) fn split(text: &str) -> Option<(&str, Unit)> {
     let text = text.trim();
+    match (split_end(text), currency_before(text)) {
+        (Some((value, unit)), Some(currency)) => Some((value, currency.times(unit, 1))),
+        (None, Some(currency)) => Some((text, currency)),
+        (end, None) => end,
+    }
+}
+
+/// Returns the currency before a number: `$5`, `x = -€5`, `US$ 5`, `EUR 5`, `Rs. 5`.
+fn currency_before(text: &str) -> Option<Unit> {
+    regex!(
+        BEFORE,
+        r"^(?:[^=]*=)?\s*[-−+]?\s*(?:US|R|HK|NT|A|C|S)?(\p{Sc}|\\(?:\$|[[:alpha:]]+)|[A-Z]{3}\b|Rs\b\.?)(?:\s|~|\\ |\\,)*[-−]?\s*\.?\d"
+    );
+    let sign = BEFORE.captures(text)?.get(1)?;
+    let mut reader = Reader { text: sign.as_str(), is_text: true };
+    let (unit, _, factors) = reader.product()?;
+    (factors == 1 && reader.text.is_empty() && unit.is_currency()).then_some(unit)
+}
+
+fn split_end(text: &str) -> Option<(&str, Unit)> {
     let mut from = text.len().saturating_sub(MAX_LENGTH);
     while !text.is_char_boundary(from) {
         from += 1;
@@ -49,7 +82,7 @@ pub(super) fn split(text: &str) -> Option<(&str, Unit)> {
         let is_inside =
             previous.is_some_and(|p| p == '\\' || is_word(p) && is_word(c) || p.is_ascii_digit() && c.is_ascii_digit());
         let is_sign = ["\\cdot", "\\times"].iter().any(|sign| text[at..].starts_with(sign));
-        let begins = (is_word(c) || "\\{([1/".contains(c)) && !is_sign;
+        let begins = (is_word(c) || is_currency(c) || "\\{([1/^°º˚".contains(c)) && !is_sign;
         previous = Some(c);
         if is_inside || !begins {
             continue;

@@ -2,6 +2,8 @@
 
 use super::Unit;
 use super::table::{PREFIXES, named};
+use regex::Regex;
+use std::sync::LazyLock;
 
 pub(super) const SPACES: &[&str] =
     &[" ", "\t", "\n", "\u{a0}", "\u{202f}", "~", "\\ ", "\\,", "\\;", "\\:", "\\!", "\\>", "\\quad", "\\qquad", "{}"];
@@ -9,6 +11,48 @@ pub(super) const SPACES: &[&str] =
 pub(super) fn is_word(c: char) -> bool {
     c.is_alphabetic() || c == 'µ'
 }
+
+/// Returns `true` for the sign of a currency, such as `€`.
+pub(super) fn is_currency(c: char) -> bool {
+    "$¢€£¥₹₩₽₱₺₪฿₫".contains(c)
+}
+
+/// Forms of a unit that are not a product of symbols, and the symbol.
+static SPELLED: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+    const DEGREE: &str =
+        r"(?:\s*\^\s*\{?\s*(?:\\circ|\\degree|o|\\text\s*\{o\})\s*\}?|°|º|˚|\\degree\b|\bdeg(?:rees?)?\b)";
+    const SPACE: &str = r"(?:\s|~|\\ |\\,)*";
+    let letter = |letter: &str| {
+        format!(r"(?:\\(?:text|mathrm|rm|textrm)\s*\{{\s*~?{letter}\s*\}}|\{{\s*\\rm\s+{letter}\s*\}}|{letter})")
+    };
+    let scale = |symbol: &str, name: &str| {
+        format!("{DEGREE}{SPACE}(?:{}|(?i:{name})|\\\\text\\s*\\{{\\s*(?i:{name})\\s*\\}})(?:\\b|$)", letter(symbol))
+    };
+    let star = |symbol: &str, sign: &str| format!(r"{}\s*_\s*(?:\{{\s*{sign}\s*\}}|{sign})", letter(symbol));
+    let (sun, earth) = (r"(?:\\odot|☉|⊙|\\text\s*\{sun\}|sun)", r"(?:\\oplus|⊕|\\text\s*\{earth\})");
+    let patterns = [
+        (scale("C", "celsius"), "°C"),
+        (scale("F", "fahrenheit"), "°F"),
+        (DEGREE.to_owned(), "°"),
+        (format!(r"(?:\\mathring|\\(?:stackrel|overset)\s*\{{\s*\\circ\s*\}})\s*\{{\s*{}\s*\}}", letter("A")), "Å"),
+        (star("M", sun), "M☉"),
+        (star("R", sun), "R☉"),
+        (star("L", sun), "L☉"),
+        (star("M", earth), "M⊕"),
+        (star("R", earth), "R⊕"),
+        (r"light[- ]?years?\b".to_owned(), "ly"),
+        (r"\\(?:pounds|textsterling)\b".to_owned(), "£"),
+        (r"\\(?:euro|texteuro)\b".to_owned(), "€"),
+        (r"\\(?:yen|textyen)\b".to_owned(), "¥"),
+        (r"\\(?:\$|textdollar\b)".to_owned(), "$"),
+        (r"\\(?:cent|textcent)\b".to_owned(), "¢"),
+        (r"\bRs\.".to_owned(), "Rs"),
+    ];
+    let compile = |(pattern, symbol): (String, _)| {
+        (Regex::new(&format!("^(?:{pattern})")).expect("the pattern is a constant"), symbol)
+    };
+    patterns.map(compile).into()
+});
 
 pub(super) struct Reader<'a> {
     pub(super) text: &'a str,
@@ -52,7 +96,15 @@ impl<'a> Reader<'a> {
             if self.separators() {
                 sign = -1;
             }
-            let Some(factor) = self.factor() else {
+            let factor = match self.factor() {
+                // The speed of light, `MeV/c^2`.
+                None if sign == -1 && factors > 0 && self.take("c") => {
+                    let light = Unit { factor: 299_792_458.0, ..named("m", true)?.times(named("s", true)?, -1) };
+                    Some(Unit::ONE.times(light, self.exponent().unwrap_or(1)))
+                }
+                factor => factor,
+            };
+            let Some(factor) = factor else {
                 let is_end = self.text.is_empty() && sign == 1;
                 self.text = if is_end { self.text } else { before };
                 return (factors > 0).then_some((product, last, factors));
@@ -89,6 +141,16 @@ impl<'a> Reader<'a> {
     /// Reads a unit without its exponent. Returns the unit, and the part of it to which an exponent belongs.
     fn base(&mut self) -> Option<(Unit, Unit)> {
         let whole = |unit: Unit| (unit, unit);
+        if let Some((length, symbol)) =
+            SPELLED.iter().find_map(|(form, symbol)| Some((form.find(self.text)?.end(), symbol)))
+        {
+            self.text = &self.text[length..];
+            return named(symbol, true).map(whole);
+        }
+        if let Some(sign) = self.text.chars().next().filter(|c| is_currency(*c)) {
+            self.text = &self.text[sign.len_utf8()..];
+            return named(sign.encode_utf8(&mut [0; 4]), true).map(whole);
+        }
         for (open, close) in [('{', '}'), ('(', ')'), ('[', ']')] {
             if self.text.starts_with(open) {
                 let (unit, last) = self.group(open, close, self.is_text || open == '{')?;
@@ -122,7 +184,17 @@ impl<'a> Reader<'a> {
                 _ => None,
             };
         }
-        for (name, power) in [("square ", 2), ("cubic ", 3), ("sq ", 2), ("平方", 2), ("立方", 3)] {
+        for (name, power) in [
+            ("square ", 2),
+            ("square-", 2),
+            ("cubic ", 3),
+            ("sq. ", 2),
+            ("sq ", 2),
+            ("cu. ", 3),
+            ("cu ", 3),
+            ("平方", 2),
+            ("立方", 3),
+        ] {
             if self.take(name) {
                 return Some(whole(Unit::ONE.times(self.base()?.0, power)));
             }

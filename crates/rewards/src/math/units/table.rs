@@ -1,20 +1,24 @@
 //! The symbols and names of units, and SI prefixes.
 
 use super::Unit;
+use std::f64::consts::PI;
 
-/// Exponents of base units: m, kg, s, A, K, mol, cd, rad, and halves of the day.
-pub(super) type Powers = [i32; 9];
+/// Exponents of base units: m, kg, s, A, K, mol, cd, rad, halves of the day, currencies, and degrees of a scale of temperature.
+pub(super) type Powers = [i32; 11];
 
-pub(super) const NONE: Powers = [0; 9];
-const LENGTH: Powers = [1, 0, 0, 0, 0, 0, 0, 0, 0];
-const MASS: Powers = [0, 1, 0, 0, 0, 0, 0, 0, 0];
-const TIME: Powers = [0, 0, 1, 0, 0, 0, 0, 0, 0];
-const VOLUME: Powers = [3, 0, 0, 0, 0, 0, 0, 0, 0];
-const FORCE: Powers = [1, 1, -2, 0, 0, 0, 0, 0, 0];
-const PRESSURE: Powers = [-1, 1, -2, 0, 0, 0, 0, 0, 0];
-const ENERGY: Powers = [2, 1, -2, 0, 0, 0, 0, 0, 0];
-const SPEED: Powers = [1, 0, -1, 0, 0, 0, 0, 0, 0];
-const HALF_DAY: Powers = [0, 0, 0, 0, 0, 0, 0, 0, 1];
+pub(super) const NONE: Powers = [0; 11];
+const LENGTH: Powers = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const MASS: Powers = [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const TIME: Powers = [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+const VOLUME: Powers = [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const FORCE: Powers = [1, 1, -2, 0, 0, 0, 0, 0, 0, 0, 0];
+const PRESSURE: Powers = [-1, 1, -2, 0, 0, 0, 0, 0, 0, 0, 0];
+const ENERGY: Powers = [2, 1, -2, 0, 0, 0, 0, 0, 0, 0, 0];
+const SPEED: Powers = [1, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+const ANGLE: Powers = [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+const HALF_DAY: Powers = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+const MONEY: Powers = [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+const SCALE: Powers = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
 /// Symbols and names, separated by spaces, with the factor and base units. Names that begin with a capital letter here are symbols: their
 /// case counts.
@@ -23,23 +27,23 @@ const UNITS: &[(&str, f64, Powers)] = &[
     ("m meter metre 米", 1.0, LENGTH),
     ("g gram gramme 克", 1e-3, MASS),
     ("s sec second 秒", 1.0, TIME),
-    ("A ampere amp", 1.0, [0, 0, 0, 1, 0, 0, 0, 0, 0]),
-    ("K kelvin", 1.0, [0, 0, 0, 0, 1, 0, 0, 0, 0]),
-    ("mol mole", 1.0, [0, 0, 0, 0, 0, 1, 0, 0, 0]),
-    ("rad radian", 1.0, [0, 0, 0, 0, 0, 0, 0, 1, 0]),
-    ("Hz hertz", 1.0, [0, 0, -1, 0, 0, 0, 0, 0, 0]),
+    ("A ampere amp", 1.0, [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
+    ("K kelvin", 1.0, [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]),
+    ("mol mole", 1.0, [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]),
+    ("rad radian", 1.0, ANGLE),
+    ("Hz hertz", 1.0, [0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0]),
     ("N newton 牛", 1.0, FORCE),
     ("Pa pascal", 1.0, PRESSURE),
     ("J joule", 1.0, ENERGY),
-    ("W watt", 1.0, [2, 1, -3, 0, 0, 0, 0, 0, 0]),
-    ("C coulomb", 1.0, [0, 0, 1, 1, 0, 0, 0, 0, 0]),
-    ("V volt", 1.0, [2, 1, -3, -1, 0, 0, 0, 0, 0]),
-    ("F farad", 1.0, [-2, -1, 4, 2, 0, 0, 0, 0, 0]),
-    ("Ω Ω ohm", 1.0, [2, 1, -3, -2, 0, 0, 0, 0, 0]),
-    ("S siemens", 1.0, [-2, -1, 3, 2, 0, 0, 0, 0, 0]),
-    ("Wb weber", 1.0, [2, 1, -2, -1, 0, 0, 0, 0, 0]),
-    ("T tesla", 1.0, [0, 1, -2, -1, 0, 0, 0, 0, 0]),
-    ("H henry", 1.0, [2, 1, -2, -2, 0, 0, 0, 0, 0]),
+    ("W watt", 1.0, [2, 1, -3, 0, 0, 0, 0, 0, 0, 0, 0]),
+    ("C coulomb", 1.0, [0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]),
+    ("V volt", 1.0, [2, 1, -3, -1, 0, 0, 0, 0, 0, 0, 0]),
+    ("F farad", 1.0, [-2, -1, 4, 2, 0, 0, 0, 0, 0, 0, 0]),
+    ("Ω Ω ohm", 1.0, [2, 1, -3, -2, 0, 0, 0, 0, 0, 0, 0]),
+    ("S siemens", 1.0, [-2, -1, 3, 2, 0, 0, 0, 0, 0, 0, 0]),
+    ("Wb weber", 1.0, [2, 1, -2, -1, 0, 0, 0, 0, 0, 0, 0]),
+    ("T tesla", 1.0, [0, 1, -2, -1, 0, 0, 0, 0, 0, 0, 0]),
+    ("H henry", 1.0, [2, 1, -2, -2, 0, 0, 0, 0, 0, 0, 0]),
     ("L l liter litre 升", 1e-3, VOLUME),
     ("eV electronvolt", 1.602_176_634e-19, ENERGY),
     ("cal calorie", 4.184, ENERGY),
@@ -47,7 +51,10 @@ const UNITS: &[(&str, f64, Powers)] = &[
     ("dyn dyne", 1e-5, FORCE),
     ("bar", 1e5, PRESSURE),
     ("pc parsec", 3.085_677_6e16, LENGTH),
-    ("Bq becquerel", 1.0, [0, 0, -1, 0, 0, 0, 0, 0, 0]),
+    ("M molar", 1e3, [-3, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]),
+    ("cd candela", 1.0, [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]),
+    ("Gy gray", 1.0, [2, 0, -2, 0, 0, 0, 0, 0, 0, 0, 0]),
+    ("Bq becquerel", 1.0, [0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0]),
 ];
 
 /// Like [`UNITS`], without SI prefixes.
@@ -70,7 +77,6 @@ const BARE_UNITS: &[(&str, f64, Powers)] = &[
     ("mi mile", 1609.344, LENGTH),
     ("ly", 9.4607e15, LENGTH),
     ("AU", 1.495_98e11, LENGTH),
-    ("M molar", 1e3, [-3, 0, 0, 0, 0, 1, 0, 0, 0]),
     ("gal gallon", 3.785_41e-3, VOLUME),
     ("min minute 分钟", 60.0, TIME),
     ("h hr hour 小时", 3600.0, TIME),
@@ -80,6 +86,37 @@ const BARE_UNITS: &[(&str, f64, Powers)] = &[
     ("yr year 年", 31_557_600.0, TIME),
     ("mph", 0.44704, SPEED),
     ("kmh kph", 0.277_777_8, SPEED),
+    ("rev revolution 转", 2.0 * PI, ANGLE),
+    ("rpm", 2.0 * PI / 60.0, [0, 0, -1, 0, 0, 0, 0, 1, 0, 0, 0]),
+    ("° deg degree 度", PI / 180.0, ANGLE),
+    ("arcmin arcminute", PI / 10_800.0, ANGLE),
+    ("arcsec arcsecond", PI / 648_000.0, ANGLE),
+    ("°C celsius 摄氏度", 1.0, SCALE),
+    ("°F fahrenheit 华氏度", 5.0 / 9.0, SCALE),
+    ("dB decibel", 1.0, NONE),
+    ("D debye", 3.335_64e-30, [1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]),
+    ("M☉", 1.988_41e30, MASS),
+    ("R☉", 6.957e8, LENGTH),
+    ("L☉", 3.828e26, [2, 1, -3, 0, 0, 0, 0, 0, 0, 0, 0]),
+    ("M⊕", 5.972e24, MASS),
+    ("R⊕", 6.371e6, LENGTH),
+    // The factors of currencies only tell them apart.
+    ("$ USD dollar buck 美元", 1.0, MONEY),
+    ("¢ cent", 0.01, MONEY),
+    ("€ EUR euro 欧元", 2.0, MONEY),
+    ("£ GBP sterling 英镑", 3.0, MONEY),
+    ("¥", 4.0, MONEY),
+    ("JPY yen 日元", 5.0, MONEY),
+    ("CNY RMB yuan 元 块", 6.0, MONEY),
+    ("₹ INR Rs rupee 卢比", 7.0, MONEY),
+    ("₩ KRW 韩元", 8.0, MONEY),
+    ("₽ RUB ruble rouble 卢布", 9.0, MONEY),
+    ("CHF franc", 10.0, MONEY),
+    ("₱ MXN peso", 11.0, MONEY),
+    ("₺ TRY lira", 12.0, MONEY),
+    ("₪ ILS shekel", 13.0, MONEY),
+    ("฿ THB baht", 14.0, MONEY),
+    ("₫ VND dong", 15.0, MONEY),
     ("am AM", 1.0, HALF_DAY),
     ("pm PM", 2.0, HALF_DAY),
 ];
@@ -120,8 +157,11 @@ pub(super) const PREFIXES: &[(&str, f64)] = &[
     ("tera", 1e12),
 ];
 
+/// Units that one symbol or name may mean: `¥` is yen or yuan, `pounds` are a currency or a mass.
+pub(super) const AMBIGUOUS: &[(&str, &str)] = &[("¥", "yen"), ("¥", "yuan"), ("pound", "£")];
+
 /// Letters that are units only inside of `\text{}` or `\mathrm{}`, and a word that is a preposition outside of it.
-const ONLY_IN_TEXT: &[&str] = &["u", "t", "d", "M", "in", "l", "H", "S", "F", "A"];
+const ONLY_IN_TEXT: &[&str] = &["u", "t", "d", "in", "l"];
 
 /// Returns the unit with a symbol or name, such as `kJ`, `kilojoules` or `厘米`; in `\text{}` also two symbols without a space, as `Jmol`.
 pub(super) fn named(word: &str, is_text: bool) -> Option<Unit> {

@@ -1,0 +1,130 @@
+//! Sets by conditions: `\{x | x > 4\}`, `x > 2 \text{ and } x < 5`, `\mathbb{R} \setminus \{1\}`.
+
+use super::expr::{Expr, Quantity};
+use super::form::{Form, Sign};
+use super::lex::{SET_CLOSE, SET_OPEN, Token};
+use super::parse::{brackets, is_command, list, split};
+use super::same::interval;
+
+/// Parses all real numbers except some, `(-\infty, \infty) \setminus \{1, 2\}`, to a union of intervals.
+pub(super) fn without_points(tokens: &[Token]) -> Option<Form> {
+    let is_minus = |token: &Token| {
+        *token == Token::Symbol('-')
+            || matches!(token, Token::Command(name) if name == "setminus" || name == "backslash")
+    };
+    let [(_, all), (_, points)] = split(tokens, is_minus)[..] else { return None };
+    let (Form::List { items: ends, .. }, Form::List { open: '{', items, .. }) = (brackets(all)?, brackets(points)?)
+    else {
+        return None;
+    };
+    let is_infinite = |form: &Form| matches!(form, Form::Value(end) if end.samples[0].value.re.is_infinite());
+    if ends.len() != 2 || !ends.iter().all(is_infinite) {
+        return None;
+    }
+    let point = |form: &Form| match form {
+        Form::Value(value) if value.variables.is_empty() => Some((**value).clone()),
+        _ => None,
+    };
+    Some(all_except(items.iter().map(point).collect::<Option<_>>()?))
+}
+
+/// Returns the real numbers except some as a union of intervals.
+fn all_except(mut points: Vec<Quantity>) -> Form {
+    points.sort_by(|a, b| a.samples[0].value.re.total_cmp(&b.samples[0].value.re));
+    let infinity = Quantity::new(Expr::Infinity);
+    let minus_infinity = Quantity::new(Expr::Negative(Box::new(Expr::Infinity)));
+    let ends: Vec<Quantity> = std::iter::once(minus_infinity).chain(points).chain([infinity]).collect();
+    let interval = |ends: &[Quantity]| Form::List {
+        open: '(',
+        close: ')',
+        items: ends.iter().map(|end| Form::Value(Box::new(end.clone()))).collect(),
+    };
+    Form::Union(ends.windows(2).map(interval).collect())
+}
+
+/// Returns the numbers that meet all of several conditions of one variable: `2 < x < 5` for `x > 2` and `x < 5`, a union of intervals for `x
+/// \ne 1` and `x \ne 2`. `None` for `x < 2` and `x > 5`, which are a union.
+pub(super) fn conditions(items: &[Form]) -> Option<Form> {
+    let (mut name, mut low, mut high, mut points) = (None, None, None, Vec::new());
+    for (i, item) in items.iter().enumerate() {
+        match item {
+            Form::Relation { sides, signs } => {
+                let ([a, b], [sign]) = (&sides[..], &signs[..]) else { return None };
+                let (variable, end, sign) = match (&a.expr, &b.expr) {
+                    (Expr::Variable(variable), _) if b.variables.is_empty() => (variable, b, *sign),
+                    (_, Expr::Variable(variable)) if a.variables.is_empty() => (variable, a, sign.flipped()),
+                    _ => return None,
+                };
+                if name.replace(variable).is_some_and(|name| name != variable) {
+                    return None;
+                }
+                match sign {
+                    Sign::Greater | Sign::GreaterEqual if low.is_none() => low = Some((end, sign)),
+                    Sign::Less | Sign::LessEqual if high.is_none() => high = Some((end, sign)),
+                    Sign::NotEqual => points.push(end.clone()),
+                    _ => return None,
+                }
+            }
+            // `x \ne -1, 1`
+            Form::Value(value) if i > 0 && points.len() == i && value.variables.is_empty() => {
+                points.push((**value).clone());
+            }
+            // `x \in \mathbb{R}`
+            form if is_real_line(form) => {}
+            _ => return None,
+        }
+    }
+    match (name, low, high) {
+        (None, ..) => items.first().filter(|item| is_real_line(item)).cloned(),
+        (Some(_), None, None) if !points.is_empty() => Some(all_except(points)),
+        (Some(_), ..) if !points.is_empty() => None,
+        (Some(name), Some((low, greater)), Some((high, less))) => {
+            let is_between = low.samples[0].value.re < high.samples[0].value.re;
+            let sides = vec![low.clone(), Quantity::new(Expr::Variable(name.clone())), high.clone()];
+            is_between.then(|| Form::Relation { sides, signs: vec![greater.flipped(), less] })
+        }
+        (Some(name), Some((end, sign)), None) | (Some(name), None, Some((end, sign))) => {
+            let sides = vec![Quantity::new(Expr::Variable(name.clone())), end.clone()];
+            Some(Form::Relation { sides, signs: vec![sign] })
+        }
+        _ => None,
+    }
+}
+
+fn is_real_line(form: &Form) -> bool {
+    let is_infinite = |form: &Form| matches!(form, Form::Value(end) if end.samples[0].value.re.is_infinite());
+    matches!(form, Form::List { open: '(', close: ')', items } if items.len() == 2 && items.iter().all(is_infinite))
+}
+
+/// Parses a set by its condition: `\{x | x > 4\}`, `\{x \in \mathbb{R} : x > 4\}`.
+pub(super) fn builder(tokens: &[Token]) -> Option<Form> {
+    let [Token::Symbol(SET_OPEN | '{'), inside @ .., Token::Symbol(SET_CLOSE | '}')] = tokens else { return None };
+    let bar = |token: &Token| matches!(token, Token::Symbol('|' | ':')) || is_command(Some(token), "mid");
+    let (_, variable) = *split(inside, bar).first()?;
+    let condition = inside.get(variable.len() + 1..)?;
+    let is_set = match variable {
+        [Token::Letter(_)] => true,
+        // `\mathbb{Z}` is not the real numbers.
+        [Token::Letter(_), member, set @ ..] => {
+            is_command(Some(member), "in") && !set.iter().any(|token| matches!(token, Token::Letter('Z' | 'N' | 'Q')))
+        }
+        _ => false,
+    };
+    let form = Some(condition).filter(|_| is_set).and_then(list)?;
+    let is_condition = |form: &Form| matches!(form, Form::Relation { .. });
+    // An interval, or a union of intervals, has no name of a variable.
+    let intervals = match &form {
+        Form::Relation { sides, signs } => interval(sides, signs),
+        Form::List { open: ',', items, .. } if items.iter().all(is_condition) => {
+            let part = |item: &Form| match item {
+                Form::Relation { sides, signs } => interval(sides, signs),
+                _ => None,
+            };
+            items.iter().map(part).collect::<Option<_>>().map(Form::Union)
+        }
+        form if is_real_line(form) => None,
+        Form::Union(_) => None,
+        _ => return None,
+    };
+    Some(intervals.unwrap_or(form))
+}
