@@ -11,6 +11,7 @@
 use super::events::Body;
 use super::http::{Answer, Handler, Phase};
 use super::request::ApiError;
+use grpo_files::long_integers_as_digits;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
@@ -270,7 +271,7 @@ impl Connection<'_> {
 
     fn respond(&mut self, status: u16, body: &Body, keeps_alive: bool) -> io::Result<()> {
         let (kind, body) = match body {
-            Body::Json(body) => ("application/json", &body.to_string()),
+            Body::Json(body) => ("application/json", &long_integers_as_digits(body.to_string())),
             Body::Events(events) => ("text/event-stream", events),
         };
         let (reason, length) = (if status == 200 { "OK" } else { "Refused" }, body.len());

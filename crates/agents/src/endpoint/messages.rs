@@ -5,6 +5,7 @@ use super::request::{
     ApiError, ChatReply, ChatRequest, Fields, MODEL, check_last, expected, pieces, text_of, tool_call,
 };
 use super::{Parsed, Render};
+use grpo_files::{long_integers_as_digits, mark_long_integers};
 use serde_json::{Value, json};
 
 /// Fields that are read.
@@ -130,7 +131,7 @@ fn blocks(reply: &ChatReply) -> Vec<Value> {
         blocks.push(json!({"type": "text", "text": reply.text(), "citations": null}));
     }
     blocks.extend(calls.into_iter().map(|(id, name, arguments)| {
-        let input: Value = serde_json::from_str(&arguments).unwrap_or_default();
+        let input: Value = serde_json::from_str(&mark_long_integers(&arguments)).unwrap_or_default();
         json!({"type": "tool_use", "id": id, "name": name, "input": input})
     }));
     blocks
@@ -167,7 +168,7 @@ fn stream(reply: &ChatReply, number: u64) -> Body {
     for (index, mut block) in blocks(reply).into_iter().enumerate() {
         let (deltas, kind, field) = match block["type"] == "text" {
             true => (pieces(reply.text()), "text_delta", "text"),
-            false => (pieces(&block["input"].to_string()), "input_json_delta", "partial_json"),
+            false => (pieces(&long_integers_as_digits(block["input"].to_string())), "input_json_delta", "partial_json"),
         };
         match field {
             "text" => block["text"] = "".into(),

@@ -175,7 +175,9 @@ pub(super) struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// Reads the body of a request.
     pub(super) fn read(body: &[u8], rules: &'a Rules, named: &'a Named) -> Result<Self, ApiError> {
-        let body: Value = serde_json::from_slice(body)
+        let text =
+            std::str::from_utf8(body).map_err(|error| ApiError::new(400, format!("the body is no JSON: {error}")))?;
+        let body: Value = serde_json::from_str(&mark_long_integers(text))
             .map_err(|error| ApiError::new(400, format!("the body is no JSON: {error}")))?;
         match body {
             Value::Object(fields) => Ok(Self { fields, rules, named }),
@@ -417,7 +419,8 @@ fn unsupported(name: &str, reason: &str) -> ApiError {
 /// Returns the error for a field with another value than `what`.
 pub(super) fn expected(param: impl Into<String>, what: &str, found: Option<&Value>) -> ApiError {
     let param = param.into();
-    let found: String = found.map_or_else(|| "nothing".into(), Value::to_string).chars().take(SHOWN).collect();
+    let found = found.map_or_else(|| "nothing".into(), |found| long_integers_as_digits(found.to_string()));
+    let found: String = found.chars().take(SHOWN).collect();
     let message = format!("`{param}`: expected {what}, got {found}");
     ApiError::param(param, message)
 }

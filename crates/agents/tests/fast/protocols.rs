@@ -4,6 +4,7 @@ use crate::endpoint::Function;
 use agents::endpoint::{Asked, ChatReply, ChatRequest, Job, Rules};
 use agents::{Agent, Connection, Endpoint, Error};
 use data::Item;
+use grpo_files::{long_integer, long_integers_as_digits};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 
@@ -20,7 +21,10 @@ fn calls(rules: Rules, reply: ChatReply, calls: Vec<Call>) -> (Vec<(u16, String)
             let agent = ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().new_agent();
             let request = agent.post(format!("{}{path}", connection.base_url())).content_type("application/json");
             // As Anthropic's SDK sends it.
-            let mut response = request.header("X-Api-Key", connection.api_key()).send(body.to_string()).unwrap();
+            let mut response = request
+                .header("X-Api-Key", connection.api_key())
+                .send(long_integers_as_digits(body.to_string()))
+                .unwrap();
             let text = response.body_mut().read_to_string().unwrap();
             of_agent.lock().unwrap().push((response.status().as_u16(), text));
         }
@@ -220,6 +224,30 @@ fn a_message_that_a_client_sends_back_is_the_message_of_the_reply_in_every_proto
     for request in requests {
         assert_eq!(request.messages, [user.clone(), reply.message.clone(), result.clone()]);
     }
+}
+
+#[test]
+fn anthropics_calls_keep_integers_of_any_length() {
+    let digits = "98765432109876543210987";
+    let mut reply = calling();
+    reply.message["tool_calls"][0]["function"]["arguments"] = json!({"id": long_integer(digits)});
+    let user = json!({"role": "user", "content": "Hi"});
+    let messages = |messages: Value| json!({"model": "claude", "max_tokens": 9, "messages": messages});
+    let mut streamed = messages(json!([user]));
+    streamed["stream"] = true.into();
+    // The history of a client has the digits as a number.
+    let call = json!({"type": "tool_use", "id": "call00001", "name": "add", "input": {"id": long_integer(digits)}});
+    let content = json!([{"type": "text", "text": "I add."}, call]);
+    let result = json!({"type": "tool_result", "tool_use_id": "call00001", "content": "2"});
+    let history = json!([user, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]);
+    let list = vec![("/messages", messages(json!([user]))), ("/messages", streamed), ("/messages", messages(history))];
+    let (answers, requests) = calls(Rules::default(), reply.clone(), list);
+    let input = format!("{{\"id\":{digits}}}");
+    assert!(answers[0].1.contains(&format!("\"input\":{input}")), "{}", answers[0].1);
+    let json: String =
+        events(&answers[1].1).iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
+    assert_eq!(json, input);
+    assert_eq!(requests[2].messages[1], reply.message);
 }
 
 #[test]
