@@ -1,5 +1,6 @@
 //! Answers in JSON objects, also in the syntax of Python.
 
+use grpo_files::{long_digits, mark_long_integers};
 use serde_json::Value;
 
 /// The maximum length in bytes of an object.
@@ -25,7 +26,7 @@ fn of_object(text: &str) -> Option<String> {
     if !text.starts_with('{') || text.len() > MAX_LENGTH {
         return None;
     }
-    let object: Value = serde_json::from_str(&strict(text)).ok()?;
+    let object: Value = serde_json::from_str(&mark_long_integers(&strict(text))).ok()?;
     let is_answer = |key: &str| {
         let letters: String = key.chars().filter(|c| c.is_alphanumeric()).collect();
         ["answer", "finalanswer"].contains(&letters.to_lowercase().as_str())
@@ -39,7 +40,7 @@ fn of_object(text: &str) -> Option<String> {
 
 fn shown(value: &Value) -> String {
     match value {
-        Value::String(text) => with_commands(text),
+        Value::String(text) => with_commands(long_digits(text).unwrap_or(text)),
         Value::Number(number) => number.to_string(),
         Value::Bool(value) => value.to_string(),
         Value::Null | Value::Array(_) | Value::Object(_) => String::new(),
