@@ -18,7 +18,7 @@ fn metrics(run: &Path) -> BTreeMap<String, BTreeMap<u64, f64>> {
         };
         let step = row["step"].as_u64().expect("a step");
         for (name, value) in row.as_object().expect("an object") {
-            if !["phase", "step"].contains(&name.as_str()) {
+            if !["phase", "step", "pass_rule"].contains(&name.as_str()) {
                 let tag = format!("{series}/{}", name.strip_prefix("eval/").unwrap_or(name));
                 metrics.entry(tag).or_default().insert(step, value.as_f64().unwrap_or(f64::NAN));
             }
