@@ -50,11 +50,13 @@ pub(crate) fn is_held_out(hash: u64, fraction: f64) -> bool {
     ((hash >> 11) as f64) / ((1u64 << 53) as f64) < fraction
 }
 
-/// Returns `true` for a message: an object with `role` and `content`; an assistant's tool call may lack the content.
+/// Returns `true` for a message: an object with `role` and `content`. A message of the assistant may lack the content, and a result of a tool
+/// may have null, as a function without a result returns.
 pub(crate) fn is_message(value: &Value) -> bool {
     match value.get("role").and_then(Value::as_str) {
         None => false,
         Some("assistant") => true,
+        Some("tool") => value.get("content").is_some(),
         Some(_) => value.get("content").is_some_and(|content| !content.is_null()),
     }
 }

@@ -271,6 +271,13 @@ mod tests {
     }
 
     #[test]
+    fn a_newline_behind_a_raw_tag_stays() {
+        let source = "{% for m in messages %}<turn>{{ m }}{% raw %}\n{{ x }}{% endraw %}\n<end>{%- raw -%}\n{% endraw %}{% endfor %}";
+        let text = ChatTemplate::new(source, "t").render(&json!({"messages": ["a", "b"]})).unwrap();
+        assert_eq!(text, "<turn>a\n{{ x }}<end><turn>b\n{{ x }}<end>");
+    }
+
+    #[test]
     fn strings_in_lists_have_the_escapes_of_python() {
         let variables = json!({"x": ["\u{a0}é你\u{200b}🙂\u{e0001}\u{7f} ~\u{2028}"]});
         let text = ChatTemplate::new("{{ x }}", "t").render(&variables).unwrap();

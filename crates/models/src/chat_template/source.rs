@@ -4,6 +4,7 @@
 //! * `\r\n` and `\r` become `\n`, as in Jinja, also within tags.
 //! * `{% generation %}` and `{% endgeneration %}`, which mark an assistant's text for `transformers`, become blocks without effect.
 //! * `{% for x in 1, 2 %}` becomes `{% for x in (1, 2) %}`.
+//! * `{% raw %}` becomes `{% raw +%}`: Jinja keeps a newline behind it, and trims the one behind `{% endraw %}` only.
 //! * `a * b` becomes `a *one* b`, so that no product is a constant: minijinja evaluates constants during compilation, without steps and
 //!   limits.
 
@@ -29,7 +30,16 @@ pub(super) fn prepared(source: &str) -> Result<String, String> {
         rest = &rest[start..];
         let end = match kind {
             b'#' => rest.find("#}").map(|end| end + 2),
-            b'%' if raw_tag(&rest[2..], "raw", false).is_some() => end_of_raw(rest),
+            b'%' if let Some(length) = raw_tag(&rest[2..], "raw", true) => {
+                let opening = rest[..2 + length].trim_end_matches("%}");
+                let keeps_newline = !opening.ends_with(['-', '+']);
+                out.push_str(opening);
+                if keeps_newline {
+                    out.push('+');
+                }
+                rest = &rest[opening.len()..];
+                end_of_raw(rest)
+            }
             _ => {
                 let close = if kind == b'%' { "%}" } else { "}}" };
                 let tag = Tag::read(rest, close);
@@ -74,9 +84,9 @@ fn raw_tag(text: &str, word: &str, has_control: bool) -> Option<usize> {
     Some(text.len() - inner.len())
 }
 
-/// Returns the end of the raw block at the start of `text`.
+/// Returns the end of the raw block whose opening tag ends at the start of `text`.
 fn end_of_raw(text: &str) -> Option<usize> {
-    let mut at = 2;
+    let mut at = 0;
     while let Some(found) = text[at..].find("{%") {
         at += found + 2;
         if let Some(length) = raw_tag(&text[at..], "endraw", true) {
@@ -211,6 +221,13 @@ mod tests {
         for (source, expected) in [
             ("a\r\nb\rc{{ 'x\r\ny' }}\r\n", "a\nb\nc{{ 'x\ny' }}\n"),
             ("{%- generation -%}x{% endgeneration %}", "{%- with -%}x{% endwith %}"),
+            ("{% raw %}\n{{ a * b }}{% endraw %}", "{% raw +%}\n{{ a * b }}{% endraw %}"),
+            ("{%- raw %}{{ a * b }}{%- endraw +%}", "{%- raw +%}{{ a * b }}{%- endraw +%}"),
+            (
+                "{% raw %}{% generation %}{{ a * b }}{{ {% endraw %}",
+                "{% raw +%}{% generation %}{{ a * b }}{{ {% endraw %}",
+            ),
+            ("{% raw %}", "{% raw +%}"),
             ("{% for a, b in 1, [2, 3] -%}", "{% for a, b in ( 1, [2, 3] ) -%}"),
             ("{% for a in x['in'], 3 if a, b recursive %}", "{% for a in ( x['in'], 3 ) if a, b recursive %}"),
             ("{{ a * 2 ** b * '*' }}{{ f(*a, *b) }}", "{{ a *1* 2 ** b *1* '*' }}{{ f(*a, *b) }}"),
@@ -220,7 +237,6 @@ mod tests {
         for other in [
             "{{ set }} {{ {'a': {'b': 1}} }} {{ '}}' * }}",
             "{# {% generation %} a * b #}",
-            "{% raw %}{% generation %}{{ a * b }}{{ {% endraw %}",
             "{%raw-%}{% generation %}{%- endraw +%}",
             "{% generation x %}",
             "{% for a, (b, c) in d['in'].items(1, 2) if (a, b) in e, f recursive %}",
@@ -229,7 +245,6 @@ mod tests {
             "{% set ns.a = 'x",
             "{{ (",
             "{# x",
-            "{% raw %}",
         ] {
             assert_eq!(prepared(other).unwrap(), other);
         }
