@@ -111,6 +111,14 @@ fn a_program_is_an_environment_and_a_template_that_rewrites_turns_is_refused() {
     // The configuration of the run folder resumes it.
     runs.resume("a").set(["grpo.max_steps=4"]).succeed();
     assert_eq!(runs.phase("a", "grpo").len(), 4);
+    // The template's own rendering of every turn is a row. Untrained models write no thoughts, so the tokens before often stay.
+    let forks = ["data.history=fork", "grpo.max_steps=1"];
+    let text = train(&runs, "model", "b", &[&settings[..], &forks].concat());
+    assert_has(&text, &["the chat template rewrites earlier turns", "data.history: fork"]);
+    for row in runs.phase("b", "grpo") {
+        assert_eq!((value(&row, "num_turns/max"), value(&row, "environments/failures")), (2.0, 0.0), "{row}");
+        assert!(value(&row, "num_rows/mean") >= 1.0 && value(&row, "grad_norm") > 0.0, "{row}");
+    }
 }
 
 #[test]
@@ -201,7 +209,11 @@ fn wrong_environments_are_refused_before_anything_is_written() {
             vec![agent, template, "loss={loss_type: grpo, loss_agg_mode: prompt-mean}"],
             vec!["loss.loss_agg_mode", "with agents"],
         ),
-        (vec![agent], vec!["reasoning of earlier turns", "training_chat_template"]),
+        (vec![agent], vec!["reasoning of earlier turns", "training_chat_template", "history: fork"]),
+        (
+            vec![calculator, template, "data.history=fork", "loss={loss_type: grpo, loss_agg_mode: prompt-mean}"],
+            vec!["loss.loss_agg_mode", "data.history=fork"],
+        ),
         (vec!["environments={game: {}}"], vec!["environments.game", "`command`, `agent`, `url` and `built_in`"]),
         (vec![two], vec!["column `environment`", "sums, words"]),
         (vec![calculator, "data.apply_chat_template=false"], vec!["a row with messages"]),

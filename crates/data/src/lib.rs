@@ -17,7 +17,7 @@ pub mod task;
 
 pub use config::{
     AdditionConfig, ApplyChatTemplate, ComparisonConfig, CountdownConfig, DataConfig, DataFile, FewShot, FileFormat,
-    ReverseConfig, SortingConfig, TasksConfig, at_home,
+    History, ReverseConfig, SortingConfig, TasksConfig, at_home,
 };
 pub use dataset::{Dataset, Item};
 pub use error::{Error, Result};

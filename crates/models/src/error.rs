@@ -208,14 +208,17 @@ pub enum Error {
     /// A chat template cannot be used for conversations of several turns.
     #[error(
         "chat template ({template}): {reason}; name a template for conversations of several turns, a file or one of {}, as in \
-         `data: {{ training_chat_template: {} }}`",
-        crate::TRAINING_TEMPLATES.map(|(name, _)| name).join(", "), crate::TRAINING_TEMPLATES[0].0
+         `data: {{ training_chat_template: {} }}`{}",
+        crate::TRAINING_TEMPLATES.map(|(name, _)| name).join(", "), crate::TRAINING_TEMPLATES[0].0,
+        if *can_fork { ", or render conversations anew with `data: { history: fork }`" } else { "" }
     )]
     Turns {
         /// The name of the template, such as its file.
         template: String,
         /// The change that it makes to a conversation.
         reason: String,
+        /// `true` if [`TurnTokens::forking`](crate::TurnTokens::forking) takes the template.
+        can_fork: bool,
     },
     /// Messages are not a valid conversation.
     #[error("messages: {0}")]

@@ -8,14 +8,14 @@ pub mod lockstep;
 mod prompts;
 mod stops;
 
-pub use conversation::{Conversed, check_environments, with_tools};
+pub use conversation::{CheckedEnvironments, Conversed, check_environments, with_tools};
 pub use error::{Error, Result};
 use prompts::exceeds;
 pub use prompts::{encode_prompt, encode_prompts, opens_think};
 
 use agents::{Endpoint, Environments};
 use conversation::{Conversations, Ended};
-use data::Item;
+use data::{History, Item};
 use distributed::Store;
 use models::Tokenizer;
 use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
@@ -119,7 +119,10 @@ pub struct Rollout<'a> {
     pub endpoint: Option<&'a Endpoint>,
     /// The connection to the other processes of the run, if it has several. Process 0 alone runs environments and agents.
     pub store: Option<&'a Store>,
-    /// The maximum number of tokens of a prompt of an agent; `None` is what the completion leaves of the context.
+    /// The treatment of chat templates that rewrite earlier turns.
+    pub history: History,
+    /// The maximum number of tokens of a prompt that an agent writes, or that renders a conversation anew; `None` is what the completion leaves
+    /// of the context.
     pub max_prompt_length: Option<usize>,
     /// `true` if completions that are trained on have the experts of their tokens.
     pub return_routed_experts: bool,

@@ -2,6 +2,7 @@
 
 use crate::{Result, TrainConfig, check};
 use agents::{Environments, ReasoningParser, ToolParser};
+use data::History;
 use grpo_core::LossAggMode;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -85,23 +86,25 @@ impl TrainConfig {
             check(count != Some(0), &format!("rollout.multi_turn.{key}"), "at least 1", 0)?;
         }
         if self.environments.is_empty() {
-            return self.validate_agents(false);
+            return self.validate_agents(false, false);
         }
         let environments = Environments::described(&self.environments)?;
-        self.validate_agents(environments.has_agents())?;
+        self.validate_agents(environments.has_agents(), self.data.history == History::Fork)?;
         let files = "given with environments: conversations begin with the messages of rows, and tasks have none";
         check(!self.data.files.is_empty(), "data.files", files, "none")
     }
 
-    /// Checks the keys that depend on agents.
-    fn validate_agents(&self, has_agents: bool) -> Result<()> {
+    /// Checks the keys that depend on agents, and on conversations of several rows.
+    fn validate_agents(&self, has_agents: bool, forks: bool) -> Result<()> {
         if let Some(address) = &self.rollout.endpoint {
             agents::endpoint::socket_address(address)?;
             check(has_agents, "rollout.endpoint", "left out: no environment is an agent", address)?;
         }
         let (mode, groups) = (self.loss.loss_agg_mode, [LossAggMode::PromptMean, LossAggMode::TokenMeanLegacy]);
         let is_grouped = [mode, self.loss.kl_agg_mode].iter().flatten().any(|mode| groups.contains(mode));
-        let expected = "another one with agents: it averages over a fixed number of sequences, and a conversation of an agent may have several";
-        check(!(has_agents && is_grouped), "loss.loss_agg_mode", expected, "prompt-mean or token-mean-legacy")
+        let expected = "another one with agents or data.history=fork: it averages over a fixed number of sequences, and a conversation may have \
+                        several";
+        let has_rows = has_agents || forks;
+        check(!(has_rows && is_grouped), "loss.loss_agg_mode", expected, "prompt-mean or token-mean-legacy")
     }
 }

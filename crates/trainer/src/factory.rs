@@ -86,6 +86,7 @@ impl Parts {
             environments,
             endpoint: endpoint.as_ref(),
             store: store.as_deref(),
+            history: config.data.history,
             max_prompt_length: config.data.max_prompt_length,
             return_routed_experts: config.policy.replay_routing,
             config: &config.rollout,

@@ -195,11 +195,11 @@ impl Prepared {
                 lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0)
             }
         };
-        let longest_prompt = longest_prompt + rows.added_by_environments;
+        let longest_prompt = longest_prompt + rows.checked.added_tokens;
         // A conversation that an environment or an agent begins with a longer prompt fails by itself, if the servers lack the room.
         let of_rows = longest_prompt;
-        // Agents write their prompts, of any length for which there is room.
-        let longest_prompt = match environments.has_agents() {
+        // Agents write their prompts, of any length for which there is room. A conversation that is rendered anew is a prompt.
+        let longest_prompt = match environments.has_agents() || rows.checked.rewrites_history {
             true => longest_prompt.max(planner::longest_prompt(&config, &shape)),
             false => longest_prompt,
         };

@@ -64,5 +64,5 @@ fn function(block: &str, tools: &Value) -> Result<ToolCall, String> {
         arguments.insert(key.to_owned(), typed(value, schema));
         rest = behind[after..].trim_start();
     }
-    Ok(ToolCall { name: name.to_owned(), arguments })
+    Ok(ToolCall { id: None, name: name.to_owned(), arguments })
 }

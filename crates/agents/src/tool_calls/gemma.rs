@@ -37,7 +37,7 @@ fn call(block: &str, tags: &Tags, tools: &Value) -> Result<ToolCall, String> {
             convert(value, schema, 0);
         }
     }
-    Ok(ToolCall { name: name.to_owned(), arguments })
+    Ok(ToolCall { id: None, name: name.to_owned(), arguments })
 }
 
 /// Converts texts to the types of a schema, and other values whose schema has texts to texts.

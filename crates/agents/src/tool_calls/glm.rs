@@ -30,5 +30,5 @@ fn call(block: &str, tools: &Value) -> Result<ToolCall, String> {
         arguments.insert(key.to_owned(), typed(value, properties.and_then(|properties| properties.get(key))));
         rest = after.trim_start();
     }
-    Ok(ToolCall { name: name.to_owned(), arguments })
+    Ok(ToolCall { id: None, name: name.to_owned(), arguments })
 }

@@ -82,7 +82,7 @@ fn invoke(block: &str, tags: &Tags, tools: &Value) -> Result<ToolCall, String> {
         arguments.insert(key.to_owned(), value);
         rest = behind[after..].trim_start();
     }
-    Ok(ToolCall { name: name.to_owned(), arguments })
+    Ok(ToolCall { id: None, name: name.to_owned(), arguments })
 }
 
 /// Reads a name, with or without quotes, other attributes, and `>`: returns the name, the other attributes, and the text behind.

@@ -2,7 +2,7 @@
 //! function and its arguments.
 
 use super::scan::{json_at_start, no_calls, shown};
-use super::{MOST_CALLS, Parsed, ToolCall};
+use super::{MOST_CALLS, Parsed, ToolCall, valid_id};
 use serde_json::Value;
 
 /// The tag of Mistral.
@@ -109,12 +109,14 @@ fn named(text: &str) -> Result<(ToolCall, &str), String> {
     if name.is_empty() {
         return Err("expected the name of a function behind [TOOL_CALLS]".into());
     }
+    let mut id = None;
     if let Some(behind) = rest.strip_prefix(CALL_ID) {
         rest = behind.trim_start_matches(|c: char| c.is_ascii_alphanumeric());
+        id = valid_id(&behind[..behind.len() - rest.len()]);
     }
     rest = rest.strip_prefix(ARGS).unwrap_or(rest);
     match json_at_start(rest) {
-        Some(Ok((Value::Object(arguments), behind))) => Ok((ToolCall { name: name.to_owned(), arguments }, behind)),
+        Some(Ok((Value::Object(arguments), behind))) => Ok((ToolCall { id, name: name.to_owned(), arguments }, behind)),
         Some(Ok((other, _))) => {
             Err(format!("the arguments of `{name}` are no JSON object, but `{}`", shown(&other.to_string())))
         }

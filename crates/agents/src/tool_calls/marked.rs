@@ -1,4 +1,4 @@
-//! A name and JSON arguments between tokens of their own, of DeepSeek V3 and V3.1 and of Kimi K2.
+//! A name and JSON arguments between tokens of their own, of DeepSeek V3 and V3.1, Kimi K2 and Solar Open.
 
 use super::scan::{call, no_calls, shown};
 use super::{MOST_CALLS, Parsed, ToolCall};
@@ -11,6 +11,10 @@ const SEPARATOR: &str = "<｜tool▁sep｜>";
 
 pub(super) const KIMI_CALLS: &str = "<|tool_calls_section_begin|>";
 pub(super) const KIMI_CALL: &str = "<|tool_call_begin|>";
+pub(super) const SOLAR_CALLS: &str = "<|tool_calls|>";
+const SOLAR_NAME: &str = "<|tool_call:name|>";
+/// The longest id of a call.
+const LONGEST_ID: usize = 64;
 
 /// The tags around the calls of a message, around a call, and between its name and its arguments.
 struct Tags {
@@ -24,6 +28,12 @@ const KIMI_K2: Tags = Tags {
     calls: [KIMI_CALLS, "<|tool_calls_section_end|>"],
     call: [KIMI_CALL, "<|tool_call_end|>"],
     separator: "<|tool_call_argument_begin|>",
+};
+
+const SOLAR_OPEN: Tags = Tags {
+    calls: [SOLAR_CALLS, "<|calls|>"],
+    call: ["<|tool_call:begin|>", "<|tool_call:end|>"],
+    separator: "<|tool_call:args|>",
 };
 
 /// Reads calls of DeepSeek V3: a kind, the name, and the arguments in a block of code.
@@ -48,7 +58,19 @@ pub(super) fn parse_kimi_k2(text: &str) -> Parsed {
         let name = id.rsplit_once(':').filter(|(_, index)| index.parse::<u64>().is_ok()).map(|(name, _)| name);
         let name =
             name.ok_or_else(|| format!("expected functions.NAME:INDEX behind {KIMI_CALL}, got `{}`", shown(id)))?;
-        call(name.strip_prefix("functions.").unwrap_or(name), json)
+        let read = call(name.strip_prefix("functions.").unwrap_or(name), json)?;
+        Ok(ToolCall { id: Some(id.to_owned()).filter(|id| id.len() <= LONGEST_ID), ..read })
+    })
+}
+
+/// Reads calls of Solar Open: an id, the name, and the arguments.
+pub(super) fn parse_solar_open(text: &str) -> Parsed {
+    parse(text, &SOLAR_OPEN, |before, json| {
+        let (id, name) = before
+            .split_once(SOLAR_NAME)
+            .ok_or_else(|| format!("expected an id, {SOLAR_NAME} and a name, got `{}`", shown(before)))?;
+        let id = Some(id.trim().to_owned()).filter(|id| !id.is_empty() && id.len() <= LONGEST_ID);
+        Ok(ToolCall { id, ..call(name, json)? })
     })
 }
 

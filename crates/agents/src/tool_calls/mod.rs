@@ -26,6 +26,9 @@ const DEEPEST: usize = 32;
 /// A call of a tool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCall {
+    /// The id that the model wrote: nine letters and digits of Mistral's formats, `functions.NAME:INDEX` of Kimi K2, any text of Solar Open's;
+    /// `None` if its format has none.
+    pub id: Option<String>,
     /// The name of the tool.
     pub name: String,
     /// The arguments by name. An integer beyond 64 bits is a string that [`grpo_files::long_integers_as_digits`] writes as digits.
@@ -49,6 +52,7 @@ impl ToolCall {
 
     /// Reads an object with `name`, and `arguments` or `parameters`: an object, or JSON text of one.
     fn from_json(value: &Value) -> Result<Self, String> {
+        let id = value["id"].as_str().and_then(valid_id);
         let value = value.get("function").filter(|function| function.is_object()).unwrap_or(value);
         let expected = "an object with `name` and `arguments`, an object";
         let name = value["name"].as_str().filter(|name| !name.is_empty());
@@ -62,8 +66,14 @@ impl ToolCall {
                 return Err(format!("expected {expected}, got `{}`", scan::shown(&other.to_string())));
             }
         };
-        Ok(Self { name: name.to_owned(), arguments })
+        Ok(Self { id, name: name.to_owned(), arguments })
     }
+}
+
+/// Returns an id of a call if chat templates take it: Mistral's refuse others than nine letters and digits.
+fn valid_id(id: &str) -> Option<String> {
+    let is_valid = id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric());
+    is_valid.then(|| id.to_owned())
 }
 
 #[cfg(test)]

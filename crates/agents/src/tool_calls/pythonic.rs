@@ -142,7 +142,7 @@ impl<'a> Reader<'a> {
                 break;
             }
         }
-        Ok(ToolCall { name, arguments })
+        Ok(ToolCall { id: None, name, arguments })
     }
 
     fn calls(&mut self) -> Result<Vec<ToolCall>, String> {

@@ -51,7 +51,7 @@ pub(super) fn call(name: &str, json: &str) -> Result<ToolCall, String> {
     if name.is_empty() {
         return Err(format!("expected the name of a function before the arguments `{}`", shown(json)));
     }
-    Ok(ToolCall { name: name.to_owned(), arguments: arguments(name, json)? })
+    Ok(ToolCall { id: None, name: name.to_owned(), arguments: arguments(name, json)? })
 }
 
 /// Splits a text at blocks between tags: the text outside, and the inside of each block. A last block may lack its end.

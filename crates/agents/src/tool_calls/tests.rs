@@ -4,7 +4,11 @@ use rstest::rstest;
 
 fn call(name: &str, arguments: Value) -> Result<ToolCall, String> {
     let Value::Object(arguments) = arguments else { panic!("an object") };
-    Ok(ToolCall { name: name.into(), arguments })
+    Ok(ToolCall { id: None, name: name.into(), arguments })
+}
+
+fn without_ids(calls: Vec<Result<ToolCall, String>>) -> Vec<Result<ToolCall, String>> {
+    calls.into_iter().map(|call| call.map(|call| ToolCall { id: None, ..call })).collect()
 }
 
 fn tools() -> Value {
@@ -73,6 +77,11 @@ fn tools() -> Value {
      </｜DSML｜invoke>\n</｜DSML｜tool_calls>",
     ""
 )]
+#[case::solar_open(
+    ToolParser::SolarOpen,
+    "So:<|tool_calls|><|tool_call:begin|>x1<|tool_call:name|>f<|tool_call:args|>{\"n\": 1}<|tool_call:end|><|calls|>",
+    "So:"
+)]
 #[case::kimi_k2(
     ToolParser::KimiK2,
     "So:<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|>\
@@ -134,7 +143,7 @@ fn tools() -> Value {
 fn a_call_is_found_and_its_format_is_recognized(#[case] parser: ToolParser, #[case] text: &str, #[case] content: &str) {
     let expected = call("f", json!({"n": 1}));
     let parsed = parser.parse(text, &tools());
-    assert_eq!((parsed.calls, parsed.content.as_str()), (vec![expected.clone()], content));
+    assert_eq!((without_ids(parsed.calls), parsed.content.as_str()), (vec![expected.clone()], content));
     assert_eq!(ToolParser::of_rendered(text, &expected.unwrap(), &tools()), Some(parser));
 }
 
@@ -312,6 +321,13 @@ fn several_calls_and_all_kinds_of_arguments_are_read() {
     "",
     "<｜tool▁calls▁end｜>"
 )]
+#[case::solar_open(
+    ToolParser::SolarOpen,
+    "<|tool_calls|>",
+    "<|tool_call:begin|>x1<|tool_call:name|>NAME<|tool_call:args|>JSON<|tool_call:end|>",
+    "",
+    ""
+)]
 #[case::kimi_k2(
     ToolParser::KimiK2,
     "<|tool_calls_section_begin|>",
@@ -337,10 +353,10 @@ fn calls_with_json_are_read_as_templates_write_them(
         .collect();
     let text = format!("{before}{}{behind}", texts.join(between));
     let expected: Vec<_> = calls.into_iter().map(|(name, args)| call(name, args)).collect();
-    assert_eq!(parser.parse(&text, &tools()).calls, expected, "{text}");
+    assert_eq!(without_ids(parser.parse(&text, &tools()).calls), expected, "{text}");
     // A cut text has no panic and no invented call.
     for (at, _) in text.char_indices() {
-        let read = parser.parse(&text[..at], &tools()).calls;
+        let read = without_ids(parser.parse(&text[..at], &tools()).calls);
         // The beginning of an end tag may be read as a broken call.
         assert!(read.len() <= 3 || read[3..].iter().all(Result::is_err), "{}", &text[..at]);
         // The last arguments may be missing.
@@ -546,5 +562,35 @@ fn hostile_texts_end() {
                 assert!(parser.parse_reasoned(&many, &tools(), None, false).calls.len() <= MOST_CALLS);
             }
         }
+    }
+}
+
+#[test]
+fn ids_that_the_model_writes_are_kept_where_templates_take_them() {
+    let kimi = "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}<|tool_call_end|>";
+    for (parser, text, id) in [
+        (
+            ToolParser::KimiK2,
+            format!("<|tool_calls_section_begin|>{kimi}<|tool_calls_section_end|>"),
+            Some("functions.f:3"),
+        ),
+        (
+            ToolParser::Mistral,
+            r#"[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "aB3dE6gH9"}]"#.to_owned(),
+            Some("aB3dE6gH9"),
+        ),
+        (ToolParser::Mistral, "[TOOL_CALLS]f[CALL_ID]aB3dE6gH9[ARGS]{}".to_owned(), Some("aB3dE6gH9")),
+        (ToolParser::Mistral, "[TOOL_CALLS]f[CALL_ID]short[ARGS]{}".to_owned(), None),
+        (ToolParser::Mistral, r#"[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "aB3dE6gH9x"}]"#.to_owned(), None),
+        (
+            ToolParser::SolarOpen,
+            "<|tool_calls|><|tool_call:begin|>call-1<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|>"
+                .to_owned(),
+            Some("call-1"),
+        ),
+        (ToolParser::Hermes, r#"<tool_call>{"name": "f", "arguments": {}}</tool_call>"#.to_owned(), None),
+    ] {
+        let calls = parser.parse(&text, &tools()).calls;
+        assert_eq!(calls[0].as_ref().unwrap().id.as_deref(), id, "{text}");
     }
 }

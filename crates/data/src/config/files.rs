@@ -110,6 +110,17 @@ pub enum FileFormat {
     Parquet,
 }
 
+/// What becomes of a conversation of several turns whose chat template rewrites earlier turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum History {
+    /// Such a template is refused.
+    #[default]
+    Keep,
+    /// The conversation is rendered anew after every turn, and goes on in another row if the tokens before have changed.
+    Fork,
+}
+
 /// The choice of texts that become messages for the model's chat template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(into = "Value")]

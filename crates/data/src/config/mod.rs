@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use smart_default::SmartDefault;
 use std::path::PathBuf;
 
-pub use files::{ApplyChatTemplate, DataFile, FewShot, FileFormat};
+pub use files::{ApplyChatTemplate, DataFile, FewShot, FileFormat, History};
 pub use paths::at_home;
 
 /// The limit of letters or digits in a task's problem.
@@ -81,6 +81,9 @@ pub struct DataConfig {
     /// A chat template for prompts and conversations of several turns in training: a Jinja file, or `chatml` or `qwen3`, which come with grpo and
     /// keep earlier turns as the model wrote them.
     pub training_chat_template: Option<PathBuf>,
+    /// The treatment of chat templates that rewrite earlier turns, such as those without the reasoning of earlier turns: `keep` refuses them;
+    /// `fork` renders a conversation anew after every turn, and goes on in another row if the tokens before have changed.
+    pub history: History,
     /// Variables for the chat template, such as `enable_thinking: false`.
     #[serde(deserialize_with = "files::ordered_map")]
     pub chat_template_kwargs: Map<String, Value>,
@@ -242,9 +245,11 @@ impl DataConfig {
         Ok(check((2..=4).contains(&count), "data.tasks.countdown.count", "between 2 and 4", count)?)
     }
 
-    /// Rejects keys that only concern files if there are none, because they would have no effect.
+    /// Rejects keys that only concern files if there are none, because they would have no effect. Conversations about a program's own rows may
+    /// fork.
     fn validate_without_files(&self) -> Result<()> {
-        let default = Self { held_out_fraction: self.held_out_fraction, tasks: self.tasks.clone(), ..Self::default() };
+        let (tasks, history) = (self.tasks.clone(), self.history);
+        let default = Self { held_out_fraction: self.held_out_fraction, tasks, history, ..Self::default() };
         let values = |config: &Self| serde_json::to_value(config).unwrap_or_default();
         let (Value::Object(given), Value::Object(default)) = (values(self), values(&default)) else { return Ok(()) };
         match given.iter().find(|(key, value)| default.get(*key) != Some(value)) {

@@ -7,9 +7,17 @@
 //! before = tokens of [user, assistant] up to the end of the assistant's turn
 //! next turn = tokens of [user, assistant, new messages] without `before`
 //! ```
+//!
+//! An agent's template must show the tools, render a call of the assistant and its result, and keep earlier turns. Templates differ in the
+//! form of calls and results (`form.rs`). A conversation whose template rewrites earlier turns can be rendered anew after every turn.
+
+mod form;
+
+pub use form::{call_id, with_names};
 
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
+use form::Form;
 use serde_json::{Value, json};
 
 /// The chat templates for training that come with this crate, by name: they keep earlier turns as the model wrote them. `chatml` has Qwen2.5's
@@ -21,6 +29,7 @@ pub const TRAINING_TEMPLATES: [(&str, &str); 2] =
 const QUESTION: &str = "question7";
 const ANSWER: &str = "answer7";
 const REASON: &str = "reason7";
+const REPLY: &str = "reply7";
 
 /// The tokens that a chat template puts between a message of the assistant and its next one, if the messages between them begin with one of
 /// `role`.
@@ -33,61 +42,101 @@ const REASON: &str = "reason7";
 /// let tokenizer = HfTokenizer::open("Qwen2.5-0.5B-Instruct".as_ref(), &[151645, 151643], 151936)?;
 /// let turns = TurnTokens::new(&tokenizer, None, "user")?;
 /// // <|im_end|> was sampled; `\n<|im_start|>user\nAnd 7 x 7?<|im_end|>\n<|im_start|>assistant\n` follows.
-/// let next = turns.following(&tokenizer, 151645, &[json!({"role": "user", "content": "And 7 x 7?"})])?;
+/// let next = turns.following(&tokenizer, 151645, &[], &[json!({"role": "user", "content": "And 7 x 7?"})])?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct TurnTokens {
     tools: Option<Value>,
-    /// The example conversation.
-    messages: Vec<Value>,
-    /// Its tokens up to the end of the assistant's turn.
+    role: String,
+    form: Form,
+    /// The end of the assistant's turn in the example conversation; `None` if the template rewrites earlier turns.
+    end: Option<End>,
+    example_call: String,
+}
+
+/// The end of the assistant's turn in the example conversation.
+#[derive(Clone, Debug)]
+struct End {
+    /// The tokens up to the end of the turn.
     before: Vec<u32>,
     /// The token that ends a turn.
-    end: u32,
-    example_call: String,
+    id: u32,
 }
 
 impl TurnTokens {
     /// Finds the tokens with an example conversation, and checks that the template keeps earlier turns.
     ///
     /// # Errors
-    /// [`Error::Turns`] if the template rewrites earlier turns, or none of the tokenizer's stop tokens ends a message of the assistant; the
-    /// errors of [`Tokenizer::encode_messages`].
+    /// [`Error::Turns`] if the template does not show the tools or rewrites earlier turns, or none of the tokenizer's stop tokens ends a message
+    /// of the assistant; the errors of [`Tokenizer::encode_messages`].
     pub fn new(tokenizer: &dyn Tokenizer, tools: Option<&Value>, role: &str) -> Result<Self> {
-        let template = Template { tokenizer, tools, role };
-        let messages = vec![user(), template.assistant(ANSWER)];
-        let with = |content: &str| {
-            let reply = json!({"role": role, "content": content});
-            tokenizer.encode_messages(&[&messages[..], &[reply]].concat(), tools, None)
-        };
-        let (first, second) = (with("a")?, with("b")?);
-        let common = first.iter().zip(&second).take_while(|(a, b)| a == b).count();
-        let stop_ids = tokenizer.stop_ids();
-        let Some(at) = first[..common].iter().rposition(|id| stop_ids.contains(id)) else {
-            return Err(template.error("no stop token of the tokenizer ends its messages of the assistant".into()));
-        };
-        let (before, end) = (first[..=at].to_vec(), first[at]);
-        template.check()?;
-        let example_call = template.example_call(&tokenizer.decode_with_special(&[end])?)?;
-        Ok(Self { tools: tools.cloned(), messages, before, end, example_call })
+        Self::find(tokenizer, tools, role, false)
+    }
+
+    /// As [`TurnTokens::new`], but takes a template that rewrites earlier turns, too: [`TurnTokens::rewrites`] is `true` then.
+    ///
+    /// # Errors
+    /// The errors of [`TurnTokens::new`], but those of earlier turns.
+    pub fn forking(tokenizer: &dyn Tokenizer, tools: Option<&Value>, role: &str) -> Result<Self> {
+        Self::find(tokenizer, tools, role, true)
+    }
+
+    fn find(tokenizer: &dyn Tokenizer, tools: Option<&Value>, role: &str, forks: bool) -> Result<Self> {
+        let forms = if role == "tool" { &Form::ALL[..] } else { &Form::ALL[..1] };
+        let mut refused = None;
+        for form in forms {
+            let template = Template { tokenizer, tools, role, form: *form };
+            match template.turns(forks) {
+                // Another form of calls or results may be accepted, or shown. What a template lacks says more than its own message.
+                Err(error @ Error::ChatTemplate { .. }) => drop(refused.get_or_insert(error)),
+                Err(error @ Error::Turns { can_fork: false, .. }) => refused = Some(error),
+                turns => return turns,
+            }
+        }
+        Err(refused.unwrap_or(Error::NoChatTemplate))
     }
 
     /// Returns the tokens that follow a turn of the assistant whose last token is `last`: the end of the turn, if that is another token,
-    /// `messages`, and the start of the next turn.
+    /// `messages`, and the start of the next turn. `calls` are the tool calls of the turn, of which ids and names are used.
     ///
     /// # Errors
-    /// The errors of [`Tokenizer::encode_messages`]; [`Error::Turns`] if the messages change how earlier ones are rendered.
-    pub fn following(&self, tokenizer: &dyn Tokenizer, last: u32, messages: &[Value]) -> Result<Vec<u32>> {
-        let all = [&self.messages[..], messages].concat();
-        let ids = tokenizer.encode_messages(&all, self.tools.as_ref(), None)?;
-        let Some(new) = ids.strip_prefix(&self.before[..]) else {
-            let template = Template { tokenizer, tools: self.tools.as_ref(), role: "" };
-            return Err(template.error("later messages change how it renders earlier ones".into()));
+    /// The errors of [`Tokenizer::encode_messages`]; [`Error::Turns`] if the template rewrites earlier turns, or the messages change how earlier
+    /// ones are rendered.
+    pub fn following(
+        &self,
+        tokenizer: &dyn Tokenizer,
+        last: u32,
+        calls: &[Value],
+        messages: &[Value],
+    ) -> Result<Vec<u32>> {
+        let template = Template { tokenizer, tools: self.tools.as_ref(), role: &self.role, form: self.form };
+        let rewritten = || template.rewrites("later messages change how it renders earlier ones".into());
+        let end = match (&self.end, calls) {
+            (None, _) => return Err(rewritten()),
+            (Some(end), []) => end.clone(),
+            (Some(_), calls) => template.end(calls)?,
         };
-        let end = (last != self.end).then_some(self.end);
+        let End { before, id } = end;
+        let all = [&template.example(calls)[..], messages].concat();
+        let ids = template.encode(&all)?;
+        let new = ids.strip_prefix(&before[..]).ok_or_else(rewritten)?;
+        let end = (last != id).then_some(id);
         Ok(end.into_iter().chain(new.iter().copied()).collect())
+    }
+
+    /// Returns `true` if the template rewrites earlier turns: [`TurnTokens::whole`] has the tokens of the next prompt.
+    pub fn rewrites(&self) -> bool {
+        self.end.is_none()
+    }
+
+    /// Returns the tokens of a whole conversation, and of the start of the next turn. `documents` are the texts that it refers to.
+    ///
+    /// # Errors
+    /// The errors of [`Tokenizer::encode_messages`].
+    pub fn whole(&self, tokenizer: &dyn Tokenizer, messages: &[Value], documents: Option<&Value>) -> Result<Vec<u32>> {
+        tokenizer.encode_messages(&self.form.applied(messages), self.tools.as_ref(), documents)
     }
 
     /// Returns the message in which the example's assistant calls the tool [`TurnTokens::EXAMPLE_TOOL`] with the argument `x`, 1, as the
@@ -104,42 +153,121 @@ fn user() -> Value {
     json!({"role": "user", "content": QUESTION})
 }
 
-/// A chat template with the tools and the role of what follows the assistant.
+/// Returns a call of the example's tool.
+fn example_call() -> Value {
+    let function = json!({"name": TurnTokens::EXAMPLE_TOOL, "arguments": {"x": 1}});
+    json!({"type": "function", "id": call_id(&[0]), "function": function})
+}
+
+/// A chat template with the tools, the role of what follows the assistant, and the form of calls and results.
 struct Template<'a> {
     tokenizer: &'a dyn Tokenizer,
     tools: Option<&'a Value>,
     role: &'a str,
+    form: Form,
 }
 
 impl Template<'_> {
-    fn error(&self, reason: String) -> Error {
-        Error::Turns { template: self.tokenizer.chat_template_name(self.tools.is_some()), reason }
+    /// Returns the error of a template that lacks something.
+    fn lacks(&self, reason: String) -> Error {
+        Error::Turns { template: self.tokenizer.chat_template_name(self.tools.is_some()), reason, can_fork: false }
+    }
+
+    /// Returns the error of a template whose conversations have to be rendered anew.
+    fn rewrites(&self, reason: String) -> Error {
+        Error::Turns { template: self.tokenizer.chat_template_name(self.tools.is_some()), reason, can_fork: true }
     }
 
     fn is_tool(&self) -> bool {
         self.role == "tool"
     }
 
-    /// Returns a message of the assistant. Before a tool's message it calls a tool.
-    fn assistant(&self, content: &str) -> Value {
+    /// Returns a message of the assistant. Before a tool's message it calls tools: those of `calls`, with the arguments of the example.
+    fn assistant(&self, content: &str, calls: &[Value]) -> Value {
         let mut message = json!({"role": "assistant", "content": content});
         if self.is_tool() {
-            let function = json!({"name": TurnTokens::EXAMPLE_TOOL, "arguments": {"x": 1}});
-            message["tool_calls"] = json!([{"type": "function", "id": "call00000", "function": function}]);
+            let example = example_call();
+            let with_arguments = |call: &Value| {
+                let mut call = call.clone();
+                call["function"]["arguments"] = example["function"]["arguments"].clone();
+                call
+            };
+            let calls: Vec<Value> = calls.iter().map(with_arguments).collect();
+            message["tool_calls"] = if calls.is_empty() { json!([example]) } else { calls.into() };
         }
         message
     }
 
-    fn reply(&self) -> Value {
-        json!({"role": self.role, "content": QUESTION})
+    fn reply(&self, content: &str) -> Value {
+        let mut reply = json!({"role": self.role, "content": content});
+        if self.is_tool() {
+            let call = example_call();
+            (reply["tool_call_id"], reply["name"]) = (call["id"].clone(), call["function"]["name"].clone());
+        }
+        reply
+    }
+
+    /// Returns the beginning of the example conversation.
+    fn example(&self, calls: &[Value]) -> Vec<Value> {
+        vec![user(), self.assistant(ANSWER, calls)]
     }
 
     fn render(&self, messages: &[Value]) -> Result<String> {
-        self.tokenizer.render_messages(messages, self.tools)
+        self.tokenizer.render_messages(&self.form.applied(messages), self.tools)
+    }
+
+    fn encode(&self, messages: &[Value]) -> Result<Vec<u32>> {
+        self.tokenizer.encode_messages(&self.form.applied(messages), self.tools, None)
+    }
+
+    fn turns(&self, forks: bool) -> Result<TurnTokens> {
+        self.check_tools()?;
+        let kept = self.end(&[]).and_then(|end| self.check_history().map(|()| end));
+        let end = match kept {
+            Err(Error::Turns { can_fork: true, .. }) if forks => None,
+            kept => Some(kept?),
+        };
+        let example_call = self.example_call(end.as_ref())?;
+        let (tools, role) = (self.tools.cloned(), self.role.to_owned());
+        Ok(TurnTokens { tools, role, form: self.form, end, example_call })
+    }
+
+    /// Checks that the template shows the tools and their results, and what another role says.
+    fn check_tools(&self) -> Result<()> {
+        let assistant = self.assistant(ANSWER, &[]);
+        let rendered = self.render(&[user(), assistant, self.reply(REPLY)])?;
+        if !rendered.contains(REPLY) {
+            return Err(self.lacks(format!("it does not show the messages of the role `{}` to the model", self.role)));
+        }
+        let without = || self.tokenizer.render_messages(&[user()], None);
+        if self.is_tool() && self.tools.is_some() && self.render(&[user()])? == without()? {
+            return Err(self.lacks("it does not show the tools to the model".into()));
+        }
+        Ok(())
+    }
+
+    /// Finds the end of the assistant's turn in the example conversation: the last stop token before the reply.
+    fn end(&self, calls: &[Value]) -> Result<End> {
+        let messages = self.example(calls);
+        let mut reply = self.reply("a");
+        if let Some(call) = calls.first() {
+            (reply["tool_call_id"], reply["name"]) = (call["id"].clone(), call["function"]["name"].clone());
+        }
+        let with = |content: &str| {
+            let mut reply = reply.clone();
+            reply["content"] = content.into();
+            self.encode(&[&messages[..], &[reply]].concat())
+        };
+        let (first, second) = (with("a")?, with("b")?);
+        let common = first.iter().zip(&second).take_while(|(a, b)| a == b).count();
+        let stop_ids = self.tokenizer.stop_ids();
+        let at = first[..common].iter().rposition(|id| stop_ids.contains(id));
+        let lacks_end = || self.rewrites("no stop token of the tokenizer ends its messages of the assistant".into());
+        at.map(|at| End { before: first[..=at].to_vec(), id: first[at] }).ok_or_else(lacks_end)
     }
 
     /// Checks that the text of a conversation begins with the text that the policy has seen and written in its earlier turns.
-    fn check(&self) -> Result<()> {
+    fn check_history(&self) -> Result<()> {
         let prompt = self.render(&[user()])?;
         let opens_think = prompt.trim_end().ends_with("<think>");
         // What the policy writes behind the prompt, and the message that this is.
@@ -156,7 +284,7 @@ impl Template<'_> {
         };
         for (written, content) in cases {
             let written = if self.is_tool() { String::new() } else { written };
-            let (assistant, reply) = (self.assistant(&content), self.reply());
+            let (assistant, reply) = (self.assistant(&content, &[]), self.reply(QUESTION));
             let one = self.render(&[user(), assistant.clone(), reply.clone()])?;
             let two = self.render(&[user(), assistant.clone(), reply.clone(), assistant, reply])?;
             let drops_reasons = self.is_tool()
@@ -165,27 +293,32 @@ impl Template<'_> {
                 && (!one.contains(REASON) || two.matches(REASON).count() != 2);
             if drops_reasons || !one.starts_with(&format!("{prompt}{written}")) || !two.starts_with(&one) {
                 let what = if content.contains(REASON) { "the reasoning of earlier turns" } else { "earlier turns" };
-                return Err(self.error(format!(
+                return Err(self.rewrites(format!(
                     "it rewrites {what} when a message of the role `{}` follows, and the policy would be trained on other tokens than it has \
                      sampled from",
                     self.role
                 )));
             }
         }
-        if self.is_tool() && self.tools.is_some() && prompt == self.tokenizer.render_messages(&[user()], None)? {
-            return Err(self.error("it does not show the tools to the model".into()));
-        }
         Ok(())
     }
 
     /// Returns the assistant's message with a tool call, without the end of its turn; empty for other roles.
-    fn example_call(&self, end: &str) -> Result<String> {
+    fn example_call(&self, end: Option<&End>) -> Result<String> {
         if !self.is_tool() {
             return Ok(String::new());
         }
         let prompt = self.render(&[user()])?;
-        let whole = self.render(&[user(), self.assistant(""), self.reply()])?;
-        let message = whole.strip_prefix(&prompt).unwrap_or_default();
-        Ok(message.split(end).next().unwrap_or_default().to_owned())
+        let whole = self.render(&[user(), self.assistant("", &[]), self.reply(REPLY)])?;
+        // The prompt may end with the start of thoughts, which the turn lacks. A tag that has the same first letters belongs to the turn.
+        let common: usize =
+            prompt.chars().zip(whole.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+        let before = &whole[..common];
+        let start = before.rfind('<').filter(|start| before.rfind('>').is_none_or(|end| end < *start));
+        let message = whole[start.unwrap_or(common)..].split(REPLY).next().unwrap_or_default();
+        let ids = end.map_or_else(|| self.tokenizer.stop_ids().to_vec(), |end| vec![end.id]);
+        let ends = ids.iter().map(|id| self.tokenizer.decode_with_special(&[*id])).collect::<Result<Vec<_>>>()?;
+        let at = ends.iter().filter_map(|end| message.find(end.as_str())).min();
+        Ok(message[..at.unwrap_or(message.len())].to_owned())
     }
 }

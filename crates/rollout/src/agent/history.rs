@@ -9,7 +9,7 @@ use crate::{Result, encode_prompt, exceeds};
 use agents::Parsed;
 use agents::endpoint::{ApiError, ChatReply, ChatRequest};
 use data::Prompt;
-use models::Tokenizer;
+use models::{Tokenizer, with_names};
 use policy::Completion;
 use run_config::MultiTurnConfig;
 use serde_json::{Value, json};
@@ -102,10 +102,11 @@ pub(super) struct Answer {
 pub(super) fn count(
     request: &ChatRequest,
     tokenizer: &dyn Tokenizer,
+    tools: &mut Tools<'_>,
     limits: Limits<'_>,
 ) -> Result<ChatReply, ApiError> {
     check_bytes(&request.messages, limits)?;
-    let ids = encode(request, request.messages.clone(), tokenizer)?;
+    let ids = encode(request, request.messages.clone(), tokenizer, tools)?;
     Ok(ChatReply { prompt_tokens: ids.len(), finish_reason: "stop", ..ChatReply::default() })
 }
 
@@ -119,7 +120,20 @@ fn check_bytes(messages: &[Value], limits: Limits<'_>) -> Result<(), ApiError> {
 }
 
 /// Encodes the messages of a request, of a row of its own.
-fn encode(request: &ChatRequest, messages: Vec<Value>, tokenizer: &dyn Tokenizer) -> Result<Vec<u32>, ApiError> {
+fn encode(
+    request: &ChatRequest,
+    mut messages: Vec<Value>,
+    tokenizer: &dyn Tokenizer,
+    tools: &mut Tools<'_>,
+) -> Result<Vec<u32>, ApiError> {
+    let has_results = !request.is_text && messages.iter().any(|message| message["role"] == "tool");
+    // A template that is no good for conversations may still render this one.
+    if has_results && let Ok(turns) = tools.turns(request.tools.as_ref(), "tool") {
+        let calls: Vec<Value> =
+            messages.iter().filter_map(|message| message["tool_calls"].as_array()).flatten().cloned().collect();
+        with_names(&mut messages, &calls);
+        return turns.whole(tokenizer, &messages, None).map_err(|error| refused(&error));
+    }
     let prompt = match (request.is_text, messages.first()) {
         (true, Some(message)) => Prompt::Rendered(message["content"].as_str().unwrap_or_default().into()),
         _ => Prompt::Messages { messages, tools: request.tools.clone(), documents: None },
@@ -167,10 +181,14 @@ impl History {
         self.check_turns(limits.multi_turn)?;
         let beginning = self.beginning(request);
         let known = beginning.map_or(0, |(row, turn)| self.rows[row].turns[turn][0]);
-        let new: Vec<Value> = request.messages[known..].iter().map(|message| cut(message, limits.multi_turn)).collect();
+        let calls = request.messages[..known].last().and_then(|message| message["tool_calls"].as_array());
+        let calls = calls.map_or(&[][..], Vec::as_slice);
+        let mut new: Vec<Value> =
+            request.messages[known..].iter().map(|message| cut(message, limits.multi_turn)).collect();
         check_bytes(&new, limits).inspect_err(|_| self.truncated = true)?;
+        with_names(&mut new, calls);
         let Some((row, turn)) = beginning else {
-            let ids = encode(request, new, tokenizer)?;
+            let ids = encode(request, new, tokenizer, tools)?;
             return self.new_row(ids, request, limits);
         };
         let found = &self.rows[row];
@@ -178,10 +196,21 @@ impl History {
         let last = found.completion.ids[..length].last().copied().unwrap_or_default();
         let role = new.first().and_then(|message| message["role"].as_str()).unwrap_or("user");
         let turns = tools.turns(request.tools.as_ref(), role).map_err(|error| refused(&error))?;
-        let between = turns.following(tokenizer, last, &new).map_err(|error| refused(&error))?;
+        let row_ids = [&found.prompt[..], &found.completion.ids[..length]].concat();
+        let between = if turns.rewrites() {
+            let messages = request.messages.iter().map(|message| cut(message, limits.multi_turn)).collect();
+            let whole = encode(request, messages, tokenizer, tools)?;
+            match whole.strip_prefix(&row_ids[..]) {
+                Some(between) if !between.is_empty() => between.to_vec(),
+                _ => return self.new_row(whole, request, limits),
+            }
+        } else {
+            turns
+                .following(tokenizer, last, if role == "tool" { calls } else { &[] }, &new)
+                .map_err(|error| refused(&error))?
+        };
         if found.is_busy || turn + 1 < found.turns.len() {
-            let ids = [&found.prompt[..], &found.completion.ids[..length], &between].concat();
-            return self.new_row(ids, request, limits);
+            return self.new_row([row_ids, between].concat(), request, limits);
         }
         let room = limits.completion.saturating_sub(length + between.len());
         if room == 0 {

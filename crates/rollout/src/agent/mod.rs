@@ -49,7 +49,7 @@ impl Rollout<'_> {
         let (tokenizer, environments, config, store) = (self.tokenizer, self.environments, self.config, self.store);
         let endpoint = self.endpoint;
         let stops = Stops::new(config, tokenizer);
-        let mut tools = Tools::new(tokenizer, &config.multi_turn);
+        let mut tools = Tools::new(tokenizer, &config.multi_turn, self.history);
         let room = self.context_length().saturating_sub(max_completion_length);
         let limits = Limits {
             multi_turn: &config.multi_turn,
@@ -71,7 +71,7 @@ impl Rollout<'_> {
                 let history = &mut histories[asked.job];
                 let turn = history.started as u64;
                 if asked.request.counts_only {
-                    let reply = history::count(&asked.request, tokenizer, limits);
+                    let reply = history::count(&asked.request, tokenizer, &mut tools, limits);
                     drop(asked.answer(reply));
                     continue;
                 }

@@ -3,10 +3,11 @@
 use crate::lockstep::{Sampled, leads, share};
 use crate::{Error, Result, encode_prompt};
 use agents::{Environments, Failure, Parsed, ReasoningParser, Start, ToolCall, ToolParser};
-use data::{Item, Prompt};
+use data::{History, Item, Prompt};
 use distributed::Store;
 use models::{Tokenizer, TurnTokens};
 use run_config::MultiTurnConfig;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,6 +22,7 @@ const CHECKED: &str = "the check of the environments";
 /// The tokens between turns by tools and role, and the formats of tool calls. They are found once.
 pub(crate) struct Tools<'a> {
     tokenizer: &'a dyn Tokenizer,
+    history: History,
     /// The parsers of the configuration.
     parser: Option<ToolParser>,
     reasoning: Option<ReasoningParser>,
@@ -37,9 +39,9 @@ struct Format {
 }
 
 impl<'a> Tools<'a> {
-    pub(crate) fn new(tokenizer: &'a dyn Tokenizer, config: &MultiTurnConfig) -> Self {
+    pub(crate) fn new(tokenizer: &'a dyn Tokenizer, config: &MultiTurnConfig, history: History) -> Self {
         let (parser, reasoning) = (config.tool_parser, config.reasoning_parser);
-        Self { tokenizer, parser, reasoning, turns: HashMap::new(), formats: HashMap::new() }
+        Self { tokenizer, history, parser, reasoning, turns: HashMap::new(), formats: HashMap::new() }
     }
 
     /// Returns the tokens of turns that begin with a message of `role`.
@@ -48,7 +50,11 @@ impl<'a> Tools<'a> {
         if let Some(turns) = self.turns.get(&key) {
             return Ok(Arc::clone(turns));
         }
-        let turns = Arc::new(TurnTokens::new(self.tokenizer, tools, role)?);
+        let find = match self.history {
+            History::Keep => TurnTokens::new,
+            History::Fork => TurnTokens::forking,
+        };
+        let turns = Arc::new(find(self.tokenizer, tools, role)?);
         self.turns.insert(key, Arc::clone(&turns));
         Ok(turns)
     }
@@ -74,7 +80,7 @@ impl<'a> Tools<'a> {
     fn parser_of_template(&mut self, tools: &Value) -> Result<ToolParser> {
         let turns = self.turns(Some(tools), "tool")?;
         let arguments = Map::from_iter([("x".to_owned(), json!(1))]);
-        let call = ToolCall { name: TurnTokens::EXAMPLE_TOOL.into(), arguments };
+        let call = ToolCall { id: None, name: TurnTokens::EXAMPLE_TOOL.into(), arguments };
         // Formats with arguments as texts take their types from the tools.
         let properties = json!({"properties": {"x": {"type": "integer"}}});
         let example = json!([{"function": {"name": call.name, "parameters": properties}}]);
@@ -143,8 +149,17 @@ pub fn with_tools<'a>(environments: &Environments, row: &'a Item) -> Cow<'a, Pro
     }
 }
 
+/// The result of [`check_environments`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckedEnvironments {
+    /// The number of tokens that environments add to prompts.
+    pub added_tokens: usize,
+    /// `true` if the chat template rewrites earlier turns: conversations are rendered anew, and have several rows.
+    pub rewrites_history: bool,
+}
+
 /// Checks before a run that the environments of some rows start, and that the chat template can be used for their conversations. Agents are
-/// not started. Returns the number of tokens that environments add to prompts.
+/// not started.
 ///
 /// With a `store`, all processes of the run call this function. Process 0 checks, and the others get its result and the tools.
 ///
@@ -155,25 +170,29 @@ pub fn check_environments<'a>(
     environments: &mut Environments,
     tokenizer: &dyn Tokenizer,
     config: &MultiTurnConfig,
+    history: History,
     rows: impl IntoIterator<Item = &'a Item>,
     store: Option<&Store>,
-) -> Result<usize> {
-    let added = if leads(store) { check_starts(environments, tokenizer, config, rows)? } else { 0 };
+) -> Result<CheckedEnvironments> {
+    let checked = match leads(store) {
+        true => check_starts(environments, tokenizer, Tools::new(tokenizer, config, history), rows)?,
+        false => CheckedEnvironments::default(),
+    };
     if store.is_none() {
-        return Ok(added);
+        return Ok(checked);
     }
-    let (added, tools) = share(store, CHECKED, &Sampled::default(), || (added, environments.all_tools()))?;
+    let (checked, tools) = share(store, CHECKED, &Sampled::default(), || (checked, environments.all_tools()))?;
     environments.set_tools(tools);
-    Ok(added)
+    Ok(checked)
 }
 
 fn check_starts<'a>(
     environments: &Environments,
     tokenizer: &dyn Tokenizer,
-    config: &MultiTurnConfig,
+    mut tools: Tools<'_>,
     rows: impl IntoIterator<Item = &'a Item>,
-) -> Result<usize> {
-    let (mut tools, mut checked, mut added) = (Tools::new(tokenizer, config), Vec::new(), 0);
+) -> Result<CheckedEnvironments> {
+    let (mut checked, mut found) = (Vec::new(), CheckedEnvironments::default());
     for row in rows {
         let failed = |failure| Error::from(agents::Error::Failed { name: row.source.to_string(), failure });
         let index = environments.of_row(row).map_err(failed)?;
@@ -183,7 +202,7 @@ fn check_starts<'a>(
         checked.push(index);
         let Some((name, environment)) = environments.get(index) else {
             // An agent brings its own messages and tools; without tools, its turns begin with a message of the user.
-            tools.turns(None, "user")?;
+            found.rewrites_history |= tools.turns(None, "user")?.rewrites();
             continue;
         };
         let failed = |failure| Error::from(agents::Error::Failed { name: name.to_owned(), failure });
@@ -192,15 +211,13 @@ fn check_starts<'a>(
         agents::check_messages(&messages).map_err(failed)?;
         let prompt = beginning(row, environments.tools(index), &messages).map_err(failed)?;
         let Prompt::Messages { tools: of_row, .. } = &prompt else { continue };
-        match of_row {
-            Some(of_row) => {
-                tools.turns(Some(of_row), "tool")?;
-                tools.check(of_row)?;
-            }
-            None => drop(tools.turns(None, "user")?),
+        let turns = tools.turns(of_row.as_ref(), if of_row.is_some() { "tool" } else { "user" })?;
+        found.rewrites_history |= turns.rewrites();
+        if let Some(of_row) = of_row {
+            tools.check(of_row)?;
         }
         let lengths = [encode_prompt(tokenizer, &prompt)?, encode_prompt(tokenizer, &row.prompt)?].map(|ids| ids.len());
-        added = added.max(lengths[0].saturating_sub(lengths[1]));
+        found.added_tokens = found.added_tokens.max(lengths[0].saturating_sub(lengths[1]));
     }
-    Ok(added)
+    Ok(found)
 }

@@ -5,13 +5,16 @@ use super::{Conversed, Ended};
 use crate::{Result, encode_prompt, exceeds};
 use agents::{Environment, Environments, Episode, Failure, Outcome, Parsed, Reply, Start};
 use data::{Item, Prompt};
-use models::Tokenizer;
+use models::{Tokenizer, call_id, with_names};
 use policy::Completion;
 use rewards::Conversation;
 use run_config::MultiTurnConfig;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// The name of the tool in the result of a call that could not be read.
+const UNREAD: &str = "unknown";
 
 /// A conversation.
 pub(super) struct Talk<'a> {
@@ -24,8 +27,15 @@ pub(super) struct Talk<'a> {
     /// The first messages of the environment, or its failure, before the conversation begins.
     start: Option<Result<Vec<Value>, Failure>>,
     tools: Option<Value>,
+    /// All messages for the chat template, those of the prompt included, and the texts that they refer to.
+    history: Vec<Value>,
+    documents: Option<Value>,
     /// The next message for the environment.
     question: Option<Value>,
+    /// The numbers of which the ids of calls are a function: the seed, the step and the conversation.
+    key: [u64; 3],
+    /// All calls of the last message with their ids, in order.
+    asked: Vec<Value>,
     /// Results of tool calls that the environment does not see, with the position of the call in the message.
     refused: Vec<(usize, Value)>,
     /// The answer of the environment to the last message, or its failure.
@@ -36,6 +46,8 @@ pub(super) struct Talk<'a> {
     lacks_room: bool,
     pub(super) prompt: Vec<u32>,
     pub(super) completion: Completion,
+    /// Earlier rows, whose tokens the chat template has changed.
+    other_rows: Vec<(Vec<u32>, Completion)>,
     /// The last message of the assistant.
     text: String,
     conversation: Conversation,
@@ -49,6 +61,14 @@ pub(super) struct Talk<'a> {
     failed_calls: usize,
 }
 
+/// The maximum numbers of tokens of a row.
+#[derive(Clone, Copy)]
+pub(super) struct Room {
+    /// Of a prompt that renders a conversation anew.
+    pub(super) prompt: usize,
+    pub(super) completion: usize,
+}
+
 /// The answer of an environment to a message of the assistant.
 pub(super) enum Answer {
     /// Messages to go on with.
@@ -57,9 +77,17 @@ pub(super) enum Answer {
     Over,
 }
 
+/// The tokens before the next turn.
+enum Next {
+    /// They follow the completion.
+    Behind(Vec<u32>),
+    /// They are the prompt of another row.
+    Prompt(Vec<u32>),
+}
+
 impl<'a> Talk<'a> {
-    /// Returns the conversation number `index` of a rollout.
-    pub(super) fn new(environments: &Environments, item: &'a Item, index: usize) -> Self {
+    /// Returns the conversation number `index` of a rollout with this seed and step.
+    pub(super) fn new(environments: &Environments, item: &'a Item, index: usize, [seed, step]: [u64; 2]) -> Self {
         let (environment, failure) = match environments.of_row(item) {
             Ok(at) => (environments.get(at).map(|(_, environment)| (at, Arc::clone(environment))), None),
             Err(failure) => (None, Some(failure)),
@@ -72,11 +100,16 @@ impl<'a> Talk<'a> {
             episode: None,
             start: None,
             tools: None,
+            history: Vec::new(),
+            documents: None,
             question: None,
+            key: [seed, step, index as u64],
+            asked: Vec::new(),
             refused: Vec::new(),
             reply: None,
             prompt: Vec::new(),
             completion: Completion::default(),
+            other_rows: Vec::new(),
             text: String::new(),
             is_open: failure.is_none(),
             is_last: false,
@@ -176,11 +209,10 @@ impl<'a> Talk<'a> {
             return Ok(());
         }
         self.prompt = ids;
-        if let Prompt::Messages { tools: Some(of_row), .. } = prompt {
-            tools.check(&of_row)?;
-            self.tools = Some(of_row);
+        if let Prompt::Messages { messages, tools: of_row, documents } = prompt {
+            (self.history, self.documents, self.tools) = (messages, documents, of_row);
         }
-        Ok(())
+        self.tools.as_ref().map_or(Ok(()), |of_row| tools.check(of_row))
     }
 
     /// Takes a turn of the policy, and prepares the message for the environment.
@@ -202,13 +234,32 @@ impl<'a> Talk<'a> {
         self.calls += calls.len();
         self.calling_turns += usize::from(!calls.is_empty());
         let (has_calls, mut known) = (!calls.is_empty(), Vec::new());
+        self.asked.clear();
         for (position, call) in calls.into_iter().enumerate() {
+            let [seed, step, conversation] = self.key;
+            let written = call.as_ref().ok().and_then(|call| call.id.clone());
+            // Two calls with one id could not be told apart.
+            let id = written
+                .filter(|id| self.asked.iter().all(|asked| asked["id"] != **id))
+                .unwrap_or_else(|| call_id(&[seed, step, conversation, self.turns as u64, position as u64]));
+            let name = call.as_ref().map_or(UNREAD, |call| &call.name);
+            let arguments = call.as_ref().map_or_else(|_| json!({}), |call| Value::from(call.arguments.clone()));
+            self.asked.push(json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}));
             match call {
-                Ok(call) if is_tool(self.tools.as_ref(), &call.name) => known.push(call.to_message()),
+                Ok(call) if is_tool(self.tools.as_ref(), &call.name) => {
+                    let mut call = call.to_message();
+                    call["id"] = id.into();
+                    known.push(call);
+                }
                 Ok(call) => self.refuse(position, format!("there is no tool `{}`", call.name)),
                 Err(error) => self.refuse(position, error),
             }
         }
+        let mut rendered = message.clone();
+        if has_calls {
+            rendered["tool_calls"] = self.asked.clone().into();
+        }
+        self.history.push(rendered);
         let is_refused = has_calls && known.is_empty();
         if !known.is_empty() {
             message["tool_calls"] = known.into();
@@ -268,6 +319,10 @@ impl<'a> Talk<'a> {
         for (position, message) in self.refused.drain(..) {
             messages.insert(position.min(messages.len()), message);
         }
+        if let Err(failure) = identify(&mut messages, &self.asked) {
+            self.fail(failure);
+            return Answer::Over;
+        }
         if let Some(reward) = reward {
             *self.conversation.reward.get_or_insert(0.0) += reward;
         }
@@ -282,6 +337,7 @@ impl<'a> Talk<'a> {
             }
         }
         self.conversation.messages.extend(messages.iter().cloned());
+        self.history.extend(messages.iter().cloned());
         if done || self.is_last {
             self.is_open = false;
             return Answer::Over;
@@ -289,37 +345,49 @@ impl<'a> Talk<'a> {
         Answer::Messages(messages)
     }
 
-    /// Appends the tokens of messages, and those that begin the next turn. If there is no room for them and a sampled token, they are left out
-    /// and the conversation is over, at its length limit.
+    /// Appends the tokens of messages, and those that begin the next turn. If the template changes the tokens before, the conversation goes on
+    /// in another row. If there is no room for them and a sampled token, they are left out and the conversation is over, at its length limit.
     pub(super) fn append(
         &mut self,
         tokenizer: &dyn Tokenizer,
         tools: &mut Tools<'_>,
         messages: Vec<Value>,
-        max_completion_length: usize,
+        room: Room,
     ) -> Result<()> {
         let Some(last) = self.completion.ids.last().copied() else { return Ok(()) };
-        let room = max_completion_length.saturating_sub(self.completion.ids.len());
-        if exceeds(&messages, room).is_some() {
-            self.end_without_room(messages.len());
-            return Ok(());
-        }
+        let left = room.completion.saturating_sub(self.completion.ids.len());
         let role = messages.first().and_then(|message| message["role"].as_str()).unwrap_or("user").to_owned();
         let turns = tools.turns(self.tools.as_ref(), &role)?;
-        let ids = match turns.following(tokenizer, last, &messages) {
-            Ok(ids) => ids,
-            // A wrong answer of an environment is no error of the run.
-            Err(error) => {
-                self.fail(Failure::new(format!("the chat template refuses its messages: {error}")));
-                return Ok(());
-            }
-        };
-        if ids.len() >= room {
+        let most = if turns.rewrites() { left.max(room.prompt) } else { left };
+        if exceeds(&messages, most).is_some() {
             self.end_without_room(messages.len());
             return Ok(());
         }
-        self.completion.append_given(&ids);
+        let calls = if role == "tool" { &self.asked[..] } else { &[] };
+        let next = match turns.rewrites() {
+            true => turns.whole(tokenizer, &self.history, self.documents.as_ref()).map(|ids| self.continued(ids)),
+            false => turns.following(tokenizer, last, calls, &messages).map(Next::Behind),
+        };
+        match next {
+            Ok(Next::Behind(ids)) if ids.len() < left => self.completion.append_given(&ids),
+            Ok(Next::Prompt(ids)) if ids.len() <= room.prompt => {
+                let row = (std::mem::replace(&mut self.prompt, ids), std::mem::take(&mut self.completion));
+                self.other_rows.push(row);
+            }
+            Ok(_) => self.end_without_room(messages.len()),
+            // A wrong answer of an environment is no error of the run.
+            Err(error) => self.fail(Failure::new(format!("the chat template refuses its messages: {error}"))),
+        }
         Ok(())
+    }
+
+    /// Returns the tokens of the whole conversation as the row's next ones, or as the prompt of another row.
+    fn continued(&self, whole: Vec<u32>) -> Next {
+        let behind = whole.strip_prefix(&self.prompt[..]).and_then(|ids| ids.strip_prefix(&self.completion.ids[..]));
+        match behind {
+            Some(ids) if !ids.is_empty() => Next::Behind(ids.to_vec()),
+            _ => Next::Prompt(whole),
+        }
     }
 
     /// Ends the conversation, whose last `left_out` messages have no room.
@@ -355,9 +423,14 @@ impl<'a> Talk<'a> {
             // A conversation that failed before its first turn: nothing was sampled, and nothing is trained on.
             self.completion.append_given(&[tokenizer.eos_id()]);
         }
-        self.conversation.sampled_tokens = self.completion.sampled_len();
+        let of_others: usize = self.other_rows.iter().map(|(_, completion)| completion.sampled_len()).sum();
+        self.conversation.sampled_tokens = of_others + self.completion.sampled_len();
+        let truncated = self.completion.truncated;
+        self.other_rows.iter_mut().for_each(|(_, completion)| completion.truncated = truncated);
+        // The prompt of a later row has the turns of the earlier ones.
+        let before = if self.other_rows.is_empty() { &[] } else { &self.prompt[..] };
         let conversed = Conversed {
-            transcript: tokenizer.decode_with_special(&self.completion.ids)?,
+            transcript: tokenizer.decode_with_special(&[before, &self.completion.ids].concat())?,
             conversation: self.conversation,
             environment: self.environment.map(|(index, _)| index),
             outcome: self.outcome,
@@ -366,10 +439,36 @@ impl<'a> Talk<'a> {
             turns: self.turns,
             calls: self.calls,
             failed_calls: self.failed_calls,
-            other_rows: Vec::new(),
+            other_rows: self.other_rows,
         };
         Ok(Ended { prompt: self.prompt, completion: self.completion, text: self.text, conversed })
     }
+}
+
+/// Gives the results of tools the ids and names of their calls. A result without `tool_call_id` belongs to the first call that has none yet.
+///
+/// # Errors
+/// A failure for the id of no call.
+fn identify(messages: &mut [Value], calls: &[Value]) -> Result<(), Failure> {
+    let Some(last) = calls.len().checked_sub(1) else { return Ok(()) };
+    let mut is_answered = vec![false; calls.len()];
+    for message in messages.iter_mut().filter(|message| message["role"] == "tool") {
+        let id = &message["tool_call_id"];
+        let at = match id.is_null() {
+            true => is_answered.iter().position(|is_answered| !is_answered).unwrap_or(last),
+            false => calls.iter().position(|call| call["id"] == *id).ok_or_else(|| {
+                let expected = "`tool_call_id` of a result to be the id of a call of the message, or left out";
+                Failure::new(format!(
+                    "expected {expected}, got {}",
+                    id.to_string().chars().take(100).collect::<String>()
+                ))
+            })?,
+        };
+        is_answered[at] = true;
+        message["tool_call_id"] = calls[at]["id"].clone();
+    }
+    with_names(messages, calls);
+    Ok(())
 }
 
 /// Returns `true` if the tools contain a function of this name.

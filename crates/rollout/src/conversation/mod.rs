@@ -6,7 +6,8 @@
 //!     sample the next turn of each, behind prompt + completion; as soon as one is finished:
 //!         append its tokens to the completion, with mask 1
 //!         find tool calls, and ask the environment, while other turns are sampled
-//!     append the tokens that the chat template puts between the turns, with mask 0
+//!     append the tokens that the chat template puts between the turns, with mask 0;
+//!     with `data.history: fork`, a conversation whose tokens the template has changed goes on in a row of its own
 //! ```
 //!
 //! Nothing that was sampled is ever encoded again. In a run of several processes, process 0 asks the environments ([`crate::lockstep`]).
@@ -16,14 +17,14 @@ mod episode;
 mod listener;
 
 pub(crate) use check::Tools;
-pub use check::{check_environments, with_tools};
+pub use check::{CheckedEnvironments, check_environments, with_tools};
 
 use crate::lockstep::{Sampled, leads, share_list};
 use crate::stops::Stops;
 use crate::{Error, Result, Rollout, request};
 use agents::{Failure, Outcome};
 use data::Item;
-use episode::{Answer, Talk, for_each_worker};
+use episode::{Answer, Room, Talk, for_each_worker};
 use listener::{Listener, Turns};
 use policy::{Completion, Finished, RolloutRequest, Sampling, Turn};
 use rewards::Conversation;
@@ -79,7 +80,8 @@ pub struct Conversed {
     pub calls: usize,
     /// The number of tool calls that failed.
     pub failed_calls: usize,
-    /// The prompts and the completions of other rows: an agent may edit its messages, or hold several conversations.
+    /// The prompts and the completions of other rows: an agent may edit its messages, or hold several conversations, and the chat template may
+    /// rewrite earlier turns.
     pub other_rows: Vec<(Vec<u32>, Completion)>,
 }
 
@@ -99,9 +101,14 @@ impl Rollout<'_> {
         let (tokenizer, environments, config, store) = (self.tokenizer, self.environments, self.config, self.store);
         let (limits, context) = (&config.multi_turn, self.context_length());
         let stops = Stops::new(config, tokenizer);
-        let mut tools = Tools::new(tokenizer, limits);
+        let mut tools = Tools::new(tokenizer, limits, self.history);
         let rows = items.iter().flat_map(|item| std::iter::repeat_n(*item, num_generations));
-        let mut talks: Vec<Talk<'_>> = rows.enumerate().map(|(i, item)| Talk::new(environments, item, i)).collect();
+        let key = match sampling {
+            Sampling::Random { seed, step, .. } => [seed, step],
+            Sampling::Greedy => [0, 0],
+        };
+        let talk = |(index, item)| Talk::new(environments, item, index, key);
+        let mut talks: Vec<Talk<'_>> = rows.enumerate().map(talk).collect();
         let mut environment_time = Duration::ZERO;
         let began = Instant::now();
         if leads(store) {
@@ -112,6 +119,10 @@ impl Rollout<'_> {
         })?;
         environment_time += began.elapsed();
         let longest_prompt = context.saturating_sub(max_completion_length);
+        let room = Room {
+            prompt: self.max_prompt_length.map_or(longest_prompt, |most| most.min(longest_prompt)),
+            completion: max_completion_length,
+        };
         for (talk, start) in talks.iter_mut().zip(starts) {
             let (index, _) = talk.worker();
             let of_environment = index.and_then(|index| environments.tools(index));
@@ -144,7 +155,7 @@ impl Rollout<'_> {
             environment_time += began.elapsed();
             for (i, reply) in open.into_iter().zip(replies) {
                 if let Answer::Messages(messages) = talks[i].add_reply(reply, limits) {
-                    talks[i].append(tokenizer, &mut tools, messages, max_completion_length)?;
+                    talks[i].append(tokenizer, &mut tools, messages, room)?;
                 }
             }
         }

@@ -60,8 +60,9 @@ pub struct StepReport {
     ///
     /// With environments, over all conversations: `num_turns/{mean,min,max}` (messages of the assistant), `tools/call_frequency` (tool calls per
     /// conversation), `tools/failure_frequency` (share of calls that failed), `environments/failures`, `environments/without_room` (share of
-    /// conversations that ended because a message had no room). Lengths count sampled tokens only. With agents, also `num_rows/{mean,max}`, the
-    /// rows per conversation, and `endpoint/unmet_requests`, the answers per conversation without the call or the JSON that was expected.
+    /// conversations that ended because a message had no room). Lengths count sampled tokens only. With agents or `data.history: fork`, also
+    /// `num_rows/{mean,max}`, the rows per conversation; with agents `endpoint/unmet_requests`, the answers per conversation without the call or
+    /// the JSON that was expected.
     ///
     /// Over the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` if the loss has a KL term;
     /// `frac_rows_empty`, the share of rows without a sequence, of policies that pad rows (on a device);

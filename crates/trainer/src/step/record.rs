@@ -1,6 +1,7 @@
 //! Metrics of a step that are known before its first update, by TRL's names.
 
 use super::generate::Group;
+use data::History;
 use grpo_core::Metrics;
 use rewards::Rewards;
 use rollout::Conversed;
@@ -35,12 +36,12 @@ pub(super) fn record(
     }
     record_lengths(metrics, groups);
     if groups.iter().any(|group| !group.conversations.is_empty()) {
-        record_conversations(metrics, groups, has_agents);
+        record_conversations(metrics, groups, has_agents, config.data.history == History::Fork);
     }
 }
 
-/// Records turns, tool calls and failures of environments; with agents, the rows of conversations.
-fn record_conversations(metrics: &mut Metrics, groups: &[Group], has_agents: bool) {
+/// Records turns, tool calls and failures of environments; the rows of conversations if they may have several.
+fn record_conversations(metrics: &mut Metrics, groups: &[Group], has_agents: bool, forks: bool) {
     let all = || groups.iter().flat_map(|group| &group.conversations);
     let (mut calls, mut failed_calls) = (0, 0);
     for Conversed { turns, calls: of_one, failed_calls: failed, .. } in all() {
@@ -50,11 +51,11 @@ fn record_conversations(metrics: &mut Metrics, groups: &[Group], has_agents: boo
         metrics.mean("tools/call_frequency", *of_one as f64, 1.0);
         (calls, failed_calls) = (calls + of_one, failed_calls + failed);
     }
-    if has_agents {
-        for conversed in all() {
-            let rows = 1.0 + conversed.other_rows.len() as f64;
-            metrics.mean("num_rows/mean", rows, 1.0);
-            metrics.max("num_rows/max", rows);
+    for conversed in all().filter(|_| has_agents || forks) {
+        let rows = 1.0 + conversed.other_rows.len() as f64;
+        metrics.mean("num_rows/mean", rows, 1.0);
+        metrics.max("num_rows/max", rows);
+        if has_agents {
             metrics.mean("endpoint/unmet_requests", conversed.unmet as f64, 1.0);
         }
     }

@@ -7,7 +7,7 @@ use data::{Dataset, Item};
 use distributed::Store;
 use models::Tokenizer;
 use rewards::{RewardInput, Rewards};
-use rollout::{check_environments, encode_prompt};
+use rollout::{CheckedEnvironments, check_environments, encode_prompt};
 use run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
 use std::collections::BTreeSet;
 
@@ -21,8 +21,8 @@ pub(crate) struct Rows {
     pub(crate) held_out: Vec<Item>,
     /// The training rows that decide when the warm-up may end.
     pub(super) probe: Vec<Item>,
-    /// The number of tokens that environments add to prompts, of the rows that were checked.
-    pub(crate) added_by_environments: usize,
+    /// What the environments and the chat template do to the conversations about some rows.
+    pub(crate) checked: CheckedEnvironments,
 }
 
 impl Rows {
@@ -64,7 +64,7 @@ impl Rows {
                 probe_rewards(rewards, tokenizer, item)?;
             }
         }
-        Ok(Self { held_out, probe, added_by_environments: 0 })
+        Ok(Self { held_out, probe, checked: CheckedEnvironments::default() })
     }
 
     /// Checks the environments of these rows, and that the model has room for what they add to prompts.
@@ -84,13 +84,17 @@ impl Rows {
         }
         let limits = &config.rollout.multi_turn;
         let rows = self.held_out.iter().chain(&self.probe);
-        self.added_by_environments = check_environments(environments, tokenizer, limits, rows, store)?;
+        self.checked = check_environments(environments, tokenizer, limits, config.data.history, rows, store)?;
+        if self.checked.rewrites_history {
+            tracing::info!(
+                "the chat template rewrites earlier turns: conversations go on in other rows (data.history: fork)"
+            );
+        }
+        let added = self.checked.added_tokens;
         let longest = config.rollout.max_completion_length();
-        let found = longest + self.added_by_environments;
-        let expected = format!(
-            "room for it in the context, {context} tokens, behind {} tokens of tools and environments",
-            self.added_by_environments
-        );
+        let found = longest + added;
+        let expected =
+            format!("room for it in the context, {context} tokens, behind {added} tokens of tools and environments",);
         check(found < context, "rollout.max_completion_length", &expected, longest)?;
         Ok(self)
     }

@@ -162,6 +162,40 @@ const FORKS: Hold = |client, index| {
 };
 
 #[test]
+fn rewritten_turns_of_an_agent_become_rows() {
+    const THOUGHT: &str = "<think>a</think>b";
+    let hold: Hold = |client, _| {
+        let first = vec![user("one")];
+        let (answer, _) = client.ask(&first, json!({}));
+        client.ask(&[first, vec![answer, user("two")]].concat(), json!({}));
+        Ok(None)
+    };
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let run = |history: data::History| {
+        let mut config = config(json!({}));
+        config.data.history = history;
+        let prompts = Arc::new(Mutex::new(Vec::new()));
+        let with_template = || tokenizer().with_chat_template(template, "test.jinja");
+        let turns = vec![vec![THOUGHT, "42"], vec!["b", "42"]];
+        let engine = Box::new(Script { tokenizer: with_template(), turns, prompts: Arc::clone(&prompts) });
+        let agent: Arc<dyn Agent> = Arc::new(Function(hold, Mutex::new(0)));
+        let environments = Environments::from_agents(vec![("test".into(), agent)]);
+        let parts = Parts::with_tokenizer(&config, Box::new(with_template())).unwrap();
+        let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards: answers(), engine, ..parts };
+        let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
+        let prompts = prompts.lock().unwrap().clone();
+        (report, prompts)
+    };
+    let (report, prompts) = run(data::History::Fork);
+    let next = prompts.iter().filter(|prompt| prompt.contains("two")).collect::<Vec<_>>();
+    assert!(next.len() == 2 && next[0] == next[1] && !next[0].contains("think"), "{next:?}");
+    assert_eq!(trained(&report), [THOUGHT, "42", "b", "42"].map(tokens).iter().sum::<f64>());
+    assert_eq!((report.metric("num_rows/mean"), report.metric("environments/failures")), (1.5, 0.0));
+    assert_eq!(report.metric("reward"), 1.0);
+}
+
+#[test]
 fn edited_histories_become_rows_and_sampled_tokens_are_trained_once() {
     let run = |parts: usize| {
         let mut config = config(json!({}));

@@ -8,6 +8,7 @@ mod documents;
 #[allow(dead_code)]
 #[path = "../../../engines/tests/fast/fake.rs"]
 mod fake;
+mod history;
 mod losses;
 mod own_policy;
 mod ppo;
