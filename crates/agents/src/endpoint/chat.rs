@@ -1,9 +1,8 @@
 //! OpenAI's chat completions.
 
 use super::events::{Body, Events};
-use super::request::{
-    ApiError, ChatReply, ChatRequest, Fields, MODEL, check_last, expected, now, pieces, text_of, tool_call,
-};
+use super::fields::{Fields, expected};
+use super::request::{ApiError, ChatReply, ChatRequest, MODEL, check_last, now, pieces, text_of, tool_call};
 use super::{Parsed, Render};
 use serde_json::{Value, json};
 

@@ -2,7 +2,8 @@
 
 use super::chat::usage;
 use super::events::{Body, Events};
-use super::request::{ApiError, ChatReply, ChatRequest, Fields, MODEL, expected, now, pieces};
+use super::fields::{Fields, expected};
+use super::request::{ApiError, ChatReply, ChatRequest, MODEL, now, pieces};
 use super::{Parsed, Render};
 use serde_json::{Value, json};
 

@@ -1,9 +1,8 @@
 //! Anthropic's messages.
 
 use super::events::{Body, Events};
-use super::request::{
-    ApiError, ChatReply, ChatRequest, Fields, MODEL, check_last, expected, pieces, text_of, tool_call,
-};
+use super::fields::{Fields, expected};
+use super::request::{ApiError, ChatReply, ChatRequest, MODEL, check_last, pieces, text_of, tool_call};
 use super::{Parsed, Render};
 use grpo_files::{long_integers_as_digits, mark_long_integers};
 use serde_json::{Value, json};

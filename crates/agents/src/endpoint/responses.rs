@@ -1,9 +1,8 @@
 //! OpenAI's responses. The endpoint keeps none of them: a request has all items of its conversation.
 
 use super::events::{Body, Events};
-use super::request::{
-    ApiError, ChatReply, ChatRequest, Fields, MODEL, check_last, expected, now, pieces, text_of, tool_call,
-};
+use super::fields::{Fields, expected};
+use super::request::{ApiError, ChatReply, ChatRequest, MODEL, check_last, now, pieces, text_of, tool_call};
 use super::{Parsed, Render};
 use serde_json::{Value, json};
 

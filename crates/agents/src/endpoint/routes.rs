@@ -2,8 +2,9 @@
 
 use super::connection::Head;
 use super::events::Body;
+use super::fields::Fields;
 use super::http::{Answer, Handler};
-use super::request::{ApiError, Fields, MODEL};
+use super::request::{ApiError, MODEL};
 use super::{Asked, Event, MOST_PARALLEL, Open, Shared, chat, completions, messages, responses};
 use serde_json::{Value, json};
 use std::result::Result;
