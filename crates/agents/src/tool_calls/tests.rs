@@ -22,6 +22,16 @@ fn tools() -> Value {
     "So:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>",
     "So:"
 )]
+#[case::hermes_with_parameters(
+    ToolParser::Hermes,
+    "So:\n<tool_call>\n{\"name\": \"f\", \"parameters\": {\"n\": 1}}\n</tool_call>",
+    "So:"
+)]
+#[case::hermes_with_arguments_as_text(
+    ToolParser::Hermes,
+    "So:\n<tool_call>\n{\"name\": \"f\", \"arguments\": \"{\\\"n\\\": 1}\"}\n</tool_call>",
+    "So:"
+)]
 #[case::hermes_without_end(ToolParser::Hermes, "So:<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1}}", "So:")]
 #[case::qwen3_coder(
     ToolParser::Qwen3Coder,

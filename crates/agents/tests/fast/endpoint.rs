@@ -327,6 +327,24 @@ fn silent_connections_do_not_keep_agents_out() {
     assert_eq!(hold(&endpoint, agent, &rows(1)).outcomes, [Ok(Some(1.0))]);
 }
 
+#[test]
+fn integers_of_any_length_reach_an_agent_as_digits() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let script = format!("read -r l; echo \"$l\" > '{}'; exit 3", log.display());
+    let agent = vec!["/bin/sh".into(), "-c".into(), script];
+    let config = EnvironmentConfig { agent, ..EnvironmentConfig::default() };
+    let digits = "98765432109876543210987";
+    let function = json!({"name": "f", "arguments": {"id": grpo_files::long_integer(digits)}});
+    let call = json!({"role": "assistant", "content": "", "tool_calls": [{"function": function}]});
+    let messages = vec![json!({"role": "user", "content": "x"}), call];
+    let row = Item::new(data::Prompt::Messages { messages, tools: None, documents: None });
+    let endpoint = Endpoint::open(None, Rules::default()).unwrap();
+    hold(&endpoint, AgentProgram::new("game", &config).unwrap(), &[row]);
+    let line = std::fs::read_to_string(log).unwrap();
+    assert!(line.contains(&format!("{{\"id\":{digits}}}")), "{line}");
+}
+
 /// Returns the failure of a shell script as an agent.
 fn failure(script: &str, timeout: f64) -> String {
     let agent = vec!["/bin/sh".into(), "-c".into(), script.into()];

@@ -218,6 +218,27 @@ fn tools_of_a_server_are_listed_and_called() {
     assert_eq!((reply.messages.len(), reply.reward, reply.done), (0, None, true));
 }
 
+#[test]
+fn integers_of_any_length_reach_a_server_as_digits() {
+    let (sent, texts) = channel();
+    let sent = Mutex::new(sent);
+    let url = Server::raw(move |stream, _| {
+        let mut socket = tungstenite::accept(stream).unwrap();
+        while let Ok(message) = socket.read() {
+            let Ok(text) = message.to_text() else { continue };
+            let tools = json!([{"name": "add", "input_schema": {"type": "object", "properties": {}}}]);
+            let fields = if text.contains("list_tools") { json!({"tools": tools}) } else { json!({}) };
+            sent.lock().unwrap().send(text.to_owned()).unwrap();
+            send(&mut socket, &observed(fields, json!(null), false));
+        }
+    });
+    let environment = OpenEnv::new("sums", &config(&url)).unwrap();
+    let digits = "98765432109876543210987";
+    let _ = start(&environment).step(&called("add", json!({"id": grpo_files::long_integer(digits)})));
+    let call = texts.try_iter().find(|text| text.contains("call_tool")).unwrap();
+    assert!(call.contains(&format!("{{\"id\":{digits}}}")), "{call}");
+}
+
 #[rstest]
 #[case::garbage("nonsense", "expected JSON, got `nonsense`")]
 #[case::nan(r#"{"type": "observation", "data": {"observation": {}, "reward": NaN}}"#, "expected JSON")]

@@ -90,6 +90,19 @@ fn a_program_reads_events_and_answers_with_messages() {
 }
 
 #[test]
+fn integers_of_any_length_reach_a_program_as_digits() {
+    let (script, environment) = Script::started(
+        "while read -r l; do\n  echo \"$l\" >> \"$(dirname \"$0\")/log\"\n  echo '{\"content\": \"x\"}'\ndone\n",
+    );
+    let digits = "98765432109876543210987";
+    let function = json!({"name": "f", "arguments": {"id": grpo_files::long_integer(digits)}});
+    let call = json!({"role": "assistant", "content": "", "tool_calls": [{"function": function}]});
+    start(&environment, 0).step(&call).unwrap();
+    let log = std::fs::read_to_string(script.path("log")).unwrap();
+    assert!(log.contains(&format!("{{\"id\":{digits}}}")), "{log}");
+}
+
+#[test]
 fn rewards_are_numbers_true_false_or_null() {
     for (answer, reward) in [
         ("{}", None),

@@ -49,6 +49,20 @@ fn conversations_render_and_encode_as_in_transformers() {
 }
 
 #[test]
+fn integers_of_any_length_in_calls_are_digits() {
+    for digits in ["98765432109876543210987", "-1234567890123456789012345678901234567890123456789"] {
+        let function = json!({"name": "f", "arguments": {"id": grpo_files::long_integer(digits), "n": [1]}});
+        let call =
+            json!({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]});
+        let messages = [json!({"role": "user", "content": "x"}), call, json!({"role": "tool", "content": "y"})];
+        for family in FAMILIES {
+            let text = open(family).render(&messages, None, None).unwrap();
+            assert!(text.contains(&format!("{{\"id\": {digits}, \"n\": [1]}}")), "{family}: {text}");
+        }
+    }
+}
+
+#[test]
 fn texts_encode_as_in_transformers_and_special_strings_are_text() {
     let expected = expected();
     for family in FAMILIES {

@@ -426,14 +426,13 @@ fn with_special_tag() -> HfTokenizer {
     HfTokenizer::open(folder.path(), &[], 512).unwrap()
 }
 
-/// An engine that calls the calculator in the first turn, and answers with the result in the second.
-struct Calls(HfTokenizer);
+/// An engine that writes a call of the calculator in the first turn, and answers with the result in the second.
+struct Calls(HfTokenizer, &'static str);
 
 impl RolloutEngine for Calls {
     fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
-        let call = "<|tool_call|>[{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}]<|im_end|>";
         let completion = |index: usize| {
-            let text = if request.stream(index) >> 32 == 0 { call } else { "42<|im_end|>" };
+            let text = if request.stream(index) >> 32 == 0 { self.1 } else { "42<|im_end|>" };
             let ids = self.0.encode_rendered(text)?;
             Ok(Completion::sampled(ids.clone(), vec![-1.0; ids.len()], false))
         };
@@ -460,11 +459,29 @@ fn calls_whose_tags_are_special_tokens_are_found() {
     for environments in [of_agents, Environments::from_list(vec![("test".into(), calculator)])] {
         let config = config(json!({"tool_parser": "granite"}));
         let parts = Parts::with_tokenizer(&config, Box::new(with_special_tag())).unwrap();
-        let engine = Box::new(Calls(with_special_tag()));
+        let call = "<|tool_call|>[{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}]<|im_end|>";
+        let engine = Box::new(Calls(with_special_tag(), call));
         let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards: answers(), engine, ..parts };
         let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
         for (name, expected) in [("tools/call_frequency", 1.0), ("tools/failure_frequency", 0.0), ("reward", 1.0)] {
             assert_eq!(report.metric(name), expected, "{name}");
         }
+    }
+}
+
+#[test]
+fn the_reasoning_parser_decides_whether_a_call_within_thoughts_is_one() {
+    let call = "<think><tool_call>{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}</tool_call></think>42<|im_end|>";
+    for (parser, frequency) in
+        [(Value::Null, 0.0), (json!("qwen3"), 0.0), (json!("mistral"), 1.0), (json!("none"), 1.0)]
+    {
+        let config = config(json!({"tool_parser": "hermes", "reasoning_parser": parser}));
+        let parts = Parts::with_tokenizer(&config, Box::new(tokenizer())).unwrap();
+        let calculator: Arc<dyn Environment> = Arc::new(Calculator::default());
+        let environments = Environments::from_list(vec![("test".into(), calculator)]);
+        let engine = Box::new(Calls(tokenizer(), call));
+        let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards: answers(), engine, ..parts };
+        let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
+        assert_eq!(report.metric("tools/call_frequency"), frequency, "{parser}");
     }
 }
