@@ -121,23 +121,29 @@ fn value(row: &Value, name: &str) -> f64 {
     row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"))
 }
 
-#[test]
-fn the_sdk_gets_messages_tool_calls_log_probabilities_and_its_own_exceptions() {
-    let runs = runs();
+/// Settings with which a warm-up memorises the call of [`write_calls`].
+const WARMUP: [&str; 2] = [
+    "warmup={steps: 80, batch_size: 4, optimizer: {learning_rate: 0.03, lr_scheduler_type: constant}}",
+    "rollout={max_completion_length: 200, temperature: 0.2}",
+];
+
+/// Writes rows with a tool in the prompt, and its call as the completion.
+fn write_calls(runs: &Runs) {
     let parameters =
         json!({"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]});
     let tools = json!([{"type": "function", "function": {"name": "calculator", "description": "Computes.", "parameters": parameters}}]);
     let called = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
-    // The warm-up memorises a call, with the tool in the prompt.
     runs.write_rows(
         8,
         |_| json!({"question": "What is 2+3?", "answer": "5", "completion": called, "tools": tools, "schemas": tools}),
     );
-    let settings = [
-        "warmup={steps: 80, batch_size: 4, optimizer: {learning_rate: 0.03, lr_scheduler_type: constant}}",
-        "rollout={max_completion_length: 200, temperature: 0.2}",
-        "run.log_completions_steps=1",
-    ];
+}
+
+#[test]
+fn the_sdk_gets_messages_tool_calls_log_probabilities_and_its_own_exceptions() {
+    let runs = runs();
+    write_calls(&runs);
+    let settings = [WARMUP[0], WARMUP[1], "run.log_completions_steps=1"];
     let text = run(&runs, "a", "tests/python/agent.py", &settings).exit(0).stderr;
     assert!(!text.contains("has failed"), "{text}");
     let steps = runs.phase("a", "grpo");
@@ -159,20 +165,13 @@ fn the_sdk_gets_messages_tool_calls_log_probabilities_and_its_own_exceptions() {
 #[test]
 fn every_protocol_of_the_endpoint_answers_its_official_sdk() {
     let runs = runs();
-    let parameters =
-        json!({"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]});
-    let tools = json!([{"type": "function", "function": {"name": "calculator", "description": "Computes.", "parameters": parameters}}]);
-    let called = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
-    runs.write_rows(
-        8,
-        |_| json!({"question": "What is 2+3?", "answer": "5", "completion": called, "tools": tools, "schemas": tools}),
-    );
+    write_calls(&runs);
     let common = [
         "data.training_chat_template=chatml",
         "data.held_out_fraction=0",
         "rewards.environment=1",
-        "warmup={steps: 80, batch_size: 4, optimizer: {learning_rate: 0.03, lr_scheduler_type: constant}}",
-        "rollout={max_completion_length: 200, temperature: 0.2}",
+        WARMUP[0],
+        WARMUP[1],
         "grpo={max_steps: 2, prompts_per_step: 1, num_generations: 4, gradient_accumulation_steps: 1}",
     ];
     let of = |name: &str, more: &[&str]| {
