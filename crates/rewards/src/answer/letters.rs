@@ -51,9 +51,10 @@ pub(super) fn chosen(text: &str) -> Option<char> {
             format!(
                 r"{LETTER}(?i:\**\s*(?:is|must be)\s+(?:(?:therefore|thus|clearly|indeed|also)\s+)?(?:(?:the|our)\s+)?(?:only\s+)?(?:(?:correct|right|best|true|answer|choice)\b))"
             ),
-            format!(r"(?i:\b(?:option|choice|choose|pick|select|chose)\b[\s*_:]*{verb}*[\s:*]*{kind}?){LETTER}"),
+            format!(r"(?i:\b(?:option|choice|choose|pick|select|chose|go with)\b[\s*_:]*{verb}*[\s:*]*{kind}?){LETTER}"),
             // Chinese: `故选：B`, `正确答案是 C`, `A选项正确`.
             format!(r"(?:^|[^不非未])选(?:项|择)?(?:是|为|出|应为)?\s*:?{LETTER}"),
+            r"(?i:\b(?:option|choice)\s+)\(?([a-z])\)?\s+(?i:is\s+(?:(?:the|therefore|thus|also)\s+)*(?:correct|right|true|answer)\b)".to_owned(),
             format!(r"(?:^|\s)答\s*:{LETTER}"),
             format!(
                 r"(?i:respuesta|réponse|antwort|resposta|risposta|ответ|đáp án|cevap|الإجابة|الجواب|جواب|پاسخ|उत्तर|答え|正解|정답|답)[^.:\n]{{0,30}}?(?:\s(?i:es|est|ist|é|è|هي|هو)|は|が|은|는|이|:)\s*{LETTER}"
@@ -78,7 +79,7 @@ pub(super) fn chosen(text: &str) -> Option<char> {
         letters.last()
     });
     // `D`, `Thus A`, `E)`, `= 3 = C` and `Therefore the second. **D**` as the last line.
-    regex!(LAST, r"^(?:.*(?:[=>]|\*\*|(?i:thus|hence|therefore|so|is|be))[\s,:]*)?\(?([A-Z])\)?\.?\**\.?$");
+    regex!(LAST, r"^(?:.*(?:[=>→⇒]|\*\*|(?i:thus|hence|therefore|so|is|be|it['’]s))[\s,:]*)?\(?([A-Z])\)?\.?\**\.?$");
     let last = || {
         let line = text.trim_end().lines().next_back()?.trim().trim_matches('*');
         let line = Some(line).filter(|line| line.len() <= 200)?;

@@ -1,5 +1,6 @@
 //! Finds numbers in prose.
 
+use crate::math::unit_length;
 use crate::patterns::regex;
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ const CURRENCY: &str = r"(?:\\?\p{Sc}\s?)?";
 
 /// Returns the pattern with the constants for their names.
 fn with_constants(pattern: &str) -> String {
-    pattern.replace("DIGITS", DIGITS).replace("SIGN", SIGN).replace("CURRENCY", CURRENCY)
+    pattern.replace("POWER", POWER).replace("DIGITS", DIGITS).replace("SIGN", SIGN).replace("CURRENCY", CURRENCY)
 }
 
 /// Returns the last number of a text with its sign, currency and percent sign, or the last fraction or ratio: `-$1,234.50`, `25%`, `3e-4`,
@@ -27,8 +28,11 @@ pub(super) fn first_number(text: &str) -> Option<Range<usize>> {
     FIRST.find(text).map(|found| found.range())
 }
 
+/// A power of ten behind a number: `\times 10^{-19}`, `x10^8`, `×10⁻¹⁹`.
+const POWER: &str =
+    r"(?:\s?(?:[×·*xX]|\\times|\\cdot)\s?10\s?(?:(?:\^|\*\*)\s?\{?\s?[-+\u{2212}]?\d+\s?\}?|[⁻⁺]?[⁰¹²³⁴-⁹]+))?";
 /// A number, or a calculation with numbers.
-const VALUE: &str = r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|(?:DIGITS)?\s?(?:π|√\s?\(?\d+\)?)|DIGITS)(?:\s?%)?(?:(?:\s?[-+*/×÷·\u{2212}]\s?|\s:\s|[:^])CURRENCYSIGN(?:DIGITS|(?:DIGITS)?(?:π|√\s?\(?\d+\)?))(?:\s?%)?)*(?:\s?\\?%)?";
+const VALUE: &str = r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|(?:DIGITS)?\s?(?:π|√\s?\(?\d+\)?)|DIGITSPOWER)(?:\s?%)?(?:(?:\s?\*\*\s?|\s?[-+*/×÷·\u{2212}]\s?|\s:\s|[:^])CURRENCYSIGN(?:DIGITS|(?:DIGITS)?(?:π|√\s?\(?\d+\)?))(?:\s?%)?)*(?:\s?\\?%)?";
 /// The text between the values of a list.
 const JOINING: &str = r"(?:\s*[,;]\s*(?:and\s|or\s)?|\s+(?:and|or)\s+|\s*[和或及与]\s*)";
 
@@ -67,13 +71,19 @@ pub(super) fn relations_before(text: &str, end: usize) -> Option<Range<usize>> {
     (!is_equation).then_some(end - found.len()..end)
 }
 
+const INSIDE: &str = r"[-+\u{2212}\d.,;/:\s∞π√]|infinity|infty|inf\b|pi\b|sqrt";
+const GROUP: &str = r"[(\[{](?:INSIDE)*[,;](?:INSIDE)*[)\]}]|\{(?:INSIDE)+\}";
+const UNION: &str = r"\s*(?:∪|\bU\b|\bor\b|\band\b|,)\s*";
+regex!(GROUPS, format!("(?:{GROUP})(?:{UNION}(?:{GROUP}))*").replace("INSIDE", INSIDE));
+
+/// Returns the range of the first set, interval, point or union of these in a text.
+pub(super) fn first_group(text: &str) -> Option<Range<usize>> {
+    GROUPS.find(text).map(|found| found.range())
+}
+
 /// Returns the range of a set, an interval, a point or a union of these around the last number of a text, which ends at `end`: `[1, 2)` of
 /// `The range is [1, 2)`.
 pub(super) fn group_around(text: &str, end: usize) -> Option<Range<usize>> {
-    const INSIDE: &str = r"[-+\u{2212}\d.,;/:\s∞π√]|infinity|infty|inf\b|pi\b|sqrt";
-    const GROUP: &str = r"[(\[{](?:INSIDE)*[,;](?:INSIDE)*[)\]}]|\{(?:INSIDE)+\}";
-    const UNION: &str = r"\s*(?:∪|\bU\b|\bor\b|\band\b|,)\s*";
-    regex!(GROUPS, format!("(?:{GROUP})(?:{UNION}(?:{GROUP}))*").replace("INSIDE", INSIDE));
     // Brackets behind other words are a remark: `There are 3 (1, 2, 4)`.
     regex!(
         NAMED,
@@ -102,9 +112,20 @@ fn window(text: &str, end: usize) -> &str {
 /// Returns the range of the last number of a text, or of the calculation that ends with it: `3/4`, `2 * 3`, `$400 + $60`, `25π`, `2^3`.
 pub(super) fn last_value_range(text: &str) -> Option<Range<usize>> {
     regex!(LAST, with_constants(VALUE));
-    let found = LAST.find_iter(text).last()?;
-    let value = without_operator(text, found.range());
-    Some(found.end() - value.len()..found.end())
+    /// The number of values at the end that may be exponents of a unit.
+    const EXPONENTS: usize = 8;
+    let found: Vec<Range<usize>> = LAST.find_iter(text).map(|found| found.range()).collect();
+    // The 2 of `9.8 m/s^2` is in the unit.
+    let (mut last, mut end_of_unit) = (None, 0);
+    for found in found.into_iter().rev().take(EXPONENTS).rev() {
+        if found.start >= end_of_unit {
+            end_of_unit = found.end + unit_length(&text[found.end..]);
+            last = Some(found);
+        }
+    }
+    let found = last?;
+    let value = without_operator(text, found.clone());
+    Some(found.end - value.len()..found.end)
 }
 
 /// Returns the number without a leading sign that is an operator, such as the minus of `x-4`.

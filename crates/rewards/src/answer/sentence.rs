@@ -2,7 +2,8 @@
 
 use super::formulas::{formulas, inside};
 use super::numbers::{
-    first_number, first_values, group_around, last_value_range, ratio_before, relations_before, values_before,
+    first_group, first_number, first_values, group_around, last_value_range, ratio_before, relations_before,
+    values_before,
 };
 use crate::math::{is_name, unit_length};
 use crate::patterns::regex;
@@ -115,11 +116,12 @@ fn value_before_name<'a>(text: &'a str, formula: &Range<usize>) -> Option<&'a st
 fn value_of_subject(behind: &str) -> Option<&str> {
     regex!(
         VERB,
-        r"(?i)(?:\b(?:is|are|was|were|be|equals?|gives?|yields?|measures?|makes?|becomes?|totals?|(?:has|have)(?:\s+(?:area|length|perimeter|volume|degree|value|order|size))?|contains?|costs?|takes?|comes? (?:out )?to|amounts? to)\s+(?:(?:equal to|exactly|approximately|about|only|just|therefore|thus|then|now|an?)\s+)*|(?:是|为|等于|得|=|≈)\s*)$"
+        r"(?i)(?:\b(?:is|are|was|were|be|equals?|gives?|yields?|measures?|makes?|becomes?|totals?|(?:has|have)(?:\s+(?:area|length|perimeter|volume|degree|value|order|size))?|contains?|costs?|takes?|get|obtain|find|have|comes? (?:out )?to|amounts? to|simplifies to|reduces to|evaluates to|turns out to be)\s+(?:(?:equal to|exactly|approximately|about|only|just|therefore|thus|then|now|an?)\s+)*|(?:是|为|等于|得|=|≈)\s*)$"
     );
     regex!(CLAUSE, r"(?i)\b(?:which|where|since|because|if|when|whose|whereas|not|as|while|for)\b|因为|不是|其中");
     regex!(COMPARED, r"(?i)\d|\b(?:more|less|fewer|greater|larger|smaller|times|than|of|from|or)\b|[-+*/^=]");
     let value = first_values(behind)?;
+    let value = first_group(behind).filter(|group| group.contains(&value.start)).unwrap_or(value);
     let before = &behind[..value.start];
     let unit = unit_length(&behind[value.end..]);
     let after = &behind[value.end + unit..];
@@ -129,7 +131,10 @@ fn value_of_subject(behind: &str) -> Option<&str> {
 
 /// Returns `true` if the last formula explains the formula before it: `$A = 12.6$, where $r = 2$`.
 fn explains(text: &str, formulas: &[Range<usize>]) -> bool {
-    regex!(CLAUSE, r"^[\s,]*\(?(?:where|using|since|because)\b[^.\n]*$");
+    regex!(
+        CLAUSE,
+        r"^[\s,]*\(?(?:where|using|since|because|for all|for every|for any|for each|whenever|provided)\b[^.\n]*$"
+    );
     let [.., before, last] = formulas else { return false };
     let has_value = text[before.clone()].contains(|c: char| c.is_ascii_digit() || c == '=');
     has_value && !text[..before.end - 1].trim_end().ends_with('.') && CLAUSE.is_match(&text[before.end..last.start])

@@ -120,7 +120,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"(\d)\s*[xX]\s*10\s*(\^|\*\*)", "$1\\times 10$2"),
         // Currencies before or after a number.
         (
-            r"(?:\b(?:US|R|HK|NT)\s*)?\\?\p{Sc}|\\(?:pounds|euro|yen)\b|\b(?:USD|EUR|GBP|INR|JPY|CNY|RMB)\b|\bRs\.?\s*(\d)",
+            r"(?:\b(?:US|R|HK|NT|AU?|CA?|S)\s*)?\\?\p{Sc}|\\(?:pounds|euro|yen)\b|\b(?:USD|EUR|GBP|INR|JPY|CNY|RMB|CHF|KRW|RUB|MXN|CAD|AUD|HKD|SGD|TRY|ILS|THB|VND)\b|/-$|\bRs\.?\s*(\d)",
             "$1",
         ),
         // Binomials: `C(5, 2)`, `C_5^2`, `C^2_5`, `{}_5C_2`, `5C2`.
@@ -257,7 +257,7 @@ fn without_separators(text: &str) -> Cow<'_, str> {
 /// Rewrites ratios in words: `1 to 2` and `3 \text{ to } \sqrt{2}` become `1:2` and `3:\sqrt{2}`.
 fn with_colons(text: &str) -> Cow<'_, str> {
     const ITEM: &str = r"(?:[\d.,/^{}π√]|\\(?:sqrt|frac|dfrac|pi)\b)+";
-    const COLON: &str = r"\s*(?:\bis to\b|\bto\b|\\(?:text|mathrm|textrm)\s*\{\s*(?:is )?to\s*\}|比|\\colon\b|:)\s*";
+    const COLON: &str = r"(?:\s|~|\\[ ,;])*(?:\bis to\b|\bto\b|\\(?:text|mathrm|textrm)\s*\{\s*(?:is )?to\s*\}|比|\\colon\b|:)(?:\s|~|\\[ ,;])*";
     regex!(RATIO, format!(r"^{ITEM}(?:{COLON}{ITEM})+$"));
     regex!(SEPARATOR, COLON);
     if RATIO.is_match(text) { SEPARATOR.replace_all(text, ":") } else { Cow::Borrowed(text) }

@@ -64,7 +64,7 @@ pub(super) fn split(text: &str) -> Option<(&str, Unit)> {
 fn currency_before(text: &str) -> Option<Unit> {
     regex!(
         BEFORE,
-        r"^(?:[^=]*=)?\s*[-−+]?\s*(?:US|R|HK|NT|A|C|S)?(\p{Sc}|\\(?:\$|[[:alpha:]]+)|[A-Z]{3}\b|Rs\b\.?)(?:\s|~|\\ |\\,)*[-−]?\s*\.?\d"
+        r"^(?:[^=]*=)?\s*[-−+]?\s*(?:US|R|HK|NT|AU?|CA?|S)?(\p{Sc}|\\(?:\$|[[:alpha:]]+)|[A-Z]{3}\b|Rs\b\.?)(?:\s|~|\\ |\\,)*[-−]?\s*\.?\d"
     );
     let sign = BEFORE.captures(text)?.get(1)?;
     let mut reader = Reader { text: sign.as_str(), is_text: true };

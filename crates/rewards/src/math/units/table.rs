@@ -108,6 +108,7 @@ const BARE_UNITS: &[(&str, f64, Powers)] = &[
     ("¥", 4.0, MONEY),
     ("JPY yen 日元", 5.0, MONEY),
     ("CNY RMB yuan 元 块", 6.0, MONEY),
+    ("角", 0.6, MONEY),
     ("₹ INR Rs rupee 卢比", 7.0, MONEY),
     ("₩ KRW 韩元", 8.0, MONEY),
     ("₽ RUB ruble rouble 卢布", 9.0, MONEY),
