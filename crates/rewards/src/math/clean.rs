@@ -100,6 +100,8 @@ static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
             "($1+$2/60+0$3/3600)",
         ),
         (r#"(\d)\s*(?:''|'|"|″|′)$"#, "$1"),
+        (r"^(\d+)\s+(?:out of|in every|in)\s+(\d+)$", "$1/$2"),
+        (r"([)\]])\s*U\s*([(\[])", "$1\\cup $2"),
         // Sets of real numbers.
         (r"\\(?:mathbb|Bbb)\s*(?:\{\s*R\s*\}|R\b)\s*[\^_]\s*(?:\+|\{\s*(?:\+|>\s*0)\s*\})", "(0,\\infty)"),
         (r"\\(?:mathbb|Bbb)\s*(?:\{\s*R\s*\}|R\b)", "(-\\infty,\\infty)"),

@@ -226,7 +226,7 @@ fn push_text(inside: &str, commas: Commas, tokens: &mut Vec<Token>) -> Option<()
         tokens.extend(self::tokens(bare, commas)?);
     } else if letters.chars().count() == 1 && letters.chars().all(is_letter) {
         tokens.extend(letters.chars().map(Token::Letter));
-    } else if is_separator(letters) || is_percent(letters) || is_step(letters) || is_name(letters) {
+    } else if is_separator(letters) || is_percent(letters) || is_step(letters) || is_name(letters) && letters != "cup" {
         push_word(letters, tokens);
     } else if !letters.is_empty() {
         tokens.push(Token::Words(bare.to_lowercase()));

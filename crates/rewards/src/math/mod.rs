@@ -124,9 +124,17 @@ impl Parsed {
         Self { text, readings }
     }
 
-    /// Returns `true` for the same text without white space.
+    /// Returns `true` for the same text without white space, except between digits.
     fn is_text(&self, answer: &Self) -> bool {
-        let squeeze = |text: &str| text.split_whitespace().collect::<String>();
+        let squeeze = |text: &str| {
+            text.split_whitespace().fold(String::with_capacity(text.len()), |mut kept, part| {
+                let is_digit = |c: char| c.is_ascii_digit();
+                if kept.ends_with(is_digit) && part.starts_with(is_digit) {
+                    kept.push(' ');
+                }
+                kept + part
+            })
+        };
         squeeze(&self.text) == squeeze(&answer.text)
     }
 
