@@ -1,7 +1,8 @@
 //! Plans and implementations of the CPU backend.
 
+use crate::xla_cpu::rounds_otherwise;
 use crate::{EXACT, ROUNDED};
-use backend_cpu::CpuBackend;
+use backend_cpu::{CpuBackend, Isa};
 use grpo_core::{Backend, Dtype, Implementation, LoopOrder, LossPlan, PlanRequest, Tiling};
 
 /// Returns a plan; panics on an error.
@@ -51,9 +52,11 @@ pub fn implementations() -> Vec<(String, Implementation, Tiling)> {
     list
 }
 
-/// Returns a backend for each rounding of dlogits that exists for `dtype`, with the tolerance of its gradients.
+/// Returns a backend for each rounding of dlogits that exists for `dtype`, with the tolerance of its gradients. With `GRPO_TEST_ROUNDING=other` in
+/// the environment, its kernels are portable.
 pub fn backends(dtype: Dtype, threads: usize) -> Vec<(CpuBackend, f64)> {
     let backend = CpuBackend::with_threads(threads).unwrap();
+    let backend = if rounds_otherwise() { backend.with_isa(Isa::Portable) } else { backend };
     match dtype {
         Dtype::F32 => vec![(backend, EXACT)],
         Dtype::Bf16 => vec![(backend.clone(), ROUNDED), (backend.with_dlogits(Dtype::F32), EXACT)],

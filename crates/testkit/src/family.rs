@@ -128,7 +128,11 @@ pub fn loss(name: &str) -> LossConfig {
         }
         "luspo" => r#"{"loss_type": "luspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1}"#,
         "geo_mean" => r#"{"loss_type": "geo_mean", "epsilon_low": 0.2, "epsilon_high": 0.25, "beta": 0.1}"#,
-        "vespo" => r#"{"loss_type": "vespo", "beta": 0.1, "entropy_coef": 0.01}"#,
+        // The default exponents amplify rounding errors of a sequence's log-ratio fivefold; golden files have them.
+        "vespo" => {
+            r#"{"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_k_neg": 1.5, "vespo_lambda_pos": 0.5,
+                "vespo_lambda_neg": 0.4, "beta": 0.1, "entropy_coef": 0.01}"#
+        }
         "grpo_sequence" => {
             r#"{"importance_sampling_level": "sequence", "epsilon_low": 0.05, "epsilon_high": 0.06, "delta": 1.08,
                 "beta": 0.1, "use_bias_correction_kl": true}"#
@@ -150,7 +154,8 @@ pub fn loss(name: &str) -> LossConfig {
                 "rollout_rs_threshold": "0.6_1.25,0.025"}"#
         }
         "sampler_vespo" => {
-            r#"{"loss_type": "vespo", "vllm_importance_sampling_correction": true,
+            r#"{"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_k_neg": 1.5, "vespo_lambda_pos": 0.5,
+                "vespo_lambda_neg": 0.4, "vllm_importance_sampling_correction": true,
                 "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 1.25}"#
         }
         "top_entropy" => r#"{"loss_type": "dapo", "top_entropy_quantile": 0.4, "entropy_coef": 0.02, "beta": 0.1}"#,

@@ -2,7 +2,7 @@
 //!
 //! Processors, compilers and shardings round sums differently, so a result that just passes on one machine fails on another. Every
 //! comparison of a device with the host, or of a mesh with one device, therefore prints its margin (`cargo test ... -- --nocapture`), and
-//! `GRPO_TEST_MARGIN=2` fails all comparisons that are not below half of their bounds.
+//! `GRPO_TEST_MARGIN=2` fails all comparisons that are not below half of their bounds, except those of [`assert_below_without_margin`].
 
 use std::sync::OnceLock;
 
@@ -30,6 +30,16 @@ pub fn assert_below(what: &str, off: f64, bound: f64) {
     println!("margin {:.1}: {what}: off by {off:.2e}, bound {bound:.2e}", bound / off);
     let margin = required();
     assert!(off * margin <= bound, "{what}: off by {off:e}, expected at most {bound:e} / {margin}");
+}
+
+/// Like [`assert_below`] without `GRPO_TEST_MARGIN`: for a difference that hardly depends on the processor, for the printed `reason`.
+///
+/// # Panics
+/// Panics if `off` is NaN or exceeds the bound.
+#[track_caller]
+pub fn assert_below_without_margin(what: &str, off: f64, bound: f64, reason: &str) {
+    println!("exempt margin {:.1}: {what}: off by {off:.2e}, bound {bound:.2e}: {reason}", bound / off);
+    assert!(off <= bound, "{what}: off by {off:e}, expected at most {bound:e}");
 }
 
 /// Returns the smallest margin that passes: 1, or the environment's `GRPO_TEST_MARGIN`.
@@ -62,7 +72,19 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "expected at most")]
+    fn a_difference_above_the_bound_fails_without_margin() {
+        assert_below_without_margin("a sum", 1.1e-5, 1e-5, "it is exact");
+    }
+
+    #[test]
+    #[should_panic(expected = "expected at most")]
     fn nan_fails() {
         assert_below("a sum", f64::NAN, 1e-5);
+    }
+
+    #[test]
+    #[should_panic(expected = "expected at most")]
+    fn nan_fails_without_margin() {
+        assert_below_without_margin("a sum", f64::NAN, 1e-5, "it is exact");
     }
 }

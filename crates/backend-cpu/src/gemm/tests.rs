@@ -4,6 +4,7 @@ use super::*;
 use crate::arch::IsaToken;
 use crate::host::Slice;
 use half::bf16;
+use testkit::margin::{assert_below, largest_difference};
 
 fn noise(seed: u64) -> impl FnMut() -> f32 {
     let mut state = seed;
@@ -109,10 +110,9 @@ fn products_match_f64() {
             {
                 for add in [0.0, 0.5] {
                     let got = product(gemm, &lhs, &rhs, along, bf16, add);
-                    for (got, exact) in got.iter().zip(&exact) {
-                        let off = (f64::from(*got) - exact - f64::from(add)).abs();
-                        assert!(off < 1e-6 * (k as f64 + 1.0), "{gemm:?} {m}x{n}x{k} {along:?}: {got} not {exact}");
-                    }
+                    let got: Vec<f64> = got.into_iter().map(|x| f64::from(x) - f64::from(add)).collect();
+                    let what = format!("{gemm:?} {m}x{n}x{k} {along:?}");
+                    assert_below(&what, largest_difference(&got, &exact), 1e-6 * (k as f64 + 1.0));
                 }
             }
         }

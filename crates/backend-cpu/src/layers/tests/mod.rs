@@ -7,6 +7,7 @@ mod packed;
 use super::*;
 use crate::arch::IsaToken;
 use approx::assert_relative_eq;
+use testkit::margin::{assert_below, largest_difference};
 
 pub(super) fn noise(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -26,9 +27,12 @@ pub(super) fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len());
     let scale = expected.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
     assert!(scale > 0.01, "numbers too small to tell anything");
-    for (i, (f, e)) in found.iter().zip(expected).enumerate() {
-        assert!((f64::from(*f) - e).abs() <= tolerance * scale, "entry {i}: {f} for {e} of at most {scale}");
-    }
+    let at = std::panic::Location::caller();
+    assert_below(
+        &format!("{}:{}", at.file(), at.line()),
+        largest_difference(&wide(found), expected) / scale,
+        tolerance,
+    );
 }
 
 /// Computes d(sum of g y(x)) / dx by central differences.
