@@ -77,7 +77,8 @@ fn a_model_of_gated_delta_nets_alone_matches_the_cpu_policy() {
         hidden_size: 32,
         intermediate_size: 48,
         num_hidden_layers: 2,
-        initializer_range: 0.3,
+        // Larger weights amplify rounding errors of these layers: a range of 0.3 by a factor of 50.
+        initializer_range: 0.1,
         layers: vec![LayerSpec::GATED_DELTA_NET],
         linear_attention: Some(LinearAttention {
             linear_key_head_dim: 8,
@@ -94,7 +95,7 @@ fn a_model_of_gated_delta_nets_alone_matches_the_cpu_policy() {
     let [found, expected] = both(&mut device, &mut host, |policy| policy.generate(&request).unwrap());
     for (found, expected) in found.iter().zip(&expected) {
         assert_eq!(found.ids, expected.ids);
-        assert_close("log-probabilities", &found.logps, &expected.logps, 1e-4);
+        assert_close("log-probabilities", &found.logps, &expected.logps, 1e-5);
     }
     let sequences: Vec<Sequence> = prompts
         .iter()
@@ -104,6 +105,5 @@ fn a_model_of_gated_delta_nets_alone_matches_the_cpu_policy() {
     let (parts, loss) = (halves(&sequences), cross_entropy(&sequences));
     let [found, expected] = both(&mut device, &mut host, |policy| policy.accumulate(&parts, loss).unwrap().loss);
     assert_near("loss", found, expected);
-    // Both differ from the exact gradients, and no layer of attention interrupts the chain: 5.5e-5.
-    assert_same_tensors("gradients", &gradients(&mut device), &host_gradients(&host), 2.0 * GRADIENTS);
+    assert_same_tensors("gradients", &gradients(&mut device), &host_gradients(&host), 2e-5);
 }

@@ -67,7 +67,8 @@ fn extended(checkpoint: &Checkpoint, options: PjrtPolicyOptions) -> PjrtPolicy {
     let lora = LoraConfig { r: 2, target_modules: all, ..LoraConfig::default() };
     let policy = on_device(checkpoint, options).with_lora(&lora, 3).unwrap();
     let mut policy = policy.with_value_head(value_loss()).unwrap();
-    let weights = moved(&policy, 0.2);
+    // Adapters of this rank are scaled by 16, and a large B would amplify rounding errors tenfold.
+    let weights = moved(&policy, 0.02);
     import(&mut policy, &weights, None, &[], 0, &AdamWConfig::default());
     policy
 }

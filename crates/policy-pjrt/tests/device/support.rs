@@ -67,6 +67,9 @@ pub(crate) fn narrow() -> PjrtPolicyOptions {
     PjrtPolicyOptions { compute: Compute::Bf16, ..PjrtPolicyOptions::default() }
 }
 
+/// Why comparisons of bf16 products with f32 products need no margin.
+pub(crate) const BF16: &str = "operands rounded to bf16 are the same on every processor, except near midpoints";
+
 pub(crate) fn blocks_of(tokens: usize) -> Attention {
     Attention::Blockwise { block: NonZeroUsize::new(tokens).unwrap() }
 }
@@ -191,13 +194,19 @@ pub(crate) fn random(temperature: f64, processors: LogitsProcessors, first: usiz
     Sampling::Random { temperature, processors, seed: 5, purpose: Purpose::Rollout, step: 3, first }
 }
 
-/// Fails unless all values are within `tolerance` of the expected ones, relative to the largest.
+/// Returns the largest difference, relative to the largest expected value.
 #[track_caller]
-pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
+pub(crate) fn relative_difference(what: &str, found: &[f32], expected: &[f32]) -> f64 {
     let [found, expected] = [found, expected].map(|list| list.iter().copied().map(f64::from).collect::<Vec<_>>());
     let largest = expected.iter().fold(0f64, |m, x| m.max(x.abs()));
     assert!(largest > 0.0, "{what}: nothing to compare");
-    assert_below(what, largest_difference(&found, &expected) / largest, tolerance.into());
+    largest_difference(&found, &expected) / largest
+}
+
+/// Fails unless all values are within `tolerance` of the expected ones, relative to the largest.
+#[track_caller]
+pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_below(what, relative_difference(what, found, expected), tolerance.into());
 }
 
 /// Returns the allowed difference between gradients of device and host for a checkpoint, each of which may be off: those of Gemma 4, whose scores
@@ -207,10 +216,13 @@ pub(crate) fn to_host(name: &str) -> f32 {
     if checkpoint::GATED_DELTA_NETS.contains(&name) { 1e-4 } else { 2e-5 }
 }
 
-/// Fails unless names and shapes are equal, and all values within `tolerance` of the expected ones, relative to the largest of the tensor or to a
-/// tenth of the largest of all tensors: a small gradient is a difference of large terms, and has their rounding errors.
+/// Returns the largest difference of each tensor, relative to its largest value or to a tenth of the largest of all tensors: a small gradient is a
+/// difference of large terms, and has their rounding errors.
+///
+/// # Panics
+/// Panics unless names and shapes are equal.
 #[track_caller]
-pub(crate) fn assert_same_tensors(what: &str, found: &Named, expected: &Named, tolerance: f32) {
+pub(crate) fn differences(what: &str, found: &Named, expected: &Named) -> BTreeMap<String, f64> {
     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
     // Both moments of AdamW are in one list, with names like `exp_avg_sq.NAME`.
     let kind = |name: &str| name.split_once('.').map(|(kind, _)| kind.to_owned());
@@ -220,14 +232,23 @@ pub(crate) fn assert_same_tensors(what: &str, found: &Named, expected: &Named, t
         let of_all: &mut f64 = of_kind.entry(kind(name)).or_default();
         *of_all = of_all.max(largest(&tensor.data));
     }
-    for (name, expected) in expected {
+    let of = |(name, expected): (&String, &NamedTensor)| {
         assert_eq!(found[name].shape, expected.shape, "{what}: {name}");
         let own = largest(&expected.data);
         assert!(own > 0.0, "{what}: {name}: nothing to compare");
         let [found, expected] =
             [&found[name], expected].map(|t| t.data.iter().copied().map(f64::from).collect::<Vec<_>>());
         let scale = own.max(0.1 * of_kind[&kind(name)]);
-        assert_below(&format!("{what}: {name}"), largest_difference(&found, &expected) / scale, tolerance.into());
+        (name.clone(), largest_difference(&found, &expected) / scale)
+    };
+    expected.iter().map(of).collect()
+}
+
+/// Fails unless names and shapes are equal, and all [`differences`] at most `tolerance`.
+#[track_caller]
+pub(crate) fn assert_same_tensors(what: &str, found: &Named, expected: &Named, tolerance: f32) {
+    for (name, off) in differences(what, found, expected) {
+        assert_below(&format!("{what}: {name}"), off, tolerance.into());
     }
 }
 
