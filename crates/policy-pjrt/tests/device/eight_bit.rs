@@ -1,6 +1,6 @@
 //! Training with 8-bit moments on one device and on meshes, compared with the host; states move between them bit for bit.
 
-use crate::mesh_policy::{eight, rules, sequences};
+use crate::mesh_support::{eight, rules, sequences};
 use crate::support::{assert_close, by_name, host_loss, import, runtime, state, whole};
 use grpo_core::LossConfig;
 use models::{MOMENT_BLOCK, ModelConfig, NamedTensor};

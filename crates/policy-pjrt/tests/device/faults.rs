@@ -1,7 +1,7 @@
 //! Device faults: each is an error that names the fix, and no existing data is lost.
 
 use crate::checkpoint::Checkpoint;
-use crate::mesh_policy::eight;
+use crate::mesh_support::eight;
 use crate::support::{cross_entropy, on_device, runtime, state, whole};
 use backend_tpu::plugins::Kind;
 use grpo_core::readable_bytes;

@@ -13,7 +13,11 @@ mod long_rollout;
 mod lora;
 mod losses;
 mod mesh;
+mod mesh_memory;
+mod mesh_models;
 mod mesh_policy;
+mod mesh_support;
+mod mesh_training;
 mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;

@@ -1,6 +1,6 @@
 //! Sharded programs on four of eight virtual devices of XLA's CPU plugin, against the same programs on one device.
 
-use crate::mesh_policy::eight;
+use crate::mesh_support::eight;
 use pjrt::{Buffer, Client, CompileOptions, DType, Element, LoadedExecutable};
 use stablehlo::{Array, Dtype, Mesh, Module};
 use testkit::xla_cpu::{flags, mesh_flags};

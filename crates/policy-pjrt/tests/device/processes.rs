@@ -2,7 +2,8 @@
 //! simulate them: each has some of eight virtual devices as its own, uploads and reads their shards only, and launches together with the
 //! others.
 
-use crate::mesh_policy::{config, eight, policy, rules, sequences, train};
+use crate::mesh_support::{config, eight, policy, rules, sequences};
+use crate::mesh_training::train;
 use crate::support::{state, weights, whole};
 use backend_tpu::plugins::Kind;
 use distributed::{Options, Store};

@@ -1,6 +1,7 @@
 //! LoRA on quantised weights equals LoRA on their dequantised values, on one device and on meshes, and matches the CPU policy.
 
-use crate::mesh_policy::{assert_same, on_mesh, rules, sequences, train, train_beside};
+use crate::mesh_support::{on_mesh, rules, sequences};
+use crate::mesh_training::{assert_same, train, train_beside};
 use crate::support::{
     assert_close, assert_same_tensors, both, cross_entropy, gradients, halves, host_gradients, host_loss, moved,
     narrow, runtime, whole,

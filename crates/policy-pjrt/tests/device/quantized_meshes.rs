@@ -1,6 +1,6 @@
 //! Quantised weights on meshes that divide the matrices, but neither the blocks of their rows nor the words of their codes.
 
-use crate::mesh_policy::{on_mesh, sequences};
+use crate::mesh_support::{on_mesh, sequences};
 use crate::quantization::{config, policy, quantized, weights};
 use crate::support::{assert_close, assert_same_gradients, cross_entropy, gradients, halves, request, runtime, whole};
 use models::{Dtype, ModelConfig, Quantization};

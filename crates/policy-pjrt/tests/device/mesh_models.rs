@@ -1,0 +1,263 @@
+//! Models with experts, Gated DeltaNets and other heads on meshes, against one device.
+
+use crate::mesh_support::{config, eight, loss, on_mesh, rules, sequences, with_moved_adapters};
+use crate::mesh_training::{SAME, Trained, assert_within, train, train_beside};
+use crate::support::{
+    assert_close, assert_same_gradients, gradients, random, relative_difference, request, runtime, whole,
+};
+use models::{
+    ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, LoraConfig, ModelConfig, NamedTensor, TargetModules,
+};
+use policy::{
+    LogitsProcessors, Policy, RolloutRequest, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all,
+};
+use policy_pjrt::decoder::{Axis, ExpertProducts};
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use rstest::rstest;
+use std::num::NonZeroUsize;
+
+/// The allowed difference with experts: sums over them have another order, and AdamW divides by small moments.
+const EXPERTS: f32 = 2e-5;
+/// The allowed difference with Gated DeltaNets, which have long chains of operations.
+const DELTA_NETS: f32 = 1e-4;
+/// The allowed difference with other heads: the gradient of the queries in layer 3 is a small difference of large terms.
+const OTHER_HEADS: f32 = 4e-5;
+
+/// The smallest error of a mesh, two shards of one tensor in each other's place, exceeds the bound of the model tenfold.
+#[rstest]
+#[case::dense(config(), SAME)]
+#[case::qwen3_moe(with_experts()[0].clone(), EXPERTS)]
+#[case::gpt_oss(with_experts()[1].clone(), EXPERTS)]
+#[case::gated_delta_nets(with_gated_delta_nets(), DELTA_NETS)]
+#[case::other_heads(with_other_heads(), OTHER_HEADS)]
+fn two_exchanged_shards_of_any_tensor_exceed_the_bounds(#[case] config: ModelConfig, #[case] bound: f32) {
+    let mut policy =
+        PjrtPolicy::new(&on_mesh(&[("fsdp", 8)]), &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
+    let all = sequences();
+    let mut weights = export_all(&policy, StateGroup::Weights(Weights::Policy)).unwrap();
+    // Norms are ones, and biases zeros.
+    for (i, tensor) in weights.iter_mut().enumerate() {
+        tensor.data.iter_mut().enumerate().for_each(|(k, value)| *value += 0.1 * ((i + 3 * k) as f32).sin());
+    }
+    let mut score = |weights: &Vec<NamedTensor>| {
+        policy.import_weights(weights).unwrap();
+        policy.score(Weights::Policy, &[whole(&all)]).unwrap().logp
+    };
+    let expected = score(&weights);
+    for index in 0..weights.len() {
+        let mut exchanged = weights.clone();
+        let shard = (exchanged[index].data.len() / 8).max(1);
+        let (first, others) = exchanged[index].data.split_at_mut(shard);
+        first.swap_with_slice(&mut others[..shard]);
+        let name = &weights[index].name;
+        let off = relative_difference(name, &score(&exchanged), &expected);
+        println!("error {:.0} bounds: {name}: off by {off:.2e}, bound {bound:.0e}", off / f64::from(bound));
+        assert!(off > 10.0 * f64::from(bound), "{name}: off by {off}, expected more than ten times {bound}");
+    }
+}
+
+/// Returns a model like Qwen3-MoE and one like gpt-oss, with eight experts and four key/value heads.
+pub(crate) fn with_experts() -> [ModelConfig; 2] {
+    // Every expert has tokens.
+    let experts = Experts { num_experts: 8, num_experts_per_tok: 5, moe_intermediate_size: 16, ..Experts::default() };
+    let config = ModelConfig { num_key_value_heads: 4, experts: Some(experts.clone()), ..config() };
+    let qwen3_moe = ModelConfig { attention_bias: false, qk_norm: true, ..config.clone() };
+    let gpt_oss = ModelConfig {
+        attention_bias: true,
+        attention_output_bias: true,
+        attention_sinks: true,
+        experts: Some(Experts { clamped: Some(ClampedSwiglu::default()), ..experts }),
+        ..config
+    };
+    [qwen3_moe, gpt_oss]
+}
+
+/// Dense and grouped products on meshes, against dense products on one device. Experts are sharded over `tensor` and `fsdp`; with grouped
+/// products, devices with the same tokens compute blocks of their experts.
+#[test]
+fn mixtures_of_experts_on_meshes_match_one_device() {
+    let (dense, grouped) = (ExpertProducts::Dense, ExpertProducts::Grouped { rows: NonZeroUsize::new(4) });
+    let meshes: [(&[(&str, usize)], ExpertProducts); 7] = [
+        (&[("tensor", 2)], dense),
+        (&[("tensor", 2)], grouped),
+        (&[("fsdp", 4), ("tensor", 2)], dense),
+        (&[("fsdp", 4), ("tensor", 2)], grouped),
+        (&[("fsdp", 2), ("tensor", 4)], dense),
+        (&[("fsdp", 2), ("tensor", 4)], grouped),
+        (&[("data", 2), ("fsdp", 2), ("tensor", 2)], grouped),
+    ];
+    for config in with_experts() {
+        let on = |runtime: &Runtime, expert_products| {
+            let options =
+                PjrtPolicyOptions { router_aux_loss_coef: 0.1, expert_products, ..PjrtPolicyOptions::default() };
+            PjrtPolicy::new(runtime, &config, 1, loss(), options).unwrap()
+        };
+        let expected = train(on(runtime(), dense));
+        let clamped = config.experts.as_ref().and_then(|experts| experts.clamped);
+        let compare = |what: &str, found: &Trained| {
+            let what = format!("{what}, {clamped:?}");
+            assert_within(&what, found, &expected, EXPERTS);
+            let [found, expected] = [found, &expected].map(|trained| trained.aux_loss.unwrap() as f32);
+            assert_close(&what, &[found], &[expected], 1e-5);
+        };
+        for (axes, products) in meshes {
+            compare(&format!("{axes:?}, {products:?}"), &train_beside(&expected, on(&on_mesh(axes), products)));
+        }
+        let rules = rules(&[("fsdp", 4), ("tensor", 2)]);
+        let other = rules.with(Axis::Experts, &["tensor"]).unwrap();
+        let other = eight().clone().on_mesh(other).unwrap();
+        compare("experts over tensor", &train_beside(&expected, on(&other, dense)));
+    }
+}
+
+#[test]
+fn replayed_experts_on_meshes_match_one_device() {
+    let [_, config] = with_experts();
+    let on = |runtime: &Runtime, expert_products| {
+        let options = PjrtPolicyOptions { expert_products, ..PjrtPolicyOptions::default() };
+        let mut policy = PjrtPolicy::new(runtime, &config, 1, loss(), options).unwrap();
+        let prompts = [vec![1, 5, 6], vec![9], vec![3, 4]];
+        let sampling = random(1.0, LogitsProcessors::default(), 0);
+        let of_request = request(&prompts, 2, 9, &[2], sampling);
+        let completions = policy.generate(&RolloutRequest { return_routed_experts: true, ..of_request }).unwrap();
+        let pairs = completions.iter().enumerate().map(|(i, completion)| {
+            let prompt = prompts[i / 2].clone();
+            // Other experts than the router chooses.
+            let mut routed = completion.routed_experts.clone();
+            routed.ids.iter_mut().for_each(|id| *id = (*id + 1) % 8);
+            (Sequence { prompt, completion: completion.ids.clone() }, routed)
+        });
+        let (sequences, routed): (Vec<_>, Vec<_>) = pairs.unzip();
+        let batch = || SequenceBatch { routed_experts: &routed, ..whole(&sequences) };
+        let tokens = batch().tokens.tokens();
+        let output = policy.accumulate(&[batch()], StepLoss::CrossEntropy { tokens }).unwrap();
+        let mismatch = output.metrics.value("moe/routing_mismatch").unwrap();
+        assert!(mismatch > 0.5, "{mismatch}");
+        (completions, output.loss as f32, mismatch as f32, gradients(&mut policy))
+    };
+    let (dense, grouped) = (ExpertProducts::Dense, ExpertProducts::Grouped { rows: NonZeroUsize::new(4) });
+    let (completions, loss, mismatch, expected) = on(runtime(), dense);
+    for (axes, products) in [(&[("fsdp", 4), ("tensor", 2)][..], dense), (&[("data", 4), ("tensor", 2)], grouped)] {
+        let (found, of_mesh, of_routers, gradients) = on(&on_mesh(axes), products);
+        let ids = |all: &[policy::Completion]| {
+            all.iter().map(|c| (c.ids.clone(), c.routed_experts.clone())).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&found), ids(&completions), "{axes:?}");
+        assert_close("loss and mismatch", &[of_mesh, of_routers], &[loss, mismatch], 1e-5);
+        assert_same_gradients(&format!("{axes:?}"), &gradients, &expected, EXPERTS);
+    }
+}
+
+/// Adapters of experts are sharded like the experts.
+#[test]
+fn adapters_of_experts_on_meshes_match_one_device() {
+    let (dense, grouped) = (ExpertProducts::Dense, ExpertProducts::Grouped { rows: NonZeroUsize::new(4) });
+    let lora = of_experts();
+    for config in with_experts() {
+        let on = |runtime: &Runtime, expert_products, rollout_rules| {
+            let options = PjrtPolicyOptions { expert_products, rollout_rules, ..PjrtPolicyOptions::default() };
+            with_moved_adapters(PjrtPolicy::new(runtime, &config, 1, loss(), options).unwrap(), Some(&lora))
+        };
+        let expected = train(on(runtime(), dense, None));
+        let clamped = config.experts.as_ref().and_then(|experts| experts.clamped);
+        let meshes = [
+            (&[("tensor", 2)][..], grouped, None),
+            (&[("fsdp", 4), ("tensor", 2)], dense, None),
+            (&[("data", 2), ("fsdp", 2), ("tensor", 2)], grouped, None),
+            (&[("fsdp", 8)], dense, Some(rules(&[("data", 4), ("tensor", 2)]))),
+        ];
+        for (axes, products, rollout_rules) in meshes {
+            let found = train_beside(&expected, on(&on_mesh(axes), products, rollout_rules));
+            assert_within(&format!("{axes:?}, {products:?}, {clamped:?}"), &found, &expected, EXPERTS);
+        }
+        let policy = on(&on_mesh(&[("fsdp", 4), ("tensor", 2)]), dense, None);
+        let weights = policy.weights().unwrap();
+        for (parameter, tensor) in weights.table().iter().zip(weights.tensors()) {
+            if !parameter.role.is_of_model() {
+                let axis = parameter.axes.iter().position(|axis| *axis == Axis::Experts).expect("an axis of experts");
+                let sharding = tensor.layout().sharding().expect("a sharding");
+                assert_eq!(sharding.parts(axis), 8, "{}", parameter.name());
+            }
+        }
+    }
+}
+
+/// Returns adapters of the experts alone. A larger factor would amplify rounding errors, too.
+pub(crate) fn of_experts() -> LoraConfig {
+    LoraConfig {
+        r: 2,
+        lora_alpha: 2.0,
+        target_modules: TargetModules::Names(vec![]),
+        target_parameters: ["experts.gate_up_proj", "experts.down_proj"].map(String::from).to_vec(),
+        ..LoraConfig::default()
+    }
+}
+
+/// Returns a model with Gated DeltaNets, whose last period of layers is incomplete.
+fn with_gated_delta_nets() -> ModelConfig {
+    ModelConfig {
+        num_hidden_layers: 3,
+        layers: vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()],
+        linear_attention: Some(LinearAttention {
+            linear_key_head_dim: 4,
+            linear_value_head_dim: 8,
+            ..LinearAttention::default()
+        }),
+        attention_bias: false,
+        attention_output_gate: true,
+        qk_norm: true,
+        zero_centered_norms: true,
+        partial_rotary_factor: 0.5,
+        ..config()
+    }
+}
+
+#[test]
+fn gated_delta_nets_on_meshes_match_one_device() {
+    let config = with_gated_delta_nets();
+    // A larger factor of adapters would amplify rounding errors, too.
+    let target_modules = TargetModules::Pattern("all-linear".into());
+    let all = LoraConfig { r: 2, lora_alpha: 2.0, target_modules, ..LoraConfig::default() };
+    for lora in [None, Some(&all)] {
+        let on = |runtime: &Runtime| {
+            let policy = PjrtPolicy::new(runtime, &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
+            with_moved_adapters(policy, lora)
+        };
+        let expected = train(on(runtime()));
+        for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
+            let found = train_beside(&expected, on(&on_mesh(axes)));
+            assert_within(&format!("{axes:?}, {lora:?}"), &found, &expected, DELTA_NETS);
+        }
+    }
+    let one_head = LinearAttention { linear_num_key_heads: 1, ..config.linear_attention.unwrap() };
+    let config = ModelConfig { linear_attention: Some(one_head), ..config };
+    let policy = PjrtPolicy::new(&on_mesh(&[("tensor", 2)]), &config, 1, loss(), PjrtPolicyOptions::default());
+    let error = policy.map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("the key heads of Gated DeltaNets"), "{error}");
+}
+
+/// Returns a model like Gemma 4: layers with windows, others with wider heads whose keys are the values.
+fn with_other_heads() -> ModelConfig {
+    let sliding = LayerSpec { sliding_window: Some(3), rope: LayerRope::Local, ..LayerSpec::default() };
+    let full = LayerSpec { head_dim: Some(8), keys_are_values: true, ..LayerSpec::default() };
+    ModelConfig {
+        num_hidden_layers: 5,
+        layers: vec![sliding, full, full],
+        attention_bias: false,
+        qk_norm: true,
+        value_norm: true,
+        layer_scalars: true,
+        final_logit_softcapping: Some(2.0),
+        ..config()
+    }
+}
+
+#[test]
+fn layers_with_other_heads_on_meshes_match_one_device() {
+    let config = with_other_heads();
+    let on = |runtime: &Runtime| PjrtPolicy::new(runtime, &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
+    let expected = train(on(runtime()));
+    for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
+        assert_within(&format!("{axes:?}"), &train_beside(&expected, on(&on_mesh(axes))), &expected, OTHER_HEADS);
+    }
+}
