@@ -1,6 +1,6 @@
-//! `<function=NAME><parameter=NAME>VALUE</parameter></function>` between tags.
+//! `<function=NAME><parameter=NAME>VALUE</parameter></function>` between tags, and Llama 3.1's `<function=NAME>{"x": 1}</function>`.
 
-use super::scan::{properties, shown, typed};
+use super::scan::{call, properties, shown, typed};
 use super::{MOST_CALLS, Parsed, ToolCall};
 use serde_json::{Map, Value};
 
@@ -48,6 +48,9 @@ fn function(block: &str, tools: &Value) -> Result<ToolCall, String> {
     }
     let mut rest = body.trim();
     rest = rest.strip_suffix(FUNCTION_END).unwrap_or(rest).trim();
+    if rest.starts_with('{') {
+        return call(name, rest);
+    }
     let (mut arguments, properties) = (Map::new(), properties(tools, name));
     while !rest.is_empty() {
         let expected = || format!("expected `<parameter=NAME>VALUE</parameter>`, got `{}`", shown(rest));

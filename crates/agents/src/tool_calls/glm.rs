@@ -1,6 +1,6 @@
-//! `<tool_call>NAME<arg_key>NAME</arg_key><arg_value>VALUE</arg_value></tool_call>`.
+//! `<tool_call>NAME<arg_key>NAME</arg_key><arg_value>VALUE</arg_value></tool_call>`, of GLM-4.5 and, with other tags, of Hunyuan 3.
 
-use super::scan::{blocks, properties, shown, typed};
+use super::scan::{blocks, no_calls, properties, shown, typed};
 use super::{Parsed, ToolCall};
 use serde_json::{Map, Value};
 
@@ -10,6 +10,17 @@ const VALUE: &str = "<arg_value>";
 pub(super) fn parse(text: &str, tools: &Value) -> Parsed {
     let (content, blocks) = blocks(text, "<tool_call>", "</tool_call>");
     Parsed { content, calls: blocks.into_iter().map(|block| call(block, tools)).collect() }
+}
+
+/// The start of the calls of Hunyuan 3.
+pub(super) const HY_V3: &str = "<tool_calls:opensource>";
+
+/// Reads calls in tags that end with `:opensource`, and have `<tool_sep>` behind the name.
+pub(super) fn parse_hy_v3(text: &str, tools: &Value) -> Parsed {
+    let Some((content, behind)) = text.split_once(HY_V3) else { return no_calls(text) };
+    let inside = behind.split_once("</tool_calls:opensource>").map_or(behind, |(inside, _)| inside);
+    let plain = inside.replace(":opensource>", ">").replace("<tool_sep>", "");
+    Parsed { content: content.trim().to_owned(), ..parse(&plain, tools) }
 }
 
 fn call(block: &str, tools: &Value) -> Result<ToolCall, String> {

@@ -1,4 +1,4 @@
-//! `<invoke name="NAME"><parameter name="NAME">VALUE</parameter></invoke>` between tags, with a prefix in the tags of DeepSeek.
+//! `<invoke name="NAME"><parameter name="NAME">VALUE</parameter></invoke>` between tags, with a prefix in the tags of DeepSeek and Muse.
 
 use super::scan::{json, properties, shown, typed};
 use super::{MOST_CALLS, Parsed, ToolCall};
@@ -35,6 +35,16 @@ pub(super) const DEEPSEEK_V32: Tags = Tags {
 /// The tags of DeepSeek V4.
 pub(super) const DEEPSEEK_V4: Tags =
     Tags { start: "<｜DSML｜tool_calls>", end: "</｜DSML｜tool_calls>", ..DEEPSEEK_V32 };
+
+/// The tags of Muse.
+pub(super) const MUSE_GLIMMER: Tags = Tags {
+    start: "<atem:function_calls>",
+    end: "</atem:function_calls>",
+    invoke: "<atem:invoke name=",
+    invoke_end: "</atem:invoke>",
+    parameter: "<atem:parameter name=",
+    parameter_end: "</atem:parameter>",
+};
 
 pub(super) fn parse(text: &str, tags: &Tags, tools: &Value) -> Parsed {
     let (mut content, mut calls, mut rest) = (String::new(), Vec::new(), text);

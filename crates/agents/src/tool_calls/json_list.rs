@@ -3,13 +3,48 @@
 
 use super::scan::{json_at_start, no_calls, shown};
 use super::{MOST_CALLS, Parsed, ToolCall, valid_id};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The tag of Mistral.
 const TOOL_CALLS: &str = "[TOOL_CALLS]";
 /// The tags between a name and its arguments in some versions of Mistral.
 const CALL_ID: &str = "[CALL_ID]";
 const ARGS: &str = "[ARGS]";
+
+/// The tag of Granite 3.
+pub(super) const GRANITE: &str = "<|tool_call|>";
+/// The tags of Command R7B and A.
+pub(super) const COHERE: [&str; 2] = ["<|START_ACTION|>", "<|END_ACTION|>"];
+/// The tags of Apertus.
+pub(super) const APERTUS: [&str; 2] = ["<|tools_prefix|>", "<|tools_suffix|>"];
+
+/// Reads a list of objects with `tool_name` and `parameters`. The ids in it are numbers of calls.
+pub(super) fn parse_cohere(text: &str) -> Parsed {
+    parse_between(text, COHERE, |value| match value["tool_name"].as_str() {
+        Some(name) => ToolCall::from_json(&json!({"name": name, "parameters": value["parameters"]})),
+        None => ToolCall::from_json(value),
+    })
+}
+
+/// Reads a list of objects whose only key is the name of a function.
+pub(super) fn parse_apertus(text: &str) -> Parsed {
+    parse_between(text, APERTUS, |value| match value.as_object().map(|calls| calls.iter().collect::<Vec<_>>()) {
+        Some(calls) if calls.len() == 1 => ToolCall::from_json(&json!({"name": calls[0].0, "arguments": calls[0].1})),
+        _ => Err(format!("expected an object with the name of a function, got `{}`", shown(&value.to_string()))),
+    })
+}
+
+/// Reads a list between tags. `read` gets each of its values.
+fn parse_between(text: &str, [start, end]: [&str; 2], read: impl Fn(&Value) -> Result<ToolCall, String>) -> Parsed {
+    let Some((content, behind)) = text.split_once(start) else { return no_calls(text) };
+    let (inside, after) = behind.split_once(end).unwrap_or((behind, ""));
+    let calls = match json_at_start(inside) {
+        Some(Ok((Value::Array(list), _))) => list.iter().map(read).collect(),
+        Some(Err(error)) => vec![Err(format!("the list of tool calls is no JSON: {error}"))],
+        _ => vec![Err(format!("expected a JSON list behind {start}"))],
+    };
+    Parsed { content: format!("{content}{after}").trim().to_owned(), calls }
+}
 
 /// Reads a list behind the first of `tags` that a list follows.
 pub(super) fn parse(text: &str, tags: &[&str]) -> Parsed {

@@ -45,6 +45,14 @@ pub enum ToolParser {
     KimiK2,
     /// `<|tool_calls|><|tool_call:begin|>ID<|tool_call:name|>f<|tool_call:args|>{"x": 1}<|tool_call:end|>`, of Solar Open.
     SolarOpen,
+    /// `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}}]<|END_ACTION|>`, of Command R7B and A.
+    CohereCommand3,
+    /// `<|tools_prefix|>[{"f": {"x": 1}}]<|tools_suffix|>`, of Apertus.
+    Apertus,
+    /// The format of `glm45` with `:opensource` in its tags, of Hunyuan 3.
+    HyV3,
+    /// `<atem:invoke name="f"><atem:parameter name="x">1</atem:parameter></atem:invoke>` in `<atem:function_calls>`, of Muse.
+    MuseGlimmer,
     /// `<|tool_call>call:f{x:1}<tool_call|>`, of Gemma 4.
     Gemma4,
     /// `<start_function_call>call:f{x:1}<end_function_call>`, of FunctionGemma.
@@ -94,7 +102,7 @@ const INTERNLM: [&str; 2] = ["<|action_start|><|plugin|>", "<|action_end|>"];
 
 impl ToolParser {
     /// The parsers that read different formats, the most specific ones first: a text of one of them may be read by a later one, too.
-    pub const DISTINCT: [Self; 26] = [
+    pub const DISTINCT: [Self; 30] = [
         Self::Hermes,
         Self::SeedOss,
         Self::Qwen3Coder,
@@ -110,6 +118,10 @@ impl ToolParser {
         Self::DeepseekV4,
         Self::KimiK2,
         Self::SolarOpen,
+        Self::CohereCommand3,
+        Self::Apertus,
+        Self::HyV3,
+        Self::MuseGlimmer,
         Self::Gemma4,
         Self::FunctionGemma,
         Self::MinimaxM2,
@@ -137,7 +149,7 @@ impl ToolParser {
             Self::Lfm2 => &[pythonic::LFM2[0]],
             Self::Olmo3 => &["<function_calls>"],
             Self::Mistral => &["[TOOL_CALLS]"],
-            Self::Granite => &["<|tool_call|>", TOOL_CALL[0]],
+            Self::Granite => &[json_list::GRANITE, TOOL_CALL[0]],
             Self::Phi4MiniJson => &["functools"],
             Self::Openai => &[harmony::CHANNEL],
             Self::DeepseekV3 | Self::DeepseekV31 => &[marked::DEEPSEEK_CALLS],
@@ -145,6 +157,10 @@ impl ToolParser {
             Self::DeepseekV4 => &[invoke::DEEPSEEK_V4.start],
             Self::KimiK2 => &[marked::KIMI_CALLS],
             Self::SolarOpen => &[marked::SOLAR_CALLS],
+            Self::CohereCommand3 => &[json_list::COHERE[0]],
+            Self::Apertus => &[json_list::APERTUS[0]],
+            Self::HyV3 => &[glm::HY_V3],
+            Self::MuseGlimmer => &[invoke::MUSE_GLIMMER.start],
             Self::Gemma4 => &[gemma::GEMMA4.start],
             Self::FunctionGemma => &[gemma::FUNCTION_GEMMA.start],
             Self::MinimaxM2 => &[invoke::MINIMAX_M2.start],
@@ -195,6 +211,10 @@ impl ToolParser {
             Self::MinimaxM2 => invoke::parse(text, &invoke::MINIMAX_M2, tools),
             Self::KimiK2 => marked::parse_kimi_k2(text),
             Self::SolarOpen => marked::parse_solar_open(text),
+            Self::CohereCommand3 => json_list::parse_cohere(text),
+            Self::Apertus => json_list::parse_apertus(text),
+            Self::HyV3 => glm::parse_hy_v3(text, tools),
+            Self::MuseGlimmer => invoke::parse(text, &invoke::MUSE_GLIMMER, tools),
             Self::Gemma4 => gemma::parse(text, &gemma::GEMMA4, tools),
             Self::FunctionGemma => gemma::parse(text, &gemma::FUNCTION_GEMMA, tools),
         };
@@ -224,6 +244,13 @@ impl ToolParser {
             };
         }
         parsed
+    }
+
+    /// Returns the parser of the format that a prompt with tools describes, for templates that write no calls.
+    pub fn of_prompt(prompt: &str) -> Option<Self> {
+        let marks =
+            [(Self::Lfm2, pythonic::LFM2_TOOLS), (Self::Granite, json_list::GRANITE), (Self::Hermes, TOOL_CALL[0])];
+        marks.into_iter().find(|(_, mark)| prompt.contains(mark)).map(|(parser, _)| parser)
     }
 
     /// Returns the parser that finds the call `of` in a message that a chat template has rendered; `None` if none does.

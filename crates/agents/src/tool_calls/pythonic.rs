@@ -6,6 +6,8 @@ use super::{DEEPEST, MOST_CALLS, Parsed, ToolCall, json_list};
 use grpo_files::long_integer;
 use serde_json::{Map, Number, Value};
 
+/// The start of the list of tools in prompts of LFM2.
+pub(super) const LFM2_TOOLS: &str = "<|tool_list_start|>";
 /// The tags of LFM2.
 pub(super) const LFM2: [&str; 2] = ["<|tool_call_start|>", "<|tool_call_end|>"];
 /// The tags that Llama 4 may write around its calls.

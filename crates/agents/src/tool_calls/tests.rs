@@ -92,6 +92,24 @@ fn tools() -> Value {
     "So:<|tool_calls|><|tool_call:begin|>x1<|tool_call:name|>f<|tool_call:args|>{\"n\": 1}<|tool_call:end|><|calls|>",
     "So:"
 )]
+#[case::cohere(
+    ToolParser::CohereCommand3,
+    "So:<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {\"n\": 1}}\n]<|END_ACTION|>",
+    "So:"
+)]
+#[case::apertus(ToolParser::Apertus, "So:<|tools_prefix|>[{\"f\": {\"n\": 1}}]<|tools_suffix|>", "So:")]
+#[case::hy_v3(
+    ToolParser::HyV3,
+    "So:<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>n</arg_key:opensource>\n\
+     <arg_value:opensource>1</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+    "So:"
+)]
+#[case::muse(
+    ToolParser::MuseGlimmer,
+    "So:<atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"n\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
+    "So:"
+)]
+#[case::llama31_functions(ToolParser::Qwen3Coder, "So:<function=f>{\"n\": 1}</function>", "So:")]
 #[case::kimi_k2(
     ToolParser::KimiK2,
     "So:<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|>\
@@ -338,6 +356,14 @@ fn several_calls_and_all_kinds_of_arguments_are_read() {
     "",
     ""
 )]
+#[case::cohere(
+    ToolParser::CohereCommand3,
+    "<|START_ACTION|>[",
+    "{\"tool_call_id\": \"0\", \"tool_name\": \"NAME\", \"parameters\": JSON}",
+    ", ",
+    "]<|END_ACTION|>"
+)]
+#[case::apertus(ToolParser::Apertus, "<|tools_prefix|>[", "{\"NAME\": JSON}", ", ", "]<|tools_suffix|>")]
 #[case::kimi_k2(
     ToolParser::KimiK2,
     "<|tool_calls_section_begin|>",
@@ -602,5 +628,17 @@ fn ids_that_the_model_writes_are_kept_where_templates_take_them() {
     ] {
         let calls = parser.parse(&text, &tools()).calls;
         assert_eq!(calls[0].as_ref().unwrap().id.as_deref(), id, "{text}");
+    }
+}
+
+#[test]
+fn prompts_describe_the_calls_that_their_templates_do_not_write() {
+    for (prompt, parser) in [
+        ("List of tools: <|tool_list_start|>[]<|tool_list_end|>", Some(ToolParser::Lfm2)),
+        ("write '<|tool_call|>' followed by a JSON list of tools", Some(ToolParser::Granite)),
+        ("return a JSON object within <tool_call></tool_call> XML tags", Some(ToolParser::Hermes)),
+        ("You have tools: []", None),
+    ] {
+        assert_eq!(ToolParser::of_prompt(prompt), parser, "{prompt}");
     }
 }

@@ -70,11 +70,16 @@ impl<'a> Tools<'a> {
             return Ok(*format);
         }
         let parser = self.parser.map_or_else(|| self.parser_of_template(tools), Ok)?;
-        let question = json!({"role": "user", "content": "question7"});
-        let prompt = self.tokenizer.render_messages(&[question], Some(tools))?;
+        let prompt = self.prompt(tools)?;
         let format = Format { parser, is_open: agents::opens_thoughts(&prompt, self.reasoning) };
         self.formats.insert(key, format);
         Ok(format)
+    }
+
+    /// Renders a prompt with tools.
+    fn prompt(&self, tools: &Value) -> Result<String> {
+        let question = json!({"role": "user", "content": "question7"});
+        Ok(self.tokenizer.render_messages(&[question], Some(tools))?)
     }
 
     fn parser_of_template(&mut self, tools: &Value) -> Result<ToolParser> {
@@ -84,7 +89,12 @@ impl<'a> Tools<'a> {
         // Formats with arguments as texts take their types from the tools.
         let properties = json!({"properties": {"x": {"type": "integer"}}});
         let example = json!([{"function": {"name": call.name, "parameters": properties}}]);
-        ToolParser::of_rendered(turns.example_call(), &call, &example).ok_or_else(|| {
+        let found = match turns.example_call().contains(TurnTokens::EXAMPLE_TOOL) {
+            true => ToolParser::of_rendered(turns.example_call(), &call, &example),
+            // A template that writes no calls takes them as the text that the model has written. The prompt may describe them.
+            false => ToolParser::of_prompt(&self.prompt(tools)?),
+        };
+        found.ok_or_else(|| {
             let expected = "a name of docs/agents.md, as no parser reads the calls that the chat template writes";
             let found = format!("null, and the template writes {:?}", turns.example_call());
             run_config::Error::key(PARSER, expected, found).into()
