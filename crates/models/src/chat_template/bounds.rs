@@ -12,12 +12,13 @@
 //! | filter | what it does |
 //! |---|---|
 //! | [`WALKED`] | charges for every value within a value that is going to be compared or hashed |
+//! | [`READ`] | charges for the characters of a text that is indexed |
 //! | [`TEXT`] | makes Python's text of a list or dictionary, with the limit of texts |
 //! | [`LISTED`] | makes a list of what is one lazily, and charges for its items |
 //! | [`ITEMS`] | makes a list of the text or iterator of a loop, so that `loop.last` is known |
 //! | [`SETTLED`] | prevents namespaces from containing themselves, which would crash minijinja |
 
-use super::limits::{MAX_DEPTH, Text, too_deep};
+use super::limits::{MAX_DEPTH, Text, steps_of_characters, too_deep};
 use super::{filters as own, printf, python, values};
 use minijinja::machinery::{Instruction, Instructions};
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, ValueOrKwargs};
@@ -25,6 +26,7 @@ use minijinja::{Environment, Error, State, filters, tests};
 
 /// The names of filters and functions that templates cannot write.
 const WALKED: &str = "(walked)";
+const READ: &str = "(read)";
 const TEXT: &str = "(text)";
 const LISTED: &str = "(listed)";
 const ITEMS: &str = "(items)";
@@ -32,9 +34,8 @@ const SETTLED: &str = "(settled)";
 const CONCATENATED: &str = "(~)";
 const PERCENT: &str = "(%)";
 const MAP: &str = "({})";
+const SLICE: &str = "([:])";
 const CHANGED: &str = "(changed)";
-/// The values within a value that a step pays for.
-const WALKED_PER_STEP: u64 = 2;
 /// The index of a filter that is looked up at every call.
 const NOT_CACHED: u8 = !0;
 
@@ -75,12 +76,12 @@ fn around<'a>(instruction: &Instruction<'a>) -> (Vec<Instruction<'a>>, Vec<Instr
             (vec![apply(WALKED), I::Swap, apply(WALKED), I::Swap], vec![])
         }
         I::EmitRaw(text) => (vec![I::LoadConst(Value::from(*text))], vec![]),
-        I::GetItem => (vec![apply(WALKED)], vec![]),
+        I::GetItem => (vec![apply(WALKED), I::Swap, apply(READ), I::Swap], vec![]),
         I::PushLoop(_) => (vec![apply(ITEMS)], vec![]),
         // The value is below the namespace on the stack.
         I::SetAttr(_) => (vec![I::Swap, apply(SETTLED), I::Swap], vec![]),
         // Of a function, the steps of a text that is returned are paid once.
-        I::Add | I::Mul | I::Slice | I::CallMethod(..) | I::CallFunction(..) | I::CallObject(_) => {
+        I::Add | I::Mul | I::CallMethod(..) | I::CallFunction(..) | I::CallObject(_) => {
             (vec![], vec![I::CallFunction(LISTED, Some(1))])
         }
         I::UnpackList(_) => (vec![I::CallFunction(LISTED, Some(1))], vec![]),
@@ -99,6 +100,8 @@ fn replaced<'a>(instruction: &Instruction<'a>, moved: impl Fn(u32) -> u32) -> In
         I::JumpIfTrueOrPop(target) => I::JumpIfTrueOrPop(moved(*target)),
         I::BuildMacro(name, target, flags) => I::BuildMacro(name, moved(*target), *flags),
         I::StringConcat => I::CallFunction(CONCATENATED, Some(2)),
+        // The operator of minijinja counts characters and items without a charge.
+        I::Slice => I::CallFunction(SLICE, Some(4)),
         // The operator of minijinja does not format texts.
         I::Rem => I::CallFunction(PERCENT, Some(2)),
         // The limit of tokens keeps the number of pairs below 2^15.
@@ -118,11 +121,13 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     // It writes everything there is, and Jinja has no such function.
     environment.remove_global("debug");
     environment.add_filter(WALKED, walked);
+    environment.add_filter(READ, read);
     environment.add_filter(TEXT, |state: &State<'_, '_>, value: Value| text(state, value));
     environment.add_filter(ITEMS, own::listed);
     environment.add_filter(SETTLED, values::settled);
     environment.add_function(LISTED, listed);
     environment.add_function(PERCENT, printf::percent);
+    environment.add_function(SLICE, values::slice);
     environment.add_function(CONCATENATED, |state: &State<'_, '_>, left: Value, right: Value| {
         let mut out = Text::default();
         python::add_text(&left, &mut out)?;
@@ -145,7 +150,6 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         ("lower", Value::from_function(filters::lower)),
         ("title", Value::from_function(filters::title)),
         ("capitalize", Value::from_function(filters::capitalize)),
-        ("trim", Value::from_function(filters::trim)),
         ("replace", Value::from_function(filters::replace)),
         ("split", Value::from_function(filters::split)),
         ("lines", Value::from_function(filters::lines)),
@@ -158,14 +162,42 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
             listed(state, made)
         });
     }
+    let trim = Value::from_function(filters::trim);
+    environment.add_filter("trim", move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
+        if let [text, characters, ..] =
+            &items.iter().map(|item| item.as_str().map_or(0, str::len)).collect::<Vec<_>>()[..]
+        {
+            values::charge_strip(state, *text, *characters)?;
+        }
+        of_texts(&trim, state, items)
+    });
+    let sum = Value::from_function(filters::sum);
+    environment.add_filter("sum", move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
+        // A sum of lists goes through all of them for each of its items.
+        let lists: Vec<usize> =
+            items.first().into_iter().flat_map(|list| python::items(list)).filter_map(|item| item.len()).collect();
+        state.consume_fuel((lists.len() * lists.iter().sum::<usize>() / 16) as u64)?;
+        let made = of_walked(&sum, state, items)?;
+        listed(state, made)
+    });
     for (name, filter) in [
         ("sort", Value::from_function(filters::sort)),
         ("unique", Value::from_function(filters::unique)),
-        ("min", Value::from_function(filters::min)),
-        ("max", Value::from_function(filters::max)),
-        ("sum", Value::from_function(filters::sum)),
         ("groupby", Value::from_function(filters::groupby)),
         ("dictsort", Value::from_function(filters::dictsort)),
+    ] {
+        environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
+            let made = of_sorted(&filter, state, items)?;
+            listed(state, made)
+        });
+    }
+    for (name, filter) in [("min", Value::from_function(filters::min)), ("max", Value::from_function(filters::max))] {
+        environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
+            let made = of_walked(&filter, state, items)?;
+            listed(state, made)
+        });
+    }
+    for (name, filter) in [
         ("select", Value::from_function(filters::select)),
         ("reject", Value::from_function(filters::reject)),
         ("selectattr", Value::from_function(filters::selectattr)),
@@ -175,10 +207,26 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         ("zip", Value::from_function(filters::zip)),
     ] {
         environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-            let made = of_walked(&filter, state, items)?;
+            let made = of_items(&filter, state, items)?;
             listed(state, made)
         });
     }
+    for (name, filter) in [
+        ("attr", Value::from_function(filters::attr)),
+        ("length", Value::from_function(filters::length)),
+        ("count", Value::from_function(filters::length)),
+        ("int", Value::from_function(own::int)),
+        ("float", Value::from_function(own::float)),
+    ] {
+        environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
+            of_read(&filter, state, items)
+        });
+    }
+    environment.add_filter("reverse", |state: &State<'_, '_>, value: Value| {
+        read(state, value.clone())?;
+        state.consume_fuel(count_of(std::slice::from_ref(&value)) as u64)?;
+        listed(state, filters::reverse(&value)?)
+    });
     environment.add_filter("pprint", |state: &State<'_, '_>, value: Value| text(state, value));
     environment.add_filter("join", join);
     for (name, test) in [
@@ -218,35 +266,39 @@ fn is_container(value: &Value) -> bool {
 
 /// The value itself, after a charge for all values within it.
 fn walked(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
-    let mut count = 0;
-    walk(state, &value, 0, &mut count)?;
+    walk(state, &value, steps_of_characters, 0)?;
+    Ok(value)
+}
+
+/// The value itself, after a charge for the characters of a text.
+fn read(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+    state.consume_fuel(value.as_str().map_or(1, |text| steps_of_characters(text.len())))?;
     Ok(value)
 }
 
 /// Charges for the values within `values`.
 pub(super) fn walk_all(state: &State<'_, '_>, values: &[Value]) -> Result<(), Error> {
-    let mut count = 0;
-    values.iter().try_for_each(|value| walk(state, value, 0, &mut count))
+    values.iter().try_for_each(|value| walk(state, value, steps_of_characters, 0))
 }
 
-fn walk(state: &State<'_, '_>, value: &Value, depth: usize, count: &mut u64) -> Result<(), Error> {
-    *count += 1;
-    if count.is_multiple_of(WALKED_PER_STEP) {
-        state.consume_fuel(1)?;
-    }
+/// Charges for the values within a value; a text of some bytes costs `of_text`.
+fn walk(state: &State<'_, '_>, value: &Value, of_text: fn(usize) -> u64, depth: usize) -> Result<(), Error> {
+    state.consume_fuel(value.as_str().map_or(1, |text| of_text(text.len())))?;
     if !is_container(value) {
         return Ok(());
     }
+    // An iterator over it is made here, and another one by the comparison.
+    state.consume_fuel(2)?;
     if depth > MAX_DEPTH {
         return Err(too_deep());
     }
     if value.kind() == ValueKind::Map {
         python::pairs(value).try_for_each(|(key, item)| {
-            walk(state, &key, depth + 1, count)?;
-            walk(state, &item, depth + 1, count)
+            walk(state, &key, of_text, depth + 1)?;
+            walk(state, &item, of_text, depth + 1)
         })
     } else {
-        python::items(value).try_for_each(|item| walk(state, &item, depth + 1, count))
+        python::items(value).try_for_each(|item| walk(state, &item, of_text, depth + 1))
     }
 }
 
@@ -261,9 +313,21 @@ fn text(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     Ok(Value::from(out.into_string()))
 }
 
+/// The result of a filter or test that reads the characters of its arguments.
+fn of_read(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let items = items.into_values();
+    for item in &items {
+        read(state, item.clone())?;
+    }
+    of.call(state, &items)
+}
+
 /// The result of a filter or test that makes texts of its arguments.
 fn of_texts(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let items = items.into_values();
+    for item in &items {
+        read(state, item.clone())?;
+    }
     let of_kwargs = items.iter().filter(|value| value.is_kwargs());
     for (_, value) in of_kwargs.flat_map(python::pairs) {
         text(state, value)?;
@@ -276,6 +340,37 @@ fn of_texts(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -
 fn of_walked(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let items = items.into_values();
     walk_all(state, &items)?;
+    of.call(state, &items)
+}
+
+/// The result of a filter that reads every item of its first argument, and passes it to another filter or test, which charges for it.
+fn of_items(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let items = items.into_values();
+    items.iter().try_for_each(|value| walk(state, value, |_| 1, 0))?;
+    charge_paths(state, &items)?;
+    of.call(state, &items)
+}
+
+/// Charges for the path of an attribute, which is read for every item of the first argument.
+fn charge_paths(state: &State<'_, '_>, arguments: &[Value]) -> Result<(), Error> {
+    let named = arguments.iter().filter(|value| value.is_kwargs()).flat_map(python::pairs).map(|(_, value)| value);
+    let paths = arguments.iter().skip(1).cloned().chain(named);
+    let bytes = paths.filter_map(|path| path.as_str().map(str::len)).sum();
+    state.consume_fuel((count_of(arguments) as u64).saturating_mul(steps_of_characters(bytes) - 1))
+}
+
+/// The number of items of the first argument, if it is a list or a dictionary.
+fn count_of(arguments: &[Value]) -> usize {
+    arguments.first().filter(|value| is_container(value)).and_then(Value::len).unwrap_or(1)
+}
+
+/// The result of a filter that sorts its first argument, whose items are compared about log2(n) times each.
+fn of_sorted(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let items = items.into_values();
+    for _ in 0..=count_of(&items).max(1).ilog2() {
+        walk_all(state, &items)?;
+    }
+    charge_paths(state, &items)?;
     of.call(state, &items)
 }
 

@@ -24,7 +24,7 @@ pub(super) fn indent(state: &State<'_, '_>, value: &Value, args: Rest<Value>, op
         },
     };
     // With this line end, which Jinja also adds, an empty last line is included.
-    let text = python::text(value)? + "\n";
+    let text = python::charged_text(state, value)? + "\n";
     let mut out = Text::default();
     for (index, line) in python::lines(&text, false).into_iter().enumerate() {
         if index > 0 {

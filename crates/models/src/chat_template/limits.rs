@@ -3,8 +3,9 @@
 //! | limit | bounds |
 //! |---|---|
 //! | [`MAX_TOKENS`] | the depth of the syntax tree, which minijinja parses, compiles and drops recursively: chains such as `a.a.a` or `1 + 1 + 1` are as deep as they are long |
+//! | [`MAX_TAG_TOKENS`] | the time in which minijinja compiles such a chain |
 //! | [`STACK`] | the stack of the thread that parses or renders, large enough for such a tree |
-//! | [`fuel`] | steps and bytes: an instruction, or 64 bytes of data, cost 1 (minijinja's fuel) |
+//! | [`fuel`] | steps and bytes: an instruction, 64 bytes of data, or 8 bytes of characters cost 1 (minijinja's fuel). 2 million steps are about a second |
 //! | [`MAX_OUTPUT`] | the rendered text, and each text from a method or filter |
 //! | [`MAX_DEPTH`] | nested lists and dictionaries |
 
@@ -18,6 +19,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(super) const MAX_LENGTH: usize = 1 << 20;
 /// The limit of tokens (names, numbers, strings, operators) in a template's tags. Current models have some hundreds.
 pub(super) const MAX_TOKENS: usize = 1 << 15;
+/// The limit of tokens in one tag: minijinja tries to evaluate a chain of operators at every link, which takes the square of its length.
+pub(super) const MAX_TAG_TOKENS: usize = 1 << 12;
 /// The stack in bytes of a thread that parses or renders. The system allocates only the used part.
 pub(super) const STACK: usize = 256 << 20;
 /// The size limit of the output in bytes.
@@ -31,8 +34,10 @@ pub(super) const MAX_WIDTH: usize = 1 << 16;
 /// The steps that every template may take, and additional steps per byte of its input.
 const STEPS: u64 = 2_000_000;
 const STEPS_PER_BYTE: u64 = 4;
-/// The number of bytes that cost as much as an instruction.
+/// The number of bytes that cost as much as an instruction, if they are copied, compared or hashed.
 const BYTES_PER_STEP: usize = 64;
+/// The number of bytes that cost as much as an instruction, if their characters are read or written one by one.
+const CHARACTERS_PER_STEP: usize = 8;
 
 /// The end of messages about limits.
 pub(super) const WAY_OUT: &str = "another template can be given with data.chat_template";
@@ -42,9 +47,14 @@ pub(super) fn fuel(input: usize) -> u64 {
     STEPS.saturating_add(STEPS_PER_BYTE.saturating_mul(input as u64))
 }
 
-/// Returns the cost of handling `bytes` in steps.
+/// Returns the cost of copying, comparing or hashing `bytes` in steps.
 pub(super) fn steps(bytes: usize) -> u64 {
     1 + (bytes / BYTES_PER_STEP) as u64
+}
+
+/// Returns the cost of reading or writing a text of `bytes` character by character in steps.
+pub(super) fn steps_of_characters(bytes: usize) -> u64 {
+    1 + (bytes / CHARACTERS_PER_STEP) as u64
 }
 
 /// Runs `work` on a thread with a stack of [`STACK`] bytes.
@@ -103,7 +113,7 @@ impl Text {
 
     /// The steps that making it costs.
     pub(super) fn steps(&self) -> u64 {
-        steps(self.text.len()) + (self.pieces / 2) as u64
+        steps_of_characters(self.text.len()) + self.pieces as u64
     }
 
     pub(super) fn into_string(self) -> String {

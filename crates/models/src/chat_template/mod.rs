@@ -20,7 +20,7 @@ use limits::{WAY_OUT, formatter, fuel, on_own_stack};
 use minijinja::machinery::{self, Instructions};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
-use minijinja::{AutoEscape, Environment, ErrorKind};
+use minijinja::{AutoEscape, Environment, ErrorKind, State};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -160,8 +160,8 @@ impl ChatTemplate {
                 Ok(()) => Ok(text),
                 Err(e) if e.kind() == ErrorKind::OutOfFuel => Err(Fault {
                     message: format!(
-                        "it takes more than {steps} steps (an instruction or 64 bytes of text are one): it does not end, or what it \
-                         makes grows without bound; {WAY_OUT}"
+                        "it takes more than {steps} steps (an instruction, 64 bytes of data or 8 bytes of characters are one): it does not end, \
+                         or what it makes grows without bound; {WAY_OUT}"
                     ),
                     ..Fault::from(&e)
                 }),
@@ -191,11 +191,9 @@ fn environment() -> Environment<'static> {
     environment.set_unknown_method_callback(values::method);
     bounds::add_to(&mut environment);
     environment.add_global(source::ONE, 1);
-    environment.add_filter("float", filters::float);
     environment.add_filter("format", printf::format);
     environment.add_filter("indent", filters::indent);
-    environment.add_filter("int", filters::int);
-    environment.add_filter("string", |value: &Jinja| python::text(value));
+    environment.add_filter("string", python::charged_text);
     environment.add_filter("tojson", json::tojson);
     environment.add_test("iterable", python::is_iterable);
     environment.add_test("sequence", python::is_sequence);
@@ -208,7 +206,11 @@ fn environment() -> Environment<'static> {
 
 /// Sets the date of `strftime_now`.
 fn add_date(environment: &mut Environment<'static>, date: jiff::civil::DateTime) {
-    environment.add_function(STRFTIME_NOW, move |format: &str| date::strftime(date, format));
+    environment.add_function(STRFTIME_NOW, move |state: &State<'_, '_>, format: &str| {
+        // A field of two characters is a calculation.
+        state.consume_fuel(format.len() as u64)?;
+        date::strftime(date, format)
+    });
 }
 
 /// Returns messages as `transformers` passes them to a template: without null keys, and with an assistant's reasoning under the names that

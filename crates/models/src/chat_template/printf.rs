@@ -42,7 +42,7 @@ fn is_whole(value: &Value) -> bool {
 
 /// Applies the filter `format(*args, **kwargs)`: `value % (kwargs or args)`.
 pub(super) fn format(state: &State<'_, '_>, value: &Value, args: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
-    let format = python::text(value)?;
+    let format = python::charged_text(state, value)?;
     let pairs = named.args().map(|name| Ok((name, named.get::<Value>(name)?)));
     let pairs = pairs.collect::<Result<Vec<_>, Error>>()?;
     if pairs.is_empty() {

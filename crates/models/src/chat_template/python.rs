@@ -2,8 +2,8 @@
 
 use super::limits::{MAX_DEPTH, Text, too_deep};
 use grpo_files::LONG_INTEGER_MARK;
-use minijinja::Error;
 use minijinja::value::{ArgType, Kwargs, Tuple, Value, ValueKind};
+use minijinja::{Error, State};
 use regex::Regex;
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -12,6 +12,14 @@ use std::sync::LazyLock;
 pub(super) fn text(value: &Value) -> Result<String, Error> {
     let mut out = Text::default();
     add_text(value, &mut out)?;
+    Ok(out.into_string())
+}
+
+/// Returns `str(value)`, and charges for it.
+pub(super) fn charged_text(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
+    let mut out = Text::default();
+    add_text(value, &mut out)?;
+    state.consume_fuel(out.steps())?;
     Ok(out.into_string())
 }
 

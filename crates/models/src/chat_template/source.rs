@@ -8,7 +8,7 @@
 //! * `a * b` becomes `a *one* b`, so that no product is a constant: minijinja evaluates constants during compilation, without steps and
 //!   limits.
 
-use super::limits::{MAX_LENGTH, MAX_TOKENS, WAY_OUT};
+use super::limits::{MAX_LENGTH, MAX_TAG_TOKENS, MAX_TOKENS, WAY_OUT};
 use std::ops::Range;
 
 /// The name of the number 1, which no template uses by chance.
@@ -43,7 +43,13 @@ pub(super) fn prepared(source: &str) -> Result<String, String> {
             _ => {
                 let close = if kind == b'%' { "%}" } else { "}}" };
                 let tag = Tag::read(rest, close);
-                count += tag.tokens.len() + 2 * tag.products().len();
+                let tokens = tag.tokens.len() + 2 * tag.products().len();
+                if tokens > MAX_TAG_TOKENS {
+                    return Err(format!(
+                        "a tag of the template has more than {MAX_TAG_TOKENS} tokens, which is the limit; {WAY_OUT}"
+                    ));
+                }
+                count += tokens;
                 if count > MAX_TOKENS {
                     return Err(format!(
                         "the tags of the template have more than {MAX_TOKENS} tokens, which is the limit; {WAY_OUT}"
@@ -255,6 +261,9 @@ mod tests {
         let tokens = |count: usize| prepared(&"{{ a.b }}".repeat(count / 3));
         tokens(MAX_TOKENS - 3).unwrap();
         assert!(tokens(MAX_TOKENS + 3).unwrap_err().contains("32768 tokens"));
+        let chain = |links: usize| prepared(&format!("{{{{ x{} }}}}", " + 1".repeat(links)));
+        chain(MAX_TAG_TOKENS / 2 - 1).unwrap();
+        assert!(chain(MAX_TAG_TOKENS / 2).unwrap_err().contains("a tag of the template has more than 4096 tokens"));
         prepared(&"x + 1 ".repeat(MAX_TOKENS)).unwrap();
         assert!(prepared(&"x".repeat(MAX_LENGTH + 1)).unwrap_err().contains("the limit is 1048576 bytes"));
     }

@@ -1,7 +1,7 @@
 //! Bounded versions of filters and methods whose results grow with their arguments.
 
 use super::bounds::{joined, walk_all};
-use super::limits::{MAX_DEPTH, MAX_OUTPUT, MAX_WIDTH, invalid, steps, too_deep, too_long};
+use super::limits::{MAX_DEPTH, MAX_OUTPUT, MAX_WIDTH, invalid, steps, steps_of_characters, too_deep, too_long};
 use super::{python, strings};
 use grpo_files::long_digits;
 use minijinja::value::{Serde, Tuple, Value, ValueKind, from_args};
@@ -65,10 +65,61 @@ fn other(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<Option<Va
     Ok((!stays).then(|| if is_tuple { Value::from(Tuple::from(items)) } else { Value::from(items) }))
 }
 
+/// Returns `value[start:stop:step]` as in Python, and charges for all of `value`, because characters and items are counted from its start.
+pub(super) fn slice(
+    state: &State<'_, '_>,
+    value: &Value,
+    start: &Value,
+    stop: &Value,
+    step: &Value,
+) -> Result<Value, Error> {
+    let bound = |bound: &Value| if bound.is_none() { Ok(None) } else { i64::try_from(bound.clone()).map(Some) };
+    let (start, stop, step) = (bound(start)?, bound(stop)?, bound(step)?.unwrap_or(1));
+    if step == 0 {
+        return Err(invalid("cannot slice by step size of 0"));
+    }
+    if let Some(text) = value.as_str() {
+        state.consume_fuel(steps_of_characters(text.len()))?;
+        let characters: Vec<char> = text.chars().collect();
+        let chosen = indices(characters.len(), start, stop, step);
+        return Ok(Value::from(chosen.filter_map(|index| characters.get(index)).collect::<String>()));
+    }
+    let items: Vec<Value> = match value.kind() {
+        ValueKind::Undefined | ValueKind::None => vec![],
+        ValueKind::Seq | ValueKind::Iterable => {
+            let charged = python::items(value).map(|item| state.consume_fuel(1).map(|()| item));
+            charged.collect::<Result<_, Error>>()?
+        }
+        kind => return Err(invalid(format!("value of type {kind} cannot be sliced"))),
+    };
+    let chosen = indices(items.len(), start, stop, step).filter_map(|index| items.get(index).cloned());
+    let chosen: Vec<Value> = chosen.collect();
+    let is_tuple = value.downcast_object_ref::<Tuple>().is_some();
+    Ok(if is_tuple { Value::from(Tuple::from(chosen)) } else { Value::from(chosen) })
+}
+
+/// Returns the indices of a slice of `length` items.
+fn indices(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> impl Iterator<Item = usize> {
+    let length = i64::try_from(length).unwrap_or(i64::MAX);
+    // A slice backwards ends before the first item, at -1.
+    let (least, most) = if step > 0 { (0, length) } else { (-1, length - 1) };
+    let clamped =
+        |bound: i64| if bound < 0 { bound.saturating_add(length) } else { bound }.clamp(least, most.max(least));
+    let (first, end) = if step > 0 { (least, most) } else { (most, least) };
+    let (start, stop) = (start.map_or(first, clamped), stop.map_or(end, clamped));
+    let next = move |at: &i64| at.checked_add(step);
+    let is_before = move |at: &i64| if step > 0 { *at < stop } else { *at > stop };
+    std::iter::successors(Some(start), next).take_while(is_before).filter_map(|at| usize::try_from(at).ok())
+}
+
 /// Calls a Python method: minijinja's, with a limit on results and steps for the input.
 pub(super) fn method(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let texts = std::iter::once(value).chain(args).filter_map(Value::as_str);
-    state.consume_fuel(steps(texts.map(str::len).sum()))?;
+    let lengths: Vec<usize> = texts.map(str::len).collect();
+    state.consume_fuel(steps_of_characters(lengths.iter().sum()))?;
+    if let ("strip" | "lstrip" | "rstrip", [text, characters, ..]) = (method, &lengths[..]) {
+        charge_strip(state, *text, *characters)?;
+    }
     if let Some(text) = value.as_str() {
         if let Some(result) = strings::method(state, text, method, args)? {
             return Ok(result);
@@ -92,6 +143,11 @@ pub(super) fn method(state: &mut State<'_, '_>, value: &Value, method: &str, arg
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
+/// Charges for searching each character of a text of some bytes among `characters` bytes.
+pub(super) fn charge_strip(state: &State<'_, '_>, text: usize, characters: usize) -> Result<(), Error> {
+    state.consume_fuel(steps_of_characters(text).saturating_mul(steps_of_characters(characters)))
+}
+
 /// Checks the length of `text.replace(old, new, count)`.
 fn bound_replace(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<(), Error> {
     let [Some(old), Some(new)] = [0, 1].map(|index| args.get(index).and_then(Value::as_str)) else { return Ok(()) };
@@ -111,7 +167,7 @@ fn bound_format(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<(),
     for argument in args {
         let length = match argument.as_str() {
             Some(text) => text.len(),
-            None => python::text(argument)?.len(),
+            None => python::charged_text(state, argument)?.len(),
         };
         longest = longest.max(length);
     }
@@ -131,5 +187,6 @@ fn bound_format(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<(),
     if length > MAX_OUTPUT {
         return Err(too_long());
     }
-    state.consume_fuel(steps(length))
+    // A field is parsed, and its value formatted.
+    state.consume_fuel(steps_of_characters(length) + fields as u64)
 }

@@ -180,6 +180,74 @@ fn lists_that_grow_lazily_are_refused() {
     }
 }
 
+/// Each use reads a text of a megabyte: 100 of them are few instructions and take long.
+#[test]
+fn the_length_of_texts_costs_steps() {
+    let texts =
+        "{% set a = 'a' * 1000000 %}{% set b = 'a' * 1000000 %}{% set d = 'ä' * 500000 %}{% set n = '1' * 1000000 %}";
+    for use_of_it in [
+        "{% set x = messages[0]|attr(a) %}",
+        "{% set x = messages[0][a] %}",
+        "{% set x = {a: 1} %}",
+        "{% set x = {}.get(a) %}",
+        "{% set x = a == b %}",
+        "{% set x = a < b %}",
+        "{% set x = a is eq(b) %}",
+        "{% set x = a in [b] %}",
+        "{% set x = a is upper %}",
+        "{% set x = a is startingwith(b) %}",
+        "{% set x = d[499999] %}",
+        "{% set x = d[499999:] %}",
+        "{% set x = (range(90000)|list)[89999:] %}",
+        "{% set x = d|length %}",
+        "{% set x = d|reverse %}",
+        "{% set x = a|title %}",
+        "{% set x = n|int %}",
+        "{% set x = n|float %}",
+        "{% set x = [d]|string %}",
+        "{% set x = d|tojson %}",
+        "{% set x = a.count('a') %}",
+        "{% set x = a.find('b') %}",
+        "{% set x = a.isalnum() %}",
+        "{% set x = strftime_now('%Y' * 100000) %}",
+        "{% set x = a.strip('bcdefghijklmnopqrstuvwxyz' * 100 ~ 'a') %}",
+        "{% set x = a|trim('bcdefghijklmnopqrstuvwxyz' * 100 ~ 'a') %}",
+        "{% set x = ([[1] * 100] * 2000)|sum(start=[]) %}",
+        "{% set x = [a, b]|min %}",
+        "{% set x = [a, b]|sort %}",
+        "{% set x = [a]|map('trim')|list %}",
+        "{% set x = [a]|reject('lower')|list %}",
+        "{% set x = [{'k': 1}]|map(attribute=a, default=1)|list %}",
+    ] {
+        let source = format!("{texts}{{% for i in range(100) %}}{use_of_it}{{% endfor %}}");
+        refuses(&source, &["takes more than", "steps"]);
+    }
+    let deep = "{% set ns = namespace(s=[1]) %}{% for i in range(200) %}{% set ns.s = [ns.s] %}{% endfor %}";
+    refuses(
+        &format!("{deep}{{% for i in range(20000) %}}{{% set x = ns.s|string %}}{{% endfor %}}"),
+        &["takes more than"],
+    );
+}
+
+/// A conversation of a megabyte, whose texts a template reads again and again.
+#[test]
+fn templates_of_long_conversations_stay_within_the_steps() {
+    let content = "A sentence with some words and a </think> in it. ".repeat(40);
+    let roles = ["user", "assistant"];
+    let messages: Vec<_> = (0..500).map(|i| json!({"role": roles[i % 2], "content": content})).collect();
+    let source = "{% set ns = namespace(last=-1, has_tool=false) %}{% for m in messages %}{% if m.role == 'user' %}\
+        {% set ns.last = loop.index0 %}{% endif %}{% if m['role'] == 'tool' or '<tool_response>' in m.content %}\
+        {% set ns.has_tool = true %}{% endif %}{% endfor %}{% for m in messages %}\
+        {%- set text = m.content %}{% if m.role == 'assistant' and '</think>' in text %}\
+        {% set thought = text.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}\
+        {% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}\
+        {{ '<|im_start|>' ~ m.role ~ '\\n' }}{% if loop.index0 > ns.last and text is string and text|trim|length > 0 %}{{ thought|trim }}{% endif %}\
+        {{ text|trim ~ '<|im_end|>\\n' }}{{ m|tojson if loop.last }}\
+        {% if messages|selectattr('role', 'equalto', 'tool')|list|length > 0 and messages[-1].role == 'user' %}x{% endif %}{% endfor %}";
+    let text = ChatTemplate::new(source, "long").render(&json!({"messages": messages})).unwrap();
+    assert!(text.len() > 300_000 && text.contains("<|im_start|>assistant\n"), "{}", text.len());
+}
+
 /// minijinja works out constants while it compiles.
 #[test]
 fn constants_are_not_worked_out_without_limits() {
@@ -234,12 +302,24 @@ fn bounds_change_nothing_of_what_templates_write() {
             "{% set ns = namespace(x=[1]) %}{% set ns.x = ns.x + [2] %}{{ ns.x }}{{ ([1] + [2])[1] }}{{ 'a' + 'b' }}",
             "[1, 2]2ab",
         ),
+        (
+            "{{ [[1], [2, 3]]|sum(start=[]) }}{{ [1.5, 2]|sum }}{{ ' ab'|trim }}{{ 'xabx'|trim('x') }}",
+            "[1, 2, 3]3.5abab",
+        ),
         ("{{ [3, 1, 2]|sort }}{{ [1, 1]|unique|list }}{{ [1, 2]|sum }}{{ [1, 2]|max }}", "[1, 2, 3][1]32"),
         (
             "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ messages|map(attribute='role')|list }}",
             "1['user']",
         ),
         ("{{ 'a\nb'|indent(2) }}{{ 'a\nb'|indent(width=2, first=true) }}", "a\n  b  a\n  b"),
+        (
+            "{{ 'äbc'[1:] }}{{ 'äbc'[::-1] }}{{ 'äbc'[-2:][:1] }}{{ 'äbc'[5:] }}{{ 'abc'[-9:2] }}{{ 'abcdef'[4:0:-2] }}{{ 'abc'[::-9] }}",
+            "bccbäbabecc",
+        ),
+        (
+            "{{ [1, 2, 3][1:] }}{{ (1, 2, 3)[:2] }}{{ [1, 2, 3][::-2] }}{{ range(5)[3:] }}{{ nothing[1:] }}{{ [][::-1] }}{{ [1, 2][-1:-9:-1] }}",
+            "[2, 3](1, 2)[3, 1][3, 4][][][2, 1]",
+        ),
         ("{% call f() %}{% endcall %}{% macro f() %}x{% endmacro %}", ""),
     ] {
         match expected {
