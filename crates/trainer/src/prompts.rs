@@ -6,6 +6,7 @@ use grpo_files::counted;
 use models::{ChatTemplate, HfTokenizer, ModelFolder, TRAINING_TEMPLATES, Tokenizer};
 use rewards::Rewards;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The key of a chat template that replaces the model's.
 const CHAT_TEMPLATE: &str = "data.chat_template";
@@ -84,14 +85,15 @@ pub fn open_data(
 ///
 /// # Errors
 /// Each prompt has its own result: the errors of [`rollout::encode_prompt`], and an error for a text with special-token strings if
-/// `data.prompts_are_rendered` is not set.
+/// `data.prompts_are_rendered` is not set. Prompts behind the first with an error may be left out, with an error that says so: a template
+/// may take seconds until it exceeds its limit of steps.
 pub fn count_tokens(
     tokenizer: &dyn Tokenizer,
     config: &DataConfig,
     prompts: &[&Prompt],
     limit: usize,
 ) -> Vec<std::result::Result<usize, Box<dyn std::error::Error + Send + Sync>>> {
-    let one = |prompt: &&Prompt| {
+    let one = |prompt: &Prompt| {
         match prompt {
         Prompt::Text(text) => match tokenizer.special_token(text).filter(|_| config.prompts_are_rendered.is_none()) {
             Some(token) => Err(format!(
@@ -108,7 +110,16 @@ pub fn count_tokens(
         }
     }
     };
-    models::map_on_template_threads(prompts, rayon::current_num_threads(), one)
+    let failed = AtomicUsize::new(usize::MAX);
+    let indexed: Vec<(usize, &Prompt)> = prompts.iter().copied().enumerate().collect();
+    models::map_on_template_threads(&indexed, rayon::current_num_threads(), |(index, prompt)| {
+        if failed.load(Ordering::Relaxed) < *index {
+            return Err("an earlier prompt has an error".into());
+        }
+        one(prompt).inspect_err(|_| {
+            failed.fetch_min(*index, Ordering::Relaxed);
+        })
+    })
 }
 
 /// Checks that rows have the reference answers that rewards need, and warns of text prompts that bypass a chat template.

@@ -549,3 +549,20 @@ fn conversations_are_sampled_by_a_server() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn prompts_behind_one_that_the_template_refuses_are_not_rendered() {
+    let source =
+        "{% if messages[0].content == 'b' %}{{ raise_exception('refused') }}{% endif %}{{ messages[0].content }}";
+    let tokenizer = tokenizer().with_chat_template(source, "own");
+    let prompt =
+        |text: &str| Prompt::Messages { messages: vec![user(text).messages.remove(0)], tools: None, documents: None };
+    let prompts = ["a", "b", "c", "b"].map(prompt);
+    let counted = trainer::count_tokens(&tokenizer, &data::DataConfig::default(), &prompts.each_ref(), 0);
+    let errors = counted.iter().map(|count| count.as_ref().map_err(ToString::to_string));
+    let [first, second, third, last] = &errors.collect::<Vec<_>>()[..] else { panic!("four results") };
+    assert!(first.is_ok() && second.as_ref().is_err_and(|error| error.contains("refused")), "{first:?} {second:?}");
+    for left_out in [third, last] {
+        assert_eq!(left_out.as_ref().unwrap_err(), "an earlier prompt has an error");
+    }
+}
