@@ -71,3 +71,21 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<BatchFile> {
     let bytes = read_safetensors(path).with_context(|| format!("cannot read {}", path.display()))?;
     BatchFile::parse(&bytes).with_context(|| path.display().to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dtypes_have_the_names_of_torch_and_short_ones() {
+        let command = || clap::Command::new("x").arg(clap::Arg::new("dtype").long("dtype").value_parser(dtypes()));
+        let parsed = |name: &str| command().try_get_matches_from(["x", "--dtype", name]);
+        for (names, dtype) in [(&["f32", "fp32", "float32"][..], Dtype::F32), (&["bf16", "bfloat16"], Dtype::Bf16)] {
+            for name in names {
+                assert_eq!(parsed(name).unwrap().get_one::<Dtype>("dtype"), Some(&dtype), "{name}");
+            }
+        }
+        let error = parsed("float16").unwrap_err().to_string();
+        assert!(error.contains("f32, bf16"), "{error}");
+    }
+}
