@@ -222,7 +222,7 @@ mod tests {
             ("optimizer.lr_scheduler_type", "linear (default)"),
             ("grpo.num_generations", "8"),
             ("grpo.max_steps", "7"),
-            ("grpo.gradient_accumulation_steps", "1 (default)"),
+            ("grpo.gradient_accumulation_steps", "8 (default)"),
             ("rollout.top_p", "null"),
             ("rollout.min_p", "null (default)"),
         ] {
