@@ -73,7 +73,8 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
 
 /// Rewrites Chinese fractions: `四分之三` becomes `3/4`, `百分之五十` becomes `50%`.
 fn with_fractions(text: &str) -> Cow<'_, str> {
-    regex!(FRACTION, r"([〇零一二两三四五六七八九十百千万亿\d.]+)分之([〇零一二两三四五六七八九十百千万亿\d.]+)");
+    const NUMBER: &str = r"([〇零一二两三四五六七八九十百千万亿]+|\d+(?:\.\d+)?)";
+    regex!(FRACTION, format!("{NUMBER}分之{NUMBER}"));
     FRACTION.replace_all(text, |found: &Captures<'_>| {
         let number = |text: &str| chinese_number(text).map_or(text.to_owned(), |number| number.to_string());
         match (&found[1], number(&found[2])) {

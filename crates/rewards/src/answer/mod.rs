@@ -9,7 +9,7 @@ mod sentence;
 
 use crate::math::Answer;
 use crate::patterns::regex;
-use crate::plain::plain;
+use crate::plain::{chinese_number, plain};
 use crate::reward_fn::RewardInput;
 use crate::thoughts::behind_thoughts;
 use boxes::{end_of_last_box, last_boxes, last_hashes, last_tag};
@@ -98,6 +98,16 @@ impl AnswerFrom {
     }
 }
 
+/// Returns the number in Chinese numerals of a sentence without digits: 24 of `一共有二十四个`.
+fn numeral_of_sentence(text: &str) -> Option<String> {
+    regex!(NUMERAL, r"(?:^|[有是为剩要得共需:]\s*)([〇零一二两三四五六七八九十百千万亿]+)(?:[^分样]|$)");
+    if text.contains(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    let numeral = NUMERAL.captures_iter(text).last()?;
+    Some(chinese_number(&numeral[1])?.to_string())
+}
+
 fn marked(text: &str) -> Option<Cow<'_, str>> {
     if let Some(answer) = json_answer(text) {
         return Some(Cow::Owned(answer));
@@ -164,8 +174,9 @@ impl AnswerRule {
             _ => found.contains(" is ") || last_boxes(&text).is_none_or(|boxes| boxes.trim() != found),
         };
         let plain = if is_sentence { found.replace("**", "") } else { String::new() };
+        let numeral = Some(&plain).filter(|plain| !plain.is_empty()).and_then(|plain| numeral_of_sentence(plain));
         let values: Vec<String> = values_of_sentence(&plain).into_iter().map(str::to_owned).collect();
-        std::iter::once(found).chain(values).collect()
+        std::iter::once(found).chain(values).chain(numeral).collect()
     }
 
     pub(crate) fn letter(&self, input: &RewardInput<'_>) -> Option<char> {
