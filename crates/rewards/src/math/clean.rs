@@ -106,6 +106,10 @@ static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"\\(?:mathbb|Bbb)\s*(?:\{\s*R\s*\}|R\b)\s*[\^_]\s*(?:\+|\{\s*(?:\+|>\s*0)\s*\})", "(0,\\infty)"),
         (r"\\(?:mathbb|Bbb)\s*(?:\{\s*R\s*\}|R\b)", "(-\\infty,\\infty)"),
         (r"(?i)^(?:\\text\s*\{)?\s*(?:the set of )?all real numbers\s*\}?$", "(-\\infty,\\infty)"),
+        (
+            r"(?i)^(?:\\text\s*\{)?\s*(?:the set of )?all real numbers(?: x)?,? except(?: for)?\s*\}?\s*(?:[a-z]\s*=)?\s*(.+)$",
+            "(-\\infty,\\infty)\\setminus\\{$1\\}",
+        ),
         (r"(?i)^(?:\\text\s*\{)?\s*(?:the set of )?all positive real numbers\s*\}?$", "(0,\\infty)"),
         (
             r"(?i)^(?:\\text\s*\{)?\s*(?:there (?:is|are) )?no (?:real )?solutions?\s*\}?$|^(?:the )?empty set$|^无解$",

@@ -45,7 +45,7 @@ impl Kind {
             _ => match command.to_ascii_lowercase().as_str() {
                 "alpha" | "beta" | "gamma" | "delta" | "epsilon" | "varepsilon" | "zeta" | "eta" | "theta"
                 | "kappa" | "lambda" | "mu" | "nu" | "xi" | "rho" | "sigma" | "tau" | "phi" | "varphi" | "chi"
-                | "psi" | "omega" | "ell" => Some(Self::Greek),
+                | "psi" | "omega" | "ell" | "hbar" => Some(Self::Greek),
                 _ => None,
             },
         }

@@ -12,6 +12,13 @@ pub(super) fn same(reference: &Form, answer: &Form) -> bool {
         (Words(a), Words(b)) => a == b,
         // `\text{abc}` equals the product abc.
         (Words(a), Value(b)) | (Value(b), Words(a)) => letters(&b.expr).is_some_and(|b| b == *a),
+        // `\{5\}` equals `x = 5`.
+        (List { open: '{', items, .. }, Relation { signs, .. }) if items.len() == 1 && is_equation(signs) => {
+            same(&items[0], answer)
+        }
+        (Relation { signs, .. }, List { open: '{', items, .. }) if items.len() == 1 && is_equation(signs) => {
+            same(reference, &items[0])
+        }
         (Named { name: a, value: a_value }, Named { name: b, value: b_value }) => a == b && same(a_value, b_value),
         (Named { value, .. }, answer) => same(value, answer),
         (reference, Named { value, .. }) => same(reference, value),

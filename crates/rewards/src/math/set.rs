@@ -3,7 +3,7 @@
 use super::expr::{Expr, Quantity};
 use super::form::{Form, Sign};
 use super::lex::{SET_CLOSE, SET_OPEN, Token};
-use super::parse::{brackets, is_command, list, split};
+use super::parse::{brackets, closing, is_command, list, split};
 use super::same::interval;
 
 /// Parses all real numbers except some, `(-\infty, \infty) \setminus \{1, 2\}`, to a union of intervals.
@@ -91,6 +91,14 @@ pub(super) fn conditions(items: &[Form]) -> Option<Form> {
     }
 }
 
+/// Returns the tokens in the braces that are around all of them.
+fn ungrouped(tokens: &[Token]) -> &[Token] {
+    match tokens {
+        [Token::Symbol('{'), inside @ .., _] if closing(tokens, 0) == Some(tokens.len() - 1) => ungrouped(inside),
+        _ => tokens,
+    }
+}
+
 fn is_real_line(form: &Form) -> bool {
     let is_infinite = |form: &Form| matches!(form, Form::Value(end) if end.samples[0].value.re.is_infinite());
     matches!(form, Form::List { open: '(', close: ')', items } if items.len() == 2 && items.iter().all(is_infinite))
@@ -99,6 +107,7 @@ fn is_real_line(form: &Form) -> bool {
 /// Parses a set by its condition: `\{x | x > 4\}`, `\{x \in \mathbb{R} : x > 4\}`.
 pub(super) fn builder(tokens: &[Token]) -> Option<Form> {
     let [Token::Symbol(SET_OPEN | '{'), inside @ .., Token::Symbol(SET_CLOSE | '}')] = tokens else { return None };
+    let inside = ungrouped(inside);
     let bar = |token: &Token| matches!(token, Token::Symbol('|' | ':')) || is_command(Some(token), "mid");
     let (_, variable) = *split(inside, bar).first()?;
     let condition = inside.get(variable.len() + 1..)?;
@@ -110,7 +119,7 @@ pub(super) fn builder(tokens: &[Token]) -> Option<Form> {
         }
         _ => false,
     };
-    let form = Some(condition).filter(|_| is_set).and_then(list)?;
+    let form = Some(ungrouped(condition)).filter(|_| is_set).and_then(list)?;
     let is_condition = |form: &Form| matches!(form, Form::Relation { .. });
     // An interval, or a union of intervals, has no name of a variable.
     let intervals = match &form {
