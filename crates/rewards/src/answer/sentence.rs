@@ -87,8 +87,14 @@ pub(super) fn last_value_of(text: &str) -> Option<&str> {
     later.or(Some(formula))
 }
 
-/// Returns the number before the last formula of a text if the formula is its unit, as `$\text{cm}^2$` of `is 12 $\text{cm}^2$`, or only
-/// names what is counted: `24` of `There are 24 ways to arrange $ABCD$`.
+// Matches a verb before the value of its subject.
+regex!(
+    IS,
+    r"(?i)(?:\b(?:is|are|was|were|be|equals?|gives?|yields?|measures?|makes?|becomes?|totals?|(?:has|have)(?:\s+(?:area|length|perimeter|volume|degree|value|order|size))?|contains?|costs?|takes?|get|obtain|find|have|comes? (?:out )?to|amounts? to|simplifies to|reduces to|evaluates to|turns out to be)\s+(?:(?:equal to|exactly|approximately|about|only|just|therefore|thus|then|now|an?)\s+)*|(?:是|为|等于|得|=|≈)\s*)$"
+);
+
+/// Returns the number before the last formula of a text if the formula is its unit, as `$\text{cm}^2$` of `is 12 $\text{cm}^2$`, only
+/// names what is counted, `24` of `There are 24 ways to arrange $ABCD$`, or is a condition: `49` of `The maximum is 49 when $x = 7$`.
 fn value_before_name<'a>(text: &'a str, formula: &Range<usize>) -> Option<&'a str> {
     regex!(
         COUNT,
@@ -106,6 +112,17 @@ fn value_before_name<'a>(text: &'a str, formula: &Range<usize>) -> Option<&'a st
     {
         return Some(sentence[value].trim());
     }
+    regex!(
+        CONDITION,
+        r"^(?:\s*(?:square|cubic)?\s*units)?,?\s*(?:when|if|at|where|for|(?:which is )?(?:reached|attained|achieved|obtained)(?:\s+(?:at|when|for|by|if))?)\s*$"
+    );
+    let last = last_value_range(sentence).filter(|_| unit.contains('='));
+    if let Some(value) = last.filter(|value| IS.is_match(&sentence[..value.start])) {
+        let end = value.end + unit_length(&sentence[value.end..]);
+        if CONDITION.is_match(&sentence[end..]) {
+            return Some(sentence[value.start..end].trim());
+        }
+    }
     let value = first_values(sentence)?;
     let is_count = COUNT.is_match(&sentence[..value.start]) && !CLAUSE.is_match(&sentence[value.end..]);
     is_count.then(|| sentence[value].trim())
@@ -114,10 +131,6 @@ fn value_before_name<'a>(text: &'a str, formula: &Range<usize>) -> Option<&'a st
 /// Returns the value that a sentence gives to its subject, a formula: `9` of ` is 9.`, `15 cm` of ` equals 15 cm.`, `3 and 5` of ` are 3 and
 /// 5`. `None` for a comparison, `is 2 more than 3`, and for a clause that explains the formula, `, which is 9`.
 fn value_of_subject(behind: &str) -> Option<&str> {
-    regex!(
-        VERB,
-        r"(?i)(?:\b(?:is|are|was|were|be|equals?|gives?|yields?|measures?|makes?|becomes?|totals?|(?:has|have)(?:\s+(?:area|length|perimeter|volume|degree|value|order|size))?|contains?|costs?|takes?|get|obtain|find|have|comes? (?:out )?to|amounts? to|simplifies to|reduces to|evaluates to|turns out to be)\s+(?:(?:equal to|exactly|approximately|about|only|just|therefore|thus|then|now|an?)\s+)*|(?:是|为|等于|得|=|≈)\s*)$"
-    );
     regex!(CLAUSE, r"(?i)\b(?:which|where|since|because|if|when|whose|whereas|not|as|while|for)\b|因为|不是|其中");
     regex!(COMPARED, r"(?i)\d|\b(?:more|less|fewer|greater|larger|smaller|times|than|of|from|or)\b|[-+*/^=]");
     let value = first_values(behind)?;
@@ -125,7 +138,7 @@ fn value_of_subject(behind: &str) -> Option<&str> {
     let before = &behind[..value.start];
     let unit = unit_length(&behind[value.end..]);
     let after = &behind[value.end + unit..];
-    let is_value = VERB.is_match(before) && !CLAUSE.is_match(before) && !COMPARED.is_match(after);
+    let is_value = IS.is_match(before) && !CLAUSE.is_match(before) && !COMPARED.is_match(after);
     is_value.then(|| behind[value.start..value.end + unit].trim())
 }
 
