@@ -2,6 +2,7 @@
 
 mod adamw;
 mod attention;
+mod bounds;
 #[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
 mod delta_net;

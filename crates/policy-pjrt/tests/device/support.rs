@@ -209,11 +209,15 @@ pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32], toleranc
     assert_below(what, relative_difference(what, found, expected), tolerance.into());
 }
 
-/// Returns the allowed difference between gradients of device and host for a checkpoint, each of which may be off: those of Gemma 4, whose scores
-/// are not scaled, are within 6e-6 (device), 8e-6 (host) and 5.2e-6 (torch) of transformers in f64. Gated DeltaNets have longer chains of f32
-/// operations.
+/// Returns the allowed difference between gradients of device and host for a checkpoint. Scores of Gemma 4 are not scaled, and amplify rounding
+/// errors: gradients are within 6e-6 (device) and 8e-6 (host) of transformers in f64, so their difference reaches 1.4e-5. Gated DeltaNets have
+/// longer chains of f32 operations.
 pub(crate) fn to_host(name: &str) -> f32 {
-    if checkpoint::GATED_DELTA_NETS.contains(&name) { 1e-4 } else { 2e-5 }
+    match name {
+        "gemma4" | "gemma4_vision" => 4e-5,
+        name if checkpoint::GATED_DELTA_NETS.contains(&name) => 1e-4,
+        _ => 2e-5,
+    }
 }
 
 /// Returns the largest difference of each tensor, relative to its largest value or to a tenth of the largest of all tensors: a small gradient is a
