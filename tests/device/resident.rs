@@ -11,7 +11,7 @@ use grpo_core::{
 };
 use rstest::rstest;
 use std::any::Any;
-use testkit::margin::{assert_below, largest_difference};
+use testkit::margin::largest_difference;
 use testkit::{Case, Shape};
 
 /// A policy on the devices.
@@ -134,7 +134,7 @@ fn device_logits_are_overwritten_with_their_gradient(#[values(Dtype::F32, Dtype:
     let largest = largest(&expected);
     let tolerance = if dtype == Dtype::F32 { 2e-5 } else { 1.0 / 256.0 };
     let found: Vec<f64> = logits.to_host().unwrap().into_iter().map(f64::from).collect();
-    assert_below("gradients in place", largest_difference(&found, &expected) / largest, tolerance);
+    crate::evaluation::assert_within("gradients in place", largest_difference(&found, &expected) / largest, tolerance);
 }
 
 /// A tensor of another backend.
