@@ -153,10 +153,10 @@ fn configured_columns_must_exist() {
     let text = open(&columns).err().unwrap().to_string();
     assert!(text.contains("line 2: expected an answer in column `gold`, and there is no such column"), "{text}");
     assert!(!text.contains("--set"), "{text}");
-    let (_folder, path) =
+    let (_other_folder, other) =
         file("rows.jsonl", lines(&[json!({"q": "a", "label": 1, "Ground-Truth": "b", "answers": ["c"]})]));
-    let likely = DataConfig { answer_column: Some("gold".into()), ..columns.clone() };
-    let text = open(&DataConfig { files: config(&path).files, ..likely }).err().unwrap().to_string();
+    let likely = DataConfig { files: config(&other).files, ..columns.clone() };
+    let text = open(&likely).err().unwrap().to_string();
     assert!(
         text.contains("; `Ground-Truth` looks like one of answers: `--set data.answer_column=Ground-Truth`"),
         "{text}"
