@@ -114,7 +114,7 @@ fn a_program_is_an_environment_and_a_template_that_rewrites_turns_is_refused() {
     // The template's own rendering of every turn is a row. Untrained models write no thoughts, so the tokens before often stay.
     let forks = ["data.history=fork", "grpo.max_steps=1"];
     let text = train(&runs, "model", "b", &[&settings[..], &forks].concat());
-    assert_has(&text, &["the chat template rewrites earlier turns", "data.history: fork"]);
+    assert_has(&text, &["anew after every turn (data.history: fork)"]);
     for row in runs.phase("b", "grpo") {
         assert_eq!((value(&row, "num_turns/max"), value(&row, "environments/failures")), (2.0, 0.0), "{row}");
         assert!(value(&row, "num_rows/mean") >= 1.0 && value(&row, "grad_norm") > 0.0, "{row}");

@@ -93,6 +93,9 @@ fn device(config: &TrainConfig, settings: &Settings<'_>) -> String {
 
 fn rows(config: &TrainConfig, overview: &Overview) -> String {
     let form = match overview.renders_template {
+        Some(true) if overview.rewrites_history => {
+            "messages that the chat template renders, anew after every turn (data.history: fork)"
+        }
         Some(true) => "messages that the chat template renders",
         _ => "text that is sent as it is",
     };

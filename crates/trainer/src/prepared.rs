@@ -61,6 +61,8 @@ pub struct Overview {
     pub longest_prompt: usize,
     /// `true` if the chat template of the model renders prompts; `None` without prompts.
     pub renders_template: Option<bool>,
+    /// `true` if the chat template rewrites earlier turns: conversations are rendered anew, and have several rows.
+    pub rewrites_history: bool,
     /// The counts of used and dropped rows of files; `None` if tasks make the problems.
     pub rows: Option<DataReport>,
     /// The number of rows of an evaluation; 0 where evaluation is off.
@@ -223,6 +225,7 @@ impl Prepared {
             context,
             longest_prompt,
             renders_template: seen.first().map(|item| item.prompt.is_rendered()),
+            rewrites_history: rows.checked.rewrites_history,
             rows: report,
             held_out: rows.held_out.len(),
             rewards: rewards.names().map(str::to_owned).zip(rewards.weights()).collect(),

@@ -85,11 +85,6 @@ impl Rows {
         let limits = &config.rollout.multi_turn;
         let rows = self.held_out.iter().chain(&self.probe);
         self.checked = check_environments(environments, tokenizer, limits, config.data.history, rows, store)?;
-        if self.checked.rewrites_history {
-            tracing::info!(
-                "the chat template rewrites earlier turns: conversations go on in other rows (data.history: fork)"
-            );
-        }
         let added = self.checked.added_tokens;
         let longest = config.rollout.max_completion_length();
         let found = longest + added;
