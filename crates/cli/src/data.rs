@@ -139,7 +139,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let config = config.with_context(folder.config().max_position_embeddings);
     let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
     let (mut summary, report, items, tried) = summarise(&args, &config, &folder, &tokenizer)?;
-    // Programs may be missing, take long, or never answer: what is known without them is printed before them.
+    // A reward program may be missing, or never answer. Everything else is printed first.
     if !args.json {
         emit(&data_text::rows(&summary))?;
     }

@@ -53,5 +53,5 @@ pub use quantization::{Quantization, QuantizedMatrix, QuantizedMemory};
 pub use rope::Rotary;
 pub use tensor::NamedTensor;
 pub use tokenizer::{CharTokenizer, HfTokenizer, Tokenizer};
-pub use turns::{TRAINING_TEMPLATES, TurnTokens, call_id, with_names};
+pub use turns::{TRAINING_TEMPLATES, TurnTokens, with_names};
 pub use weights::{Dtype, WeightTensor, Weights};

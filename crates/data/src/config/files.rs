@@ -110,14 +110,14 @@ pub enum FileFormat {
     Parquet,
 }
 
-/// What becomes of a conversation of several turns whose chat template rewrites earlier turns.
+/// The treatment of chat templates that rewrite earlier turns of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum History {
-    /// Such a template is refused.
+    /// A template that rewrites earlier turns is refused.
     #[default]
     Keep,
-    /// The conversation is rendered anew after every turn, and goes on in another row if the tokens before have changed.
+    /// A conversation is rendered anew after every turn, and goes on in another row if the tokens before have changed.
     Fork,
 }
 

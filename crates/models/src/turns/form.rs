@@ -1,9 +1,8 @@
 //! The form of tool calls and their results that a chat template takes.
 
+use grpo_files::long_integers_as_digits;
 use serde_json::{Value, json};
-
-/// The number of characters of a call's id, which Mistral's templates demand.
-const ID_LENGTH: usize = 9;
+use std::borrow::Cow;
 
 /// The form of calls and results.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +23,10 @@ impl Form {
     ];
 
     /// Returns messages in this form.
-    pub(super) fn applied(self, messages: &[Value]) -> Vec<Value> {
+    pub(super) fn applied(self, messages: &[Value]) -> Cow<'_, [Value]> {
+        if !self.has_text_arguments && !self.has_user_results {
+            return Cow::Borrowed(messages);
+        }
         let mut formed: Vec<Value> = Vec::with_capacity(messages.len());
         for message in messages {
             let mut message = message.clone();
@@ -32,13 +34,13 @@ impl Form {
                 for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
                     let arguments = &mut call["function"]["arguments"];
                     if arguments.is_object() {
-                        *arguments = arguments.to_string().into();
+                        *arguments = long_integers_as_digits(arguments.to_string()).into();
                     }
                 }
             }
             if self.has_user_results {
                 if message["role"] == "tool" {
-                    message = json!({"role": "user", "content": message["content"].as_str().unwrap_or_default()});
+                    message = json!({"role": "user", "content": message["content"]});
                 }
                 if let Some(last) = formed.last_mut()
                     && last["role"] == "user"
@@ -51,33 +53,8 @@ impl Form {
             }
             formed.push(message);
         }
-        formed
+        Cow::Owned(formed)
     }
-}
-
-/// Returns the id of a tool call: nine letters and digits, a function of `key`, such as the seed, the conversation, the turn and the index of
-/// the call.
-///
-/// ```
-/// let id = models::call_id(&[7, 0, 1]);
-/// assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()));
-/// assert_ne!(id, models::call_id(&[7, 0, 2]));
-/// ```
-pub fn call_id(key: &[u64]) -> String {
-    const DIGITS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-    // The finalizer of SplitMix64 mixes each part into the hash.
-    let mut hash = key.iter().fold(0_u64, |hash, part| {
-        let mixed = (hash ^ part).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    });
-    let mut id = String::with_capacity(ID_LENGTH);
-    for _ in 0..ID_LENGTH {
-        id.push(char::from(DIGITS[(hash % 36) as usize]));
-        hash /= 36;
-    }
-    id
 }
 
 /// Adds the tool's name to results whose `tool_call_id` is the id of a call in `calls`, as some templates write it. OpenAI's clients leave it

@@ -13,7 +13,7 @@
 
 mod form;
 
-pub use form::{call_id, with_names};
+pub use form::with_names;
 
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
@@ -53,6 +53,8 @@ pub struct TurnTokens {
     form: Form,
     /// The end of the assistant's turn in the example conversation; `None` if the template rewrites earlier turns.
     end: Option<End>,
+    /// `true` if the tokens of a result depend on the id or the name of its call.
+    reads_calls: bool,
     example_call: String,
 }
 
@@ -78,7 +80,7 @@ impl TurnTokens {
     /// As [`TurnTokens::new`], but takes a template that rewrites earlier turns, too: [`TurnTokens::rewrites`] is `true` then.
     ///
     /// # Errors
-    /// The errors of [`TurnTokens::new`], but those of earlier turns.
+    /// The errors of [`TurnTokens::new`], except [`Error::Turns`] about earlier turns.
     pub fn forking(tokenizer: &dyn Tokenizer, tools: Option<&Value>, role: &str) -> Result<Self> {
         Self::find(tokenizer, tools, role, true)
     }
@@ -99,7 +101,7 @@ impl TurnTokens {
     }
 
     /// Returns the tokens that follow a turn of the assistant whose last token is `last`: the end of the turn, if that is another token,
-    /// `messages`, and the start of the next turn. `calls` are the tool calls of the turn, of which ids and names are used.
+    /// `messages`, and the start of the next turn. `calls` are the tool calls of the turn; their ids and names go to the template.
     ///
     /// # Errors
     /// The errors of [`Tokenizer::encode_messages`]; [`Error::Turns`] if the template rewrites earlier turns, or the messages change how earlier
@@ -116,9 +118,12 @@ impl TurnTokens {
         let end = match (&self.end, calls) {
             (None, _) => return Err(rewritten()),
             (Some(end), []) => end.clone(),
+            // The example's call stands for it.
+            (Some(end), [_]) if !self.reads_calls => end.clone(),
             (Some(_), calls) => template.end(calls)?,
         };
         let End { before, id } = end;
+        let calls = if self.reads_calls || calls.len() > 1 { calls } else { &[] };
         let all = [&template.example(calls)[..], messages].concat();
         let ids = template.encode(&all)?;
         let new = ids.strip_prefix(&before[..]).ok_or_else(rewritten)?;
@@ -156,7 +161,7 @@ fn user() -> Value {
 /// Returns a call of the example's tool.
 fn example_call() -> Value {
     let function = json!({"name": TurnTokens::EXAMPLE_TOOL, "arguments": {"x": 1}});
-    json!({"type": "function", "id": call_id(&[0]), "function": function})
+    json!({"type": "function", "id": "a1b2c3d4e", "function": function})
 }
 
 /// A chat template with the tools, the role of what follows the assistant, and the form of calls and results.
@@ -182,7 +187,7 @@ impl Template<'_> {
         self.role == "tool"
     }
 
-    /// Returns a message of the assistant. Before a tool's message it calls tools: those of `calls`, with the arguments of the example.
+    /// Returns a message of the assistant. If a tool answers it, it has the calls `calls`, with the arguments of the example's call.
     fn assistant(&self, content: &str, calls: &[Value]) -> Value {
         let mut message = json!({"role": "assistant", "content": content});
         if self.is_tool() {
@@ -199,9 +204,14 @@ impl Template<'_> {
     }
 
     fn reply(&self, content: &str) -> Value {
+        self.reply_to(content, &[])
+    }
+
+    /// Returns a message to the assistant; of a tool, the result of the first of `calls`, or of the example's call.
+    fn reply_to(&self, content: &str, calls: &[Value]) -> Value {
         let mut reply = json!({"role": self.role, "content": content});
         if self.is_tool() {
-            let call = example_call();
+            let call = calls.first().cloned().unwrap_or_else(example_call);
             (reply["tool_call_id"], reply["name"]) = (call["id"].clone(), call["function"]["name"].clone());
         }
         reply
@@ -228,8 +238,25 @@ impl Template<'_> {
             kept => Some(kept?),
         };
         let example_call = self.example_call(end.as_ref())?;
+        let reads_calls = self.is_tool() && self.reads_calls();
         let (tools, role) = (self.tools.cloned(), self.role.to_owned());
-        Ok(TurnTokens { tools, role, form: self.form, end, example_call })
+        Ok(TurnTokens { tools, role, form: self.form, end, reads_calls, example_call })
+    }
+
+    /// Returns `true` unless the results of two different calls have the same tokens.
+    fn reads_calls(&self) -> bool {
+        let mut other = example_call();
+        (other["id"], other["function"]["name"]) = ("z9y8x7w6v".into(), "other7".into());
+        let tail = |call: Value| {
+            let calls = [call];
+            let before = self.end(&calls)?.before;
+            let ids = self.encode(&[&self.example(&calls)[..], &[self.reply_to(REPLY, &calls)]].concat())?;
+            Ok::<_, Error>(ids.strip_prefix(&before[..]).map(<[u32]>::to_vec))
+        };
+        match (tail(example_call()), tail(other)) {
+            (Ok(Some(one)), Ok(Some(other))) => one != other,
+            _ => true,
+        }
     }
 
     /// Checks that the template shows the tools and their results, and what another role says.
@@ -249,15 +276,7 @@ impl Template<'_> {
     /// Finds the end of the assistant's turn in the example conversation: the last stop token before the reply.
     fn end(&self, calls: &[Value]) -> Result<End> {
         let messages = self.example(calls);
-        let mut reply = self.reply("a");
-        if let Some(call) = calls.first() {
-            (reply["tool_call_id"], reply["name"]) = (call["id"].clone(), call["function"]["name"].clone());
-        }
-        let with = |content: &str| {
-            let mut reply = reply.clone();
-            reply["content"] = content.into();
-            self.encode(&[&messages[..], &[reply]].concat())
-        };
+        let with = |content: &str| self.encode(&[&messages[..], &[self.reply_to(content, calls)]].concat());
         let (first, second) = (with("a")?, with("b")?);
         let common = first.iter().zip(&second).take_while(|(a, b)| a == b).count();
         let stop_ids = self.tokenizer.stop_ids();

@@ -201,6 +201,27 @@ fn results_find_their_calls_by_id() {
 }
 
 #[test]
+fn text_arguments_keep_the_digits_of_long_integers_and_results_their_parts() {
+    let template = "{{ tools | tojson }}{% for m in messages %}\
+        {% if m.role not in ['user', 'assistant'] %}{{ raise_exception('role') }}{% endif %}<|im_start|>{{ m.role }}\n\
+        {% if m.content is string %}{{ m.content }}{% else %}{{ m.content | map(attribute='text') | join }}{% endif %}\
+        {% for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function.arguments + '</tool_call>' }}{% endfor %}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let tokenizer = open("qwen3").with_chat_template(template, "parts.jinja");
+    let turns = TurnTokens::new(&tokenizer, Some(&tools()), "tool").unwrap();
+    let digits = "98765432109876543210987";
+    let mut asked = message("assistant", "");
+    let arguments = json!({"a": grpo_files::long_integer(digits)});
+    asked["tool_calls"] =
+        json!([{"type": "function", "id": "a1b2c3d4e", "function": {"name": "add", "arguments": arguments}}]);
+    let result = json!({"role": "tool", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]});
+    let ids = turns.whole(&tokenizer, &[message("user", "Hi"), asked, result], None).unwrap();
+    let text = tokenizer.decode_with_special(&ids).unwrap();
+    let expected = format!("<tool_call>{{\"a\":{digits}}}</tool_call><|im_end|>\n<|im_start|>user\nonetwo<|im_end|>");
+    assert!(text.contains(&expected), "{text}");
+}
+
+#[test]
 fn arguments_are_text_and_results_are_the_users_where_a_template_demands_it() {
     let template = "{{ tools | tojson }}{% for m in messages %}\
         {% if m.role not in ['user', 'assistant'] or (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}\

@@ -44,6 +44,11 @@ impl<'a> Tools<'a> {
         Self { tokenizer, history, parser, reasoning, turns: HashMap::new(), formats: HashMap::new() }
     }
 
+    /// Returns `true` if conversations whose template rewrites earlier turns go on in other rows.
+    pub(crate) fn forks(&self) -> bool {
+        self.history == History::Fork
+    }
+
     /// Returns the tokens of turns that begin with a message of `role`.
     pub(crate) fn turns(&mut self, tools: Option<&Value>, role: &str) -> Result<Arc<TurnTokens>> {
         let key = (tools.map(Value::to_string).unwrap_or_default(), role.to_owned());

@@ -5,7 +5,7 @@ use super::{Conversed, Ended};
 use crate::{Result, encode_prompt, exceeds};
 use agents::{Environment, Environments, Episode, Failure, Outcome, Parsed, Reply, Start};
 use data::{Item, Prompt};
-use models::{Tokenizer, call_id, with_names};
+use models::{Tokenizer, with_names};
 use policy::Completion;
 use rewards::Conversation;
 use run_config::MultiTurnConfig;
@@ -27,12 +27,13 @@ pub(super) struct Talk<'a> {
     /// The first messages of the environment, or its failure, before the conversation begins.
     start: Option<Result<Vec<Value>, Failure>>,
     tools: Option<Value>,
-    /// All messages for the chat template, those of the prompt included, and the texts that they refer to.
-    history: Vec<Value>,
+    /// The messages of the prompt and all later ones, as the chat template renders them anew; `None` unless the run forks conversations.
+    history: Option<Vec<Value>>,
+    /// The documents of the prompt.
     documents: Option<Value>,
     /// The next message for the environment.
     question: Option<Value>,
-    /// The numbers of which the ids of calls are a function: the seed, the step and the conversation.
+    /// The seed, the step and the number of the conversation, which determine the ids of its calls.
     key: [u64; 3],
     /// All calls of the last message with their ids, in order.
     asked: Vec<Value>,
@@ -100,7 +101,7 @@ impl<'a> Talk<'a> {
             episode: None,
             start: None,
             tools: None,
-            history: Vec::new(),
+            history: None,
             documents: None,
             question: None,
             key: [seed, step, index as u64],
@@ -210,7 +211,8 @@ impl<'a> Talk<'a> {
         }
         self.prompt = ids;
         if let Prompt::Messages { messages, tools: of_row, documents } = prompt {
-            (self.history, self.documents, self.tools) = (messages, documents, of_row);
+            self.history = tools.forks().then_some(messages);
+            (self.documents, self.tools) = (documents, of_row);
         }
         self.tools.as_ref().map_or(Ok(()), |of_row| tools.check(of_row))
     }
@@ -241,7 +243,7 @@ impl<'a> Talk<'a> {
             // Two calls with one id could not be told apart.
             let id = written
                 .filter(|id| self.asked.iter().all(|asked| asked["id"] != **id))
-                .unwrap_or_else(|| call_id(&[seed, step, conversation, self.turns as u64, position as u64]));
+                .unwrap_or_else(|| call_id([seed, step, conversation, self.turns as u64, position as u64]));
             let name = call.as_ref().map_or(UNREAD, |call| &call.name);
             let arguments = call.as_ref().map_or_else(|_| json!({}), |call| Value::from(call.arguments.clone()));
             self.asked.push(json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}));
@@ -255,11 +257,13 @@ impl<'a> Talk<'a> {
                 Err(error) => self.refuse(position, error),
             }
         }
-        let mut rendered = message.clone();
-        if has_calls {
-            rendered["tool_calls"] = self.asked.clone().into();
+        if let Some(history) = &mut self.history {
+            let mut rendered = message.clone();
+            if has_calls {
+                rendered["tool_calls"] = self.asked.clone().into();
+            }
+            history.push(rendered);
         }
-        self.history.push(rendered);
         let is_refused = has_calls && known.is_empty();
         if !known.is_empty() {
             message["tool_calls"] = known.into();
@@ -337,7 +341,7 @@ impl<'a> Talk<'a> {
             }
         }
         self.conversation.messages.extend(messages.iter().cloned());
-        self.history.extend(messages.iter().cloned());
+        self.history.iter_mut().for_each(|history| history.extend(messages.iter().cloned()));
         if done || self.is_last {
             self.is_open = false;
             return Answer::Over;
@@ -365,7 +369,9 @@ impl<'a> Talk<'a> {
         }
         let calls = if role == "tool" { &self.asked[..] } else { &[] };
         let next = match turns.rewrites() {
-            true => turns.whole(tokenizer, &self.history, self.documents.as_ref()).map(|ids| self.continued(ids)),
+            true => turns
+                .whole(tokenizer, self.history.as_deref().unwrap_or_default(), self.documents.as_ref())
+                .map(|ids| self.continued(ids)),
             false => turns.following(tokenizer, last, calls, &messages).map(Next::Behind),
         };
         match next {
@@ -427,7 +433,7 @@ impl<'a> Talk<'a> {
         self.conversation.sampled_tokens = of_others + self.completion.sampled_len();
         let truncated = self.completion.truncated;
         self.other_rows.iter_mut().for_each(|(_, completion)| completion.truncated = truncated);
-        // The prompt of a later row has the turns of the earlier ones.
+        // The last row's prompt contains the earlier turns.
         let before = if self.other_rows.is_empty() { &[] } else { &self.prompt[..] };
         let conversed = Conversed {
             transcript: tokenizer.decode_with_special(&[before, &self.completion.ids].concat())?,
@@ -443,6 +449,18 @@ impl<'a> Talk<'a> {
         };
         Ok(Ended { prompt: self.prompt, completion: self.completion, text: self.text, conversed })
     }
+}
+
+/// Returns an id of nine letters and digits, which Mistral's templates demand. The same key has the same id.
+fn call_id(key: [u64; 5]) -> String {
+    const DIGITS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    let mut hash = rng::stable_hash(&format!("{key:?}"));
+    let digits = (0..9).map(|_| {
+        let digit = DIGITS[(hash % 36) as usize];
+        hash /= 36;
+        char::from(digit)
+    });
+    digits.collect()
 }
 
 /// Gives the results of tools the ids and names of their calls. A result without `tool_call_id` belongs to the first call that has none yet.

@@ -21,7 +21,7 @@ pub(crate) struct Rows {
     pub(crate) held_out: Vec<Item>,
     /// The training rows that decide when the warm-up may end.
     pub(super) probe: Vec<Item>,
-    /// What the environments and the chat template do to the conversations about some rows.
+    /// The result of the check of environments and chat template on some rows.
     pub(crate) checked: CheckedEnvironments,
 }
 
