@@ -17,6 +17,7 @@ pub mod margin;
 mod output;
 pub mod python;
 mod tensor;
+pub mod tier;
 pub mod xla_cpu;
 
 pub use case::{Case, Shape, normal};

@@ -1,0 +1,53 @@
+//! Tiers of tests.
+//!
+//! `cargo test --workspace` runs the default tier. Tests with `#[ignore = "..."]` are products of cases, or need large downloads or much
+//! memory: `GRPO_TESTS=all cargo test --workspace` runs them, too. Each test binary with such tests has [`tiers!`](crate::tiers), which
+//! either runs them or prints their number and the variable.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+/// The environment variable that chooses the tier.
+const VARIABLE: &str = "GRPO_TESTS";
+
+/// Adds a test that runs the ignored tests of this binary with `GRPO_TESTS=all`, and names them in one line without it.
+#[macro_export]
+macro_rules! tiers {
+    () => {
+        #[test]
+        fn tests_of_the_tier_all() {
+            $crate::tier::run(concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_CRATE_NAME")));
+        }
+    };
+}
+
+/// Returns `true` if the environment asks for all tests.
+///
+/// # Panics
+/// Panics if the variable has an unknown value.
+pub fn is_all() -> bool {
+    match std::env::var(VARIABLE).as_deref() {
+        Ok("all") => true,
+        Ok("") | Err(_) => false,
+        Ok(value) => panic!("{VARIABLE}: expected `all`, found `{value}`"),
+    }
+}
+
+/// Runs the ignored tests of this process's binary, or prints how many are omitted. See [`tiers!`](crate::tiers).
+///
+/// # Panics
+/// Panics if an ignored test fails, or if there is none.
+pub fn run(binary: &str) {
+    let program = std::env::current_exe().expect("the path of the test binary");
+    let listed = Command::new(&program).args(["--ignored", "--list", "--format", "terse"]).output().expect("a list");
+    let count = String::from_utf8_lossy(&listed.stdout).lines().filter(|line| line.ends_with(": test")).count();
+    assert!(count > 0, "{binary} has no ignored tests: remove `tiers!`");
+    if !is_all() {
+        // Unlike `println`, this is not captured.
+        let line = format!("{binary}: {count} tests are omitted; {VARIABLE}=all cargo test --workspace runs them\n");
+        std::io::stderr().write_all(line.as_bytes()).expect("standard error is open");
+        return;
+    }
+    let status = Command::new(&program).arg("--ignored").stdin(Stdio::null()).status().expect("the tests run");
+    assert!(status.success(), "{binary}: tests of the tier `all` failed, see above ({status})");
+}
