@@ -11,3 +11,5 @@ mod presets;
 mod report;
 mod shapes;
 mod variants;
+
+testkit::tiers!();

@@ -80,33 +80,32 @@ fn check(backend: &CpuBackend, case: &Case, request: &PlanRequest, name: &str) {
 #[test]
 fn memory_is_as_reported() {
     let backend = CpuBackend::with_threads(2).unwrap();
-    for (dtype, layout) in [(Dtype::F32, HeadLayout::VocabHidden), (Dtype::Bf16, HeadLayout::HiddenVocab)] {
+    let [of_tokens, of_sequences] = [(Dtype::F32, HeadLayout::VocabHidden), (Dtype::Bf16, HeadLayout::HiddenVocab)];
+    for ((dtype, layout), loss_type) in [(of_tokens, "grpo"), (of_sequences, "gspo")] {
         let shape = |lengths| Shape { lengths, h: 160, v: 12_000, dtype, layout, ..Shape::default() };
         let case = Case::new(&loss("grpo"), &shape(&[100, 220, 130]), 59);
         let short = Case::new(&loss("grpo"), &shape(&[20, 10]), 59);
-        for loss_type in ["grpo", "gspo"] {
-            let mut loss = loss(loss_type);
-            loss.beta = 0.0;
-            let calls = [
-                (&short, Implementation::Reference, None, None, 0),
-                (&case, Implementation::Logits, None, None, 0),
-                (&case, Implementation::Fused, None, None, 8 << 20),
-                (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), None, 8 << 20),
-                (&case, Implementation::Fused, Some(LoopOrder::VocabPanels), None, 8 << 20),
-                (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), Some(64), 8 << 20),
-                (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), None, 4 << 20),
-                (&case, Implementation::Fused, Some(LoopOrder::VocabPanels), None, 4 << 20),
-            ];
-            for implementation in Implementation::ALL {
-                assert!(calls.iter().any(|call| call.1 == implementation), "{implementation:?} is not measured");
-            }
-            for (case, implementation, order, chunk, budget) in calls {
-                let tiling =
-                    Tiling { workspace_budget: budget, loop_order: order, token_chunk: chunk, ..Tiling::default() };
-                let request = case.request(&loss, implementation, tiling);
-                let name = format!("{loss_type} {dtype:?} {layout:?} {implementation:?} {order:?} {chunk:?} {budget}");
-                check(&backend, case, &request, &name);
-            }
+        let mut loss = loss(loss_type);
+        loss.beta = 0.0;
+        let calls = [
+            (&short, Implementation::Reference, None, None, 0),
+            (&case, Implementation::Logits, None, None, 0),
+            (&case, Implementation::Fused, None, None, 8 << 20),
+            (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), None, 8 << 20),
+            (&case, Implementation::Fused, Some(LoopOrder::VocabPanels), None, 8 << 20),
+            (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), Some(64), 8 << 20),
+            (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), None, 4 << 20),
+            (&case, Implementation::Fused, Some(LoopOrder::VocabPanels), None, 4 << 20),
+        ];
+        for implementation in Implementation::ALL {
+            assert!(calls.iter().any(|call| call.1 == implementation), "{implementation:?} is not measured");
+        }
+        for (case, implementation, order, chunk, budget) in calls {
+            let tiling =
+                Tiling { workspace_budget: budget, loop_order: order, token_chunk: chunk, ..Tiling::default() };
+            let request = case.request(&loss, implementation, tiling);
+            let name = format!("{loss_type} {dtype:?} {layout:?} {implementation:?} {order:?} {chunk:?} {budget}");
+            check(&backend, case, &request, &name);
         }
     }
     given_logits(&backend);

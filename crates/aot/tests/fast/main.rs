@@ -2,6 +2,8 @@
 
 mod meshes;
 
+testkit::tiers!();
+
 use backend_tpu::aot::Report;
 use backend_tpu::plugins::Kind;
 use grpo_aot::{Error, ProgramName, RunPrograms};

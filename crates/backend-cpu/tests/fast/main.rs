@@ -11,3 +11,5 @@ mod properties;
 mod sampling_mask;
 mod transforms;
 mod traps;
+
+testkit::tiers!();

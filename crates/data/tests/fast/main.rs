@@ -7,3 +7,5 @@ mod parquet;
 mod prompts;
 mod repository;
 mod support;
+
+testkit::tiers!();

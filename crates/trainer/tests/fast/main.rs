@@ -18,6 +18,8 @@ mod routers;
 mod steps;
 mod stop_tokens;
 
+testkit::tiers!();
+
 use rewards::{RewardFn, RewardInput, Rewards};
 use trainer::{Phase, Trainer};
 

@@ -4,6 +4,8 @@
 mod attention;
 mod packed;
 
+testkit::tiers!();
+
 use super::*;
 use crate::arch::IsaToken;
 use approx::assert_relative_eq;

@@ -117,6 +117,7 @@ fn memory_limits_are_exact(#[values(Implementation::Reference, Implementation::L
 /// 2^31 + 2^16 precomputed logits, whose offsets overflow i32, and whose byte offsets overflow u32: equal rows must get
 /// equal gradients, in place, from the first to the last.
 #[test]
+#[ignore = "GRPO_TESTS=all: 4.3 GB of memory"]
 fn more_than_2_to_31_logits_are_computed() {
     let (n, v) = ((1_usize << 15) + 1, 1_usize << 16);
     let target = v - 1;

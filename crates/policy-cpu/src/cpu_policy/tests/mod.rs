@@ -39,6 +39,8 @@ policy::contract_tests!(Cpu);
 
 mod bf16;
 
+testkit::tiers!();
+
 /// Packed weights and caches are of the weights before an update, and exports need their memory.
 #[test]
 fn an_update_and_exports_drop_packed_weights_and_caches() {

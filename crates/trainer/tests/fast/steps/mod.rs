@@ -125,14 +125,25 @@ fn the_number_of_threads_does_not_matter() {
 }
 
 #[rstest]
-#[case::in_the_warmup(2)]
-#[case::between_the_phases(3)]
-#[case::in_grpo(5)]
-#[case::at_the_end(7)]
-fn a_restored_run_continues_bit_for_bit(
-    #[case] steps: usize,
+#[case::in_the_warmup(2, everything())]
+#[case::between_the_phases(3, ppo())]
+#[case::in_grpo(5, everything())]
+#[case::in_grpo_with_adapters(5, adapters())]
+#[case::at_the_end(7, small())]
+fn a_restored_run_continues_bit_for_bit(#[case] steps: usize, #[case] config: TrainConfig) {
+    assert_continues(steps, config);
+}
+
+#[rstest]
+#[ignore = "GRPO_TESTS=all"]
+fn a_run_of_every_kind_continues_bit_for_bit(
+    #[values(2, 3, 5, 7)] steps: usize,
     #[values(small(), everything(), ppo(), adapters())] config: TrainConfig,
 ) {
+    assert_continues(steps, config);
+}
+
+fn assert_continues(steps: usize, config: TrainConfig) {
     let uninterrupted = whole_run(config.clone());
     let mut first = Trainer::new(config.clone()).unwrap();
     for _ in 0..steps {
