@@ -20,7 +20,7 @@ use policy::{Error, Result, RoutedExperts};
 use weights::{Embedding, Layer, LayerAttention, LayerDeltaNet, LayerMixer, Norm};
 
 /// The largest number of tokens of prompts that are prefilled together; a longer prompt is prefilled alone, in one piece. The C library returns
-/// larger activations to the system after every layer: 8,192 tokens of a model with 0.5 billion weights took 25 % more time (BENCHMARKS.md).
+/// larger activations to the system after every layer: 8,192 tokens of a 0.5B model took 25 % more time (docs/notes/host-trainer.md).
 const PREFILLED: usize = 1024;
 
 /// The weights of a decoder, packed for sampling. Every output row depends only on the tokens of its own sequence, bit for bit.
