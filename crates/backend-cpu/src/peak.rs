@@ -98,7 +98,7 @@ impl Unit {
 }
 
 /// Measures the peak of multiply-adds of `dtype` on `threads` threads in flop/s: the best of a few short runs, which take about 0.1 s. The
-/// peak of bf16 is at least that of f32, because bf16 values can be multiplied in f32.
+/// peak of bf16 is at least the peak of f32, because bf16 values can be multiplied in f32.
 pub fn flops(dtype: Dtype, threads: usize) -> f64 {
     let of_unit = |unit: Unit| {
         let work = Multiply::new(unit, threads, 0.005)?;

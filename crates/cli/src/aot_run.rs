@@ -45,7 +45,7 @@ pub(crate) struct Document {
     pub(crate) assertions: Vec<Checked>,
 }
 
-/// Returns `true` for the configuration of a run, `false` for that of a benchmark, by keys that only one of them has.
+/// Returns `true` for the configuration of a run, `false` for a benchmark's, by keys that only one of them has.
 ///
 /// # Errors
 /// Errors of reading the file; an error for a file with keys of neither kind, or of both.

@@ -73,7 +73,7 @@ impl Display {
         }
     }
 
-    /// Prints the block with the settings of a run. `layers` are those of its user; `None` for a resumed run, whose config.yaml has every key.
+    /// Prints the block with the settings of a run. `layers` are the user's; `None` for a resumed run, whose config.yaml has every key.
     pub(crate) fn introduce(&mut self, config: &TrainConfig, overview: &Overview, layers: Option<&Layers>) {
         if !self.introduced {
             self.introduced = true;

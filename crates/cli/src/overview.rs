@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fmt::Display;
 use trainer::{ModelSource, Overview, TrainConfig};
 
-/// Returns the block, one line per subject. `layers` are those of the user; `None` if they are not known, and no default is marked.
+/// Returns the block, one line per subject. `layers` are the user's; `None` if they are unknown, and no default is marked.
 pub(crate) fn text(config: &TrainConfig, overview: &Overview, layers: Option<&Layers>) -> String {
     let settings = Settings::of(config, layers);
     let lines = [

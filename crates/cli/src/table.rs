@@ -12,7 +12,7 @@ const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().f
 /// The maximum number of blanks on each side of a cell.
 const PADDING: usize = 2;
 
-/// The minimum number of columns, beside the names, in a part of a table.
+/// The minimum number of columns, without the names, in a part of a table.
 const FEWEST: usize = 3;
 
 /// The minimum width of a column of text.
@@ -69,7 +69,7 @@ impl Sheet {
     }
 
     /// Formats the table in `columns`. If it does not fit, texts are wrapped; then columns are spread over several tables with at least
-    /// [`FEWEST`] columns beside the names; then rows become lists with a line `name: value` for each cell and an empty line between rows.
+    /// [`FEWEST`] columns after the names; then rows become lists with a line `name: value` for each cell and an empty line between rows.
     pub(crate) fn fitted(&self, columns: Option<usize>) -> String {
         let text = self.bare();
         match columns {
@@ -254,7 +254,7 @@ fused         123456     0.512
 reference";
         let lines = |text: &str| text.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
         assert_eq!(lines(&sheet.fitted(Some(44))), lines(expected));
-        // Two columns beside the names are too few for a table.
+        // Two columns after the names are too few for a table.
         assert!(sheet.fitted(Some(30)).starts_with("variant: fused\nmin: 1.100\n"), "{}", sheet.fitted(Some(30)));
         for columns in 20..=100 {
             let text = sheet.fitted(Some(columns));

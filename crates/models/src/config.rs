@@ -275,7 +275,7 @@ impl ModelConfig {
         )
     }
 
-    /// Checks numbers against ranges that are far wider than those of real models.
+    /// Checks numbers against ranges that are far wider than in real models.
     fn validate_numbers(&self) -> Result<()> {
         const THETA: RangeInclusive<f64> = 1.0..=1e12;
         for (key, value, range) in [

@@ -108,7 +108,7 @@ impl LinearAttention {
         ]
     }
 
-    /// Returns the tensors of a layer's Gated DeltaNet besides its matrices; `prefix` is the layer's name.
+    /// Returns the tensors of a layer's Gated DeltaNet without its matrices; `prefix` is the layer's name.
     ///
     /// # Shapes
     /// `conv1d` `[C, 1, L]`, `A_log` and `dt_bias` `[Hv]`, `norm` `[Dv]`.

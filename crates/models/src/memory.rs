@@ -104,7 +104,7 @@ pub struct TrainingMemory {
     pub dtype: Dtype,
     /// The number and the bytes of the quantised weights; `None` without quantisation.
     pub quantized: Option<QuantizedMemory>,
-    /// The trained weights: all of them, or those of adapters.
+    /// The trained weights: all of them, or the adapters'.
     pub trained: Trained,
     /// The optimizer, which has two moments of each trained weight.
     pub optimizer: OptimizerName,

@@ -124,7 +124,7 @@ impl QuantizedMatrix {
     /// Quantises row-major values.
     ///
     /// # Panics
-    /// If the number of values is not that of `shape`.
+    /// If `shape` has another number of values.
     pub fn new(quantization: Quantization, values: &[f32], shape: [usize; 2]) -> Self {
         assert_eq!(values.len(), shape[0] * shape[1], "values of a matrix {shape:?}");
         let copy = |start: usize, out: &mut [f32]| {

@@ -136,7 +136,7 @@ fn key(client: &Client, program: &[u8], options: &CompileOptions) -> Result<Key>
 /// other shapes may share the directory, and platform versions do not include them.
 ///
 /// Processes of one job share entries, because each of them lists the devices of all processes. Other attributes are
-/// left out: those of GPUs, such as the UUID, differ between equal machines. In contrast to JAX, the options' device
+/// left out: the attributes of GPUs, such as the UUID, differ between equal machines. In contrast to JAX, the options' device
 /// assignment belongs to the key on GPUs too: JAX replaces the assignment when it loads an entry, but [`Client::load`]
 /// uses the one that the entry was compiled with.
 fn accelerator_config(devices: &[DeviceDescription]) -> String {

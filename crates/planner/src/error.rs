@@ -16,7 +16,7 @@ pub enum Error {
     /// The programs of the model cannot be built.
     #[error(transparent)]
     Policy(#[from] policy_pjrt::Error),
-    /// Axes of which no mesh can be made.
+    /// Axes that form no mesh.
     #[error(transparent)]
     Mesh(#[from] stablehlo::Error),
 }

@@ -367,7 +367,7 @@ fn recomputations(config: &TrainConfig, shape: &ModelConfig, prompt: usize) -> R
     all.into_iter().map(recomputation).collect()
 }
 
-/// Returns the bytes of the activations that the layers save for a row of a micro-batch, besides their inputs.
+/// Returns the bytes of the activations that the layers save for a row of a micro-batch, without their inputs.
 fn saved_bytes(config: &TrainConfig, shape: &ModelConfig, prompt: usize) -> Result<u64> {
     Ok(policy_pjrt::saved_bytes(shape, &policy_options(config, shape)?, row_length(config, prompt))?)
 }

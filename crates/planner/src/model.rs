@@ -3,7 +3,7 @@
 //! Legend: L layers, M tokens of a micro-batch on a device, T tokens of a row, N completion tokens, H hidden size, I width of the MLP,
 //! A query heads, V vocabulary.
 //!
-//! The time of a program on each device is a sum of three kinds of parts, because the compilers overlap none of them:
+//! The time of a program on each device is a sum of three kinds of parts, because the compilers do not overlap them:
 //!
 //! ```text
 //! matmuls              max(flops / peak, bytes of the weights / memory bandwidth)
@@ -38,7 +38,7 @@ const RESIDUAL: f64 = 4.0;
 const LOGITS: f64 = 12.0;
 /// Completion tokens per chunk of logits; every chunk reads the head, and reads and writes its gradient.
 const CHUNK: f64 = 2048.0;
-/// Bytes that AdamW moves per weight besides moments: reads of weight and gradient in f32, and writes of the weight.
+/// Bytes that AdamW moves per weight without moments: reads of weight and gradient in f32, and writes of the weight.
 const ADAMW: f64 = 12.0;
 /// Passes of bf16 matmuls for one matmul of f32 operands.
 const F32_PASSES: f64 = 6.0;
@@ -205,7 +205,7 @@ pub(crate) struct CostModel<'a> {
     prompt: usize,
     of_training: Model<'a>,
     of_rollout: Model<'a>,
-    /// The bytes of the activations that the layers save for a row, besides their inputs.
+    /// The bytes of the activations that the layers save for a row, without their inputs.
     saved_bytes: u64,
 }
 

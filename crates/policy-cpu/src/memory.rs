@@ -53,7 +53,7 @@ impl StepMemory {
         if let (Some(experts), true) = (&config.experts, self.records_experts) {
             let tokens = product([self.samples as u64, sum([self.prompt as u64, self.completion as u64])]);
             let of_token = product([config.num_hidden_layers as u64, experts.num_experts_per_tok as u64, 2]);
-            // The completions have them beside the caches during sampling, and beside the sequences of the step during updates.
+            // The completions have them in addition to the caches during sampling, and to the sequences of the step during updates.
             table.push("recorded experts (16 bits)", product([2, tokens, of_token]));
         }
         self.updates(config, weights, loss, &mut table)?;
@@ -204,7 +204,7 @@ fn row_values(config: &ModelConfig) -> u64 {
     let (gate_up, i) = match &config.experts {
         Some(experts) => {
             let [top, wide] = [experts.num_experts_per_tok, experts.moe_intermediate_size].map(|n| n as u64);
-            // Beside gate and up: the logits of the router, and the rows of the experts in the pass in progress.
+            // In addition to gate and up: the logits of the router, and the rows of the experts in the pass in progress.
             (2 * top * wide, experts.num_experts as u64 + top * (wide + h))
         }
         None => (2 * config.intermediate_size as u64, config.intermediate_size as u64),
@@ -212,7 +212,7 @@ fn row_values(config: &ModelConfig) -> u64 {
     // Values that are normalised or copied are made before queries and keys are normalised.
     let copies = 1 + u64::from(config.qk_norm) + u64::from(config.value_norm);
     let norms = config.norm_placement.names();
-    // The input of every norm, besides the two of the residual stream that layers share with the norms before attention and MLP.
+    // The input of every norm, without the two of the residual stream that layers share with the norms before attention and MLP.
     let streams = 2 + norms.iter().flatten().count() + [norms[1], norms[3]].iter().flatten().count();
     let streams = streams as u64 + u64::from(config.layer_scalars);
     let attention = |(mixed, qkv): &(u64, u64)| {

@@ -1,4 +1,4 @@
-//! Tests of the fused head with products of tiles, on any machine: packing, cached blocks and output are those of the
+//! Tests of the fused head with products of tiles, on any machine: packing, cached blocks and output equal the
 //! AMX path; [`crate::arch::tiles`] replaces its instructions if the machine has none.
 
 use super::*;

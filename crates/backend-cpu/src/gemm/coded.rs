@@ -7,11 +7,11 @@
 //!
 //! A group has 128 values in four registers A to D of 32 values, and takes 96 u16:
 //!
-//! * 32 u16 with exponents. Each has the codes of one value of A, B, C and D; that of A is in the lowest 4 bits. Code 0 is the exponent
+//! * 32 u16 with exponents. Each has the codes of one value of A, B, C and D, with A in the lowest 4 bits. Code 0 is the exponent
 //!   0. Code c is the exponent `low + c`.
 //! * 32 u16 with signs and mantissas of A and B. A value of A keeps its bits: the sign is bit 15, the mantissa bits 0 to 6. A value
 //!   of B is rotated by 8 bits: the sign is bit 7, the mantissa bits 8 to 14.
-//! * 32 u16 with those of C and D, in the same way.
+//! * 32 u16 with the values of C and D, in the same way.
 //!
 //! A group that has another exponent is *escaped*: a list has its values, and the kernel does not read its 96 u16.
 //!
@@ -172,7 +172,7 @@ impl Gemm {
         parts.into_iter().fold(0, |sum: usize, (count, bytes)| sum.saturating_add(count.saturating_mul(bytes)))
     }
 
-    /// Codes packed words into `out`: whole groups, of which the first has the number `first`. Escaped groups are added to `escapes`.
+    /// Codes packed words into `out`: whole groups; the first has the number `first`. Escaped groups are added to `escapes`.
     pub(crate) fn code(
         self,
         words: &[u32],

@@ -16,7 +16,7 @@
 //! while panels of the other operand are multiplied with it; these are processed in groups that fit a quarter of the L2
 //! cache, so that the next panel finds them there. During the work on a rhs panel, vector kernels prefetch the next one,
 //! every cache line of it: this hides memory latency for weights that are multiplied with few rows. Tile kernels
-//! prefetch both operands of the next product, because those of one product fit the L2 cache.
+//! prefetch both operands of the next product, because the operands of one product fit the L2 cache.
 //!
 //! Every element of a result is one chain of multiply-adds over a piece. Vector kernels add it to the previous value;
 //! the chain of tile kernels starts with that value. The bits of an element depend on the instruction set and on the

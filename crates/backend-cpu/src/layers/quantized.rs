@@ -30,7 +30,7 @@ pub enum Quantized<'a> {
 
 impl<'a> StoredWeight<'a> {
     /// Makes a weight of quantised matrices, each with its number of rows (outputs). Products dequantise the parts that they use, so that
-    /// results are bit-identical to those of the dequantised values.
+    /// results are bit-identical to results with the dequantised values.
     ///
     /// ```
     /// use backend_cpu::layers::{Add, Layers, Quantized, StoredWeight};

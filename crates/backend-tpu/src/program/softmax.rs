@@ -52,7 +52,7 @@ impl Entries {
         Self { index, counts }
     }
 
-    /// Restricts the entries to those of the predicates `kept` `[R, W]`, if there is a sampling mask.
+    /// Restricts the entries to the ids of the sampling mask `kept` `[R, W]`, predicates, if there is one.
     pub(crate) fn only(self, kept: Option<Value>) -> Self {
         let counts = match (self.counts, kept) {
             (Some(counts), Some(kept)) => Some(counts & kept),

@@ -9,7 +9,7 @@ use trainer::TrainConfig;
 /// The number of rows whose answers are inspected.
 const ANSWERS: usize = 256;
 
-/// The rows of a configuration, and the length of completions that fits beside them.
+/// The rows of a configuration, and the length of completions that still fits the context.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     /// Counts of the rows that are trained on, held out and dropped.

@@ -75,7 +75,7 @@ fn other_contents(head: &[u8], format: FileFormat, extension: &str) -> Option<St
     Some(format!("{name}: `pandas.read_csv(FILE{arguments}).to_json(NEW, orient='records', lines=True)` writes rows"))
 }
 
-/// Returns the name of a table's format, and the arguments of pandas beside the file. A table has its extension, or begins with a line of
+/// Returns the name of a table's format, and the arguments of pandas after the file. A table has its extension, or begins with a line of
 /// several column names.
 fn table(text: &[u8], extension: &str) -> Option<(&'static str, &'static str)> {
     const LONGEST_NAME: usize = 64;

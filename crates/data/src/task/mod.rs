@@ -55,7 +55,7 @@ pub trait Task: Send + Sync {
     }
 }
 
-/// Returns the number of characters of `completion` that equal those of `answer` at the same position, divided by the longer length.
+/// Returns the number of characters of `completion` that `answer` has at the same position, divided by the longer length.
 pub fn character_score(answer: &str, completion: &str) -> f32 {
     let longest = answer.chars().count().max(completion.chars().count());
     if longest == 0 {

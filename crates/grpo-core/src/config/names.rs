@@ -71,7 +71,7 @@ pub enum KlEstimator {
 }
 
 impl KlEstimator {
-    /// Returns the estimator of the value, and `true` if the gradient is that of k2.
+    /// Returns the estimator of the value, and `true` if the gradient is k2's.
     pub fn parts(self) -> (Self, bool) {
         match self {
             Self::K1Plus => (Self::K1, true),

@@ -9,12 +9,12 @@
 //! - [`add_to`] puts them around the filters and tests of minijinja;
 //! - `source::prepared` keeps products from being constant, which are the only constants that are larger than their text.
 //!
-//! | filter | what it does |
+//! | filter | effect |
 //! |---|---|
 //! | [`WALKED`] | charges for every value within a value that is going to be compared or hashed |
 //! | [`READ`] | charges for the characters of a text that is indexed |
 //! | [`TEXT`] | makes Python's text of a list or dictionary, with the limit of texts |
-//! | [`LISTED`] | makes a list of what is one lazily, and charges for its items |
+//! | [`LISTED`] | makes a list of a lazy list, and charges for its items |
 //! | [`ITEMS`] | makes a list of the text or iterator of a loop, so that `loop.last` is known |
 //! | [`SETTLED`] | prevents namespaces from containing themselves, which would crash minijinja |
 
@@ -374,7 +374,7 @@ fn of_sorted(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) 
     of.call(state, &items)
 }
 
-/// A list of what is one lazily (`x * 3`, `x + y`, `x[1:]`, `x.items()`); other values as they are.
+/// A list of a lazy list (`x * 3`, `x + y`, `x[1:]`, `x.items()`); other values as they are.
 pub(super) fn listed(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     let is_lazy = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
         && value.downcast_object_ref::<Vec<Value>>().is_none()

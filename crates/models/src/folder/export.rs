@@ -14,7 +14,7 @@ use grpo_files::NewFolder;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// Files of a model folder besides configuration and weights, which training does not change.
+/// Files of a model folder other than configuration and weights, which training does not change.
 pub(crate) const CARRIED: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",

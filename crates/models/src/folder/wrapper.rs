@@ -1,6 +1,6 @@
 //! Models of images and text, whose text decoder is read and trained alone.
 //!
-//! `config.json` has the decoder's fields in `text_config`, and the files have other tensors, such as a vision tower's, beside the decoder's.
+//! `config.json` has the decoder's fields in `text_config`, and the files also have other tensors, such as a vision tower's.
 
 use super::config_json::has_name;
 use super::family::{Family, FamilyTable, gemma3, gemma4, mistral, qwen, qwen3_5};
@@ -34,11 +34,11 @@ pub enum Wrapper {
 pub(super) struct WrapperTable {
     model_type: &'static str,
     architecture: &'static str,
-    /// The text decoders by `model_type` of `text_config`; the first is that of a missing field.
+    /// The text decoders by `model_type` of `text_config`; a missing field selects the first.
     texts: &'static [(Family, &'static FamilyTable)],
-    /// `true` if the fields of the text decoder may be those of the outermost object, as in files of older versions.
+    /// `true` if the outermost object may have the fields of the text decoder, as in files of older versions.
     pub(super) may_be_flat: bool,
-    /// `true` if `tie_word_embeddings: true` of `text_config` holds beside `false` of the outermost object.
+    /// `true` if `tie_word_embeddings: true` of `text_config` overrides `false` of the outermost object.
     inner_tie_holds: bool,
     /// `tie_word_embeddings` of the class.
     ties_by_default: bool,
@@ -155,8 +155,8 @@ pub(crate) struct TextNames {
 
 /// The prefix of the text decoder's modules in `transformers`.
 const MODULES: &str = "model.language_model.";
-/// The prefixes of the text decoder's tensors, with the name of the head beside them: that of modules, that of files since version 4.50,
-/// and, last, that of Qwen2.5-VL's files.
+/// The prefixes of the text decoder's tensors, each with the name of the head: of modules, of files since version 4.50,
+/// and of Qwen2.5-VL's files.
 const LAYOUTS: [(&str, &str); 3] =
     [(MODULES, HEAD), ("language_model.model.", "language_model.lm_head.weight"), (BODY, HEAD)];
 /// The prefix of a decoder's tensors, except the head.

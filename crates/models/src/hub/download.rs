@@ -290,7 +290,7 @@ impl Source<'_> {
         }
     }
 
-    /// Downloads and verifies a file beside its blob.
+    /// Downloads and verifies a file in the folder of its blob.
     fn download(&self, name: &str, announced: &Announced) -> Result<(), Failure> {
         let Announced { etag, size } = announced;
         let path = self.cache.incomplete(etag);

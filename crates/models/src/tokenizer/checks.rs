@@ -1,4 +1,4 @@
-//! Checks of tokenizer.json beyond those of the library `tokenizers`.
+//! Checks of tokenizer.json that the library `tokenizers` lacks.
 
 use super::growth::{Growth, MAX_TOKEN, Parts};
 use serde_json::Value;

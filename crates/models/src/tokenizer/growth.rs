@@ -24,7 +24,7 @@ const MAX_TEXT: usize = 32 << 20;
 const MAX_FACTOR: usize = 256;
 /// The largest number of pieces of a post-processor, and of the special tokens that it adds.
 const MAX_PIECES: usize = 1024;
-/// The longest token in bytes. Those of today's models have some hundreds.
+/// The longest token in bytes. Tokens of today's models have at most some hundreds.
 pub(super) const MAX_TOKEN: usize = 1 << 16;
 
 /// What a normalizer makes of the length of a text.
@@ -194,7 +194,7 @@ fn pieces(value: &Value) -> usize {
     }
 }
 
-/// Checks that a table of characters (`Precompiled`) is as long as it says: the library reserves memory for what it says.
+/// Checks that a table of characters (`Precompiled`) is as long as it says: the library reserves memory for the announced length.
 fn check_tables(value: &Value) -> Result<(), String> {
     match value {
         Value::Array(list) => list.iter().try_for_each(check_tables),

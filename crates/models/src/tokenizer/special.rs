@@ -1,4 +1,4 @@
-//! Reads special tokens and chat templates from the files beside tokenizer.json.
+//! Reads special tokens and chat templates from the files in the folder of tokenizer.json.
 
 use crate::chat_template::ChatTemplate;
 use crate::error::{Error, Result};

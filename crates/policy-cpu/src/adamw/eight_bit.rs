@@ -275,7 +275,7 @@ mod tests {
                 let decay = rule.step.decay;
                 tensor.apply(&rule, decay, &mut values, &place(&numbers(count, step)), width);
             }
-            // Values beside the tensor are unchanged.
+            // Values around the tensor are unchanged.
             let weights = place(&floats(&format!("{name}.weight")));
             for (i, (found, expected)) in values.iter().zip(&weights).enumerate() {
                 assert!((found - expected).abs() <= 1e-6 * expected.abs().max(1.0), "{name} {i}: {found} {expected}");

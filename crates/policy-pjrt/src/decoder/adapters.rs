@@ -1,5 +1,5 @@
 //! LoRA (arXiv 2106.09685) on the matrices of a decoder: a matrix W acts as W + s B A, and only A and B are trained. The matrices of experts
-//! have an A and a B for each expert; PEFT stores those of a layer as one A `[E r, I]`, expert by expert, and one B `[O, r E]`, in which the
+//! have an A and a B for each expert; PEFT stores the adapters of a layer as one A `[E r, I]`, expert by expert, and one B `[O, r E]`, in which the
 //! columns of an expert are E apart.
 //!
 //! Legend: L layers, E experts, r rank, V vocabulary, H hidden size, O and I rows and columns of a matrix.

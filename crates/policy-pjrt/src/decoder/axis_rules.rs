@@ -28,7 +28,7 @@ pub struct AxisRules {
 
 impl AxisRules {
     /// Creates the default table, restricted to the axes of the mesh: batch over `data` and `fsdp`, the embed dimension of weights over
-    /// `fsdp`, heads (those of Gated DeltaNets, too) and MLP over `tensor`, experts and the vocabulary over `tensor` and `fsdp`: a device has
+    /// `fsdp`, heads (also of Gated DeltaNets) and MLP over `tensor`, experts and the vocabulary over `tensor` and `fsdp`: a device has
     /// whole experts, and none makes logits of the whole vocabulary. Biases of queries, keys and values are sharded like the rows of their
     /// matrices, and over `fsdp` if it divides them. The residual stream is sharded along the tokens of a row over `tensor`, Megatron's sequence
     /// parallelism (arXiv 2205.05198).

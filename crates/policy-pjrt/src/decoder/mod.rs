@@ -74,8 +74,8 @@ pub struct Rows {
     pub ids: Value,
     /// The position of each token in its sequence, `[B, T]`, i32.
     pub positions: Value,
-    /// `true` if a row may hold several packed sequences. A token then attends to itself and to the `position` tokens before it, which are
-    /// those of its own sequence; padding has position 0 and attends to itself only. If `false`, a row is one sequence, and causal
+    /// `true` if a row may hold several packed sequences. A token then attends to itself and to the `position` tokens before it, which
+    /// belong to its sequence; padding has position 0 and attends to itself only. If `false`, a row is one sequence, and causal
     /// attention never sees its padding, which is on the right.
     pub shared: bool,
     /// 1 for tokens and 0 for padding, `[B, T]`, f32; the tokens that count in [`RouterSums`]. `None` computes no sums.

@@ -31,7 +31,7 @@ pub(crate) struct Extend {
     pub(crate) routed_experts: bool,
 }
 
-/// Builds the program that begins samples in slots, with the KV cache that is there. Arguments: the state, then those of [`Begun`]. Result: the
+/// Builds the program that begins samples in slots, with the existing KV cache. Arguments: the state, then the fields of [`Begun`]. Result: the
 /// state.
 pub(super) fn resume(decoder: &Decoder, shape: Shape) -> Result<Module> {
     let f = Builder::new();

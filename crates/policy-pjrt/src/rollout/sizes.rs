@@ -151,7 +151,7 @@ impl<'a> RequestOptions<'a> {
     }
 }
 
-/// The programs of a rollout, for ahead-of-time compilation, without those that continue the turns of conversations.
+/// The programs of a rollout, for ahead-of-time compilation, without the programs that continue conversations.
 #[derive(Clone, Debug)]
 pub struct RolloutPrograms {
     /// The prefill of as many prompts as fill the slots.

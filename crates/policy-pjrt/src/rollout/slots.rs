@@ -315,8 +315,8 @@ impl<'a> Slots<'a> {
     }
 }
 
-/// Returns how many tokens of a completion of `length` tokens are in the cache, if the device has sampled `sampled` tokens, the last of which has
-/// no keys and values; `None` if the cache has states of tokens behind the completion.
+/// Returns how many tokens of a completion of `length` tokens are in the cache, if the device has sampled `sampled` tokens and stored keys and values
+/// of all but the last; `None` if the cache has states of tokens behind the completion.
 fn kept_in_cache(length: usize, sampled: usize, has_states: bool) -> Option<usize> {
     let processed = sampled.saturating_sub(1);
     (length >= processed || !has_states).then_some(length.min(processed))
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn a_state_of_dropped_tokens_is_not_continued() {
-        // Sampled are 8 tokens, of which 7 are processed.
+        // 8 tokens are sampled and 7 are processed.
         for (length, keys_and_values, states) in [(8, Some(7), Some(7)), (7, Some(7), Some(7)), (6, Some(6), None)] {
             assert_eq!(kept_in_cache(length, 8, false), keys_and_values);
             assert_eq!(kept_in_cache(length, 8, true), states);

@@ -199,7 +199,7 @@ impl Target<'_> {
     }
 }
 
-/// Returns old values, returns and weights of the value loss, `[3, N]` with padding. The weights equal those of the policy loss.
+/// Returns old values, returns and weights of the value loss, `[3, N]` with padding. The weights equal the weights of the policy loss.
 fn value_table(config: &LossConfig, batch: &TokenBatch, padded: usize) -> Result<Vec<f32>> {
     let Some(ValueTargets { old_values, returns }) = batch.value_targets() else {
         let expected = "values of the old policy and returns, which the value head is trained on";

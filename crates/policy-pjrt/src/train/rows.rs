@@ -84,7 +84,7 @@ impl Rows {
     /// Adds the recorded experts of each of the `sequences`, or none.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a model without experts, if they are not those of all sequences and layers, and for experts that the model does
+    /// [`Error::Argument`] for a model without experts, if `routed` lacks a sequence or a layer, and for experts that the model does
     /// not have or that a token has twice.
     pub(crate) fn with_routed_experts(
         mut self,

@@ -47,7 +47,7 @@ pub fn saved_bytes(config: &ModelConfig, options: &PjrtPolicyOptions, length: us
 ///
 /// let shape = TrainShape::uniform(6, 16, 16);
 /// assert_eq!(saved_on_device(1000, shape, None), 6000);
-/// // Eight rows, of which two are empty: two for each of four groups of two devices, and half of a row's activations for a device.
+/// // Eight rows with two empty ones: two for each of four groups of two devices, and half of a row's activations for a device.
 /// let mesh = stablehlo::Mesh::new("mesh", [("fsdp", 4), ("tensor", 2)])?;
 /// assert_eq!(saved_on_device(1000, shape, Some(&AxisRules::new(&mesh))), 1000);
 /// # Ok::<(), stablehlo::Error>(())

@@ -42,7 +42,7 @@ impl TrainPrograms {
         let read = trained.iter().zip(&state.parameters).map(|(p, parts)| (p.id(), parts[0].clone()));
         let weights = ParameterValues::new(frozen.iter().map(|(id, value)| (id, value.clone())).chain(read));
         // With groups of layers, start from zeroed accumulators, which the loop over groups adds to in place. Otherwise it holds the
-        // gradients of one group in addition to those of all layers: 0.72 GB more for Qwen2.5-1.5B in groups of four, according to libtpu.
+        // gradients of one group in addition to the gradients of all layers: 0.72 GB more for Qwen2.5-1.5B in groups of four, according to libtpu.
         let begun = matches!(self.save, Save::Every(_))
             .then(|| trained.iter().map(|p| zeros(&f, Dtype::F32, &p.shape)).collect());
         let Gradients { sums, of_loss, others } = self.gradients(NAME, &spec, &weights, begun, batch, shape)?;

@@ -75,7 +75,7 @@ fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage, split: &S
     let update = match (matrix.role.is_of_experts(), &position.starts[..]) {
         (false, _) => decoder.low_rank([&a, &b]),
         (true, [_, expert]) => {
-            // The rows of up follow those of gate.
+            // The rows of up follow the rows of gate.
             let rows = matrix.tensor_shape()[0];
             let first = if matrix.role == Role::ExpertUpProj { rows } else { 0 };
             let zero = &position.zero;

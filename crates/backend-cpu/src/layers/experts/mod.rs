@@ -121,7 +121,7 @@ impl Layers {
     }
 
     /// Computes the gradients of [`Layers::experts`] from dL/dy `[N, H]`; `gates` are the second result of the forward pass. `of_weights`
-    /// requests the gradients of the experts' matrices and biases; those of adapters are always computed.
+    /// requests the gradients of the experts' matrices and biases; gradients of adapters are always computed.
     ///
     /// # Errors
     /// As [`Layers::experts`]; packed weights.

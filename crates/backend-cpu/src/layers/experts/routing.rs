@@ -50,7 +50,7 @@ impl Routing {
 
 impl Layers {
     /// Chooses the `top` experts of each token with the largest of `experts` logits; of equal logits, those with the lowest index. The
-    /// weights are a softmax over the chosen logits if `normalised`, and otherwise those of the softmax over all logits.
+    /// weights are a softmax over the chosen logits if `normalised`, and otherwise taken from the softmax over all logits.
     ///
     /// # Errors
     /// [`Error::Shape`] if `logits` is not `[N, experts]`, or `top` is 0 or above `experts`.

@@ -82,7 +82,7 @@ impl Head<'_> {
         to
     }
 
-    /// Adds the gradients of a chunk, and replaces dL/dS `[R, Dk, Dv]` of the states after it by that of the states before it.
+    /// Adds the gradients of a chunk, and replaces dL/dS `[R, Dk, Dv]` of the states after it by dL/dS of the states before it.
     fn chunk_gradient(&self, chunk: &Chunk, dy: &[f32], dstate: &mut [f32], to: &mut HeadGradient) {
         let (gemm, isa, c, channels) = (self.gemm, self.gemm.isa(), chunk.rows.len(), self.channels());
         let (width, size) = (self.heads.key_width, self.heads.key_width * self.heads.value_width);
@@ -259,7 +259,7 @@ impl Head<'_> {
     ) {
         let (wide, values, width) = (self.heads.value_width, self.heads.values(), to.width);
         let channels = self.channels();
-        // The columns of the output are those of the gates.
+        // The output has a column per gate.
         let first = self.columns[3].start - self.heads.channels() + r * wide;
         for (i, (row, dout)) in chunk.rows.clone().zip(douts.chunks_exact_mut(wide)).enumerate() {
             let of_row = i * wide..(i + 1) * wide;
@@ -283,7 +283,7 @@ impl Head<'_> {
 }
 
 simd_dispatch! {
-    /// Adds the gradients of D, A and D * Q K^T to those of the products `[2c, c]`, of G and of b `[c]`. `dtriangles` `[2c, c]` are -dA, then
+    /// Adds the gradients of D, A and D * Q K^T to the gradients of the products `[2c, c]`, of G and of b `[c]`. `dtriangles` `[2c, c]` are -dA, then
     /// d(D * Q K^T).
     fn triangles_gradient(
         value: &ValueChunk, products: &[f32], dtriangles: &[f32], dproducts: &mut [f32], dsums: &mut [f32],
@@ -328,7 +328,7 @@ fn triangles_gradient_body<M: MulAdd>(
 }
 
 simd_dispatch! {
-    /// Adds the gradients of a convolution to those of its inputs `[L - 1 + c, channels]` and weights `[L, channels]`.
+    /// Adds the gradients of a convolution to the gradients of its inputs `[L - 1 + c, channels]` and weights `[L, channels]`.
     fn convolve_gradient(
         inputs: &[f32], weights: &[f32], channels: usize, dy: &[f32], dinputs: &mut [f32], dweights: &mut [f32],
     ) = convolve_gradient_body

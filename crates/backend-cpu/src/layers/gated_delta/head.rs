@@ -65,7 +65,7 @@ impl Sequence<'_> {
 /// The intermediate values of a key head for the rows of a chunk, after its forward pass.
 pub(super) struct Chunk {
     pub(super) rows: Range<usize>,
-    /// The row of each input of the convolution, if it is in the input: L - 1 earlier ones, then those of the chunk.
+    /// The row of each input of the convolution, if it is in the input: L - 1 earlier rows, then the rows of the chunk.
     pub(super) sources: Vec<Option<usize>>,
     /// The inputs of the convolution `[L - 1 + c, channels of the head]`.
     pub(super) inputs: Vec<f32>,

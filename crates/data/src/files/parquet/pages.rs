@@ -126,7 +126,7 @@ impl Pages {
 
     /// Checks what the values of a page can expand to, where the reader has no other limit: a row with several values is read as a whole.
     fn check(&mut self, values: u32, encoding: Encoding, bytes: usize) -> Result<()> {
-        /// The bytes of a value that is read, beside its text.
+        /// The bytes of a value that is read, without its text.
         const VALUE: u64 = 8;
         /// A page's values are seldom all as long as the longest.
         const SLACK: u64 = 4;

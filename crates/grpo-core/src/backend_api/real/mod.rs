@@ -1,4 +1,4 @@
-//! The number type over which losses are generic.
+//! The scalar type over which losses are generic.
 //!
 //! [`crate::objective`] states each loss once, as a generic function over [`Real`]. With `f64` it is the
 //! oracle and the loss on the host, with [`List`] the loss of all tokens of a sequence, with [`Dual`] its derivative. A value

@@ -6,7 +6,7 @@
 //!     X = X - X (the blocks L of A) X
 //! ```
 //!
-//! Rounding errors are those of a solution by substitution, because the products have only entries of inverses. The powers of A in
+//! Rounding errors are as small as with substitution, because the products have only entries of inverses. The powers of A in
 //! (I - A)(I + A^2)(I + A^4) ... would have entries of 10^17 for a chunk of 64 equal keys, which cancel.
 //!
 //! Legend: C rows of a matrix.
@@ -16,7 +16,7 @@ use stablehlo::{Dtype, Result, TensorType, Value, trace};
 
 /// Returns (I + A)^-1 of every matrix `[..., C, C]`, f32, where A is the strictly lower part of `a`.
 ///
-/// The derivative is that of an inverse, -X^T dX X^T: two products instead of two for each of the first pass.
+/// For the result X, the derivative is -X^T dX X^T: two products. Differentiating the forward pass would take two per product.
 ///
 /// # Errors
 /// Never for square matrices.

@@ -33,7 +33,7 @@ pub(crate) struct DeltaStates {
 /// Logical axes of the tensors of [`DeltaStates`].
 pub(crate) const DELTA: [Option<Axis>; 5] = [None, Some(Axis::Batch), Some(Axis::LinearHeads), None, None];
 
-/// Tokens after those of a state.
+/// Tokens that follow the tokens of a state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NextTokens<'a> {
     /// The position of each token in its sequence, `[B, T]`, i32.
@@ -88,7 +88,7 @@ impl Decoder {
         Ok(self.delta_net_from(layer, x, positions, None)?.0)
     }
 
-    /// Like [`Decoder::delta_net`], for tokens after those of the state of layer `number`, an i32 scalar. The state is replaced by the one after
+    /// Like [`Decoder::delta_net`], for tokens that follow the state of layer `number`, an i32 scalar. The state is replaced by the one after
     /// these tokens.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ pub(super) struct Tokens {
 pub(super) struct Rule<'a> {
     /// The largest number of tokens of a chunk.
     pub(super) chunk: usize,
-    /// Its precision is that of products; their operands are f32, because XLA's CPU backend has no such products of bf16.
+    /// The precision of products. Their operands are f32, because XLA's CPU backend has no such products of bf16.
     pub(super) compute: Compute,
     pub(super) split: &'a Split,
 }

@@ -38,7 +38,7 @@ fn arguments(length: usize) -> Vec<Array> {
 fn rule(length: usize, chunk: usize, begins: &[usize]) -> Traced {
     let traced = try_trace(&types(length), |f, a| {
         let [queries, keys, values, strengths, decays, state] = a else { unreachable!("as declared") };
-        // The first state is that of 100 tokens.
+        // 100 tokens precede the first state.
         let position =
             |token: usize| begins.iter().rev().find(|begin| **begin <= token).map_or(token + 100, |b| token - b);
         let positions = f.dense(

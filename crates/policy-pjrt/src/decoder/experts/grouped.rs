@@ -9,8 +9,8 @@
 //! The last block of an expert is padded with rows of weight 0. Every token is computed by all of its experts, however many tokens an expert has,
 //! and the number of blocks does not depend on the choices of the router: n tokens with k experts each need at most E + (n k - E) / R blocks of R rows.
 //!
-//! Tokens are sorted without a sort: the rank of a token among those of an expert is a cumulative sum, and the token of a rank is found by counting the
-//! smaller sums, first those of chunks of tokens, then those within a chunk. A sort or a scatter of all pairs of tokens and experts would read and write
+//! Tokens are sorted without a sort: the rank of a token among the tokens of its expert is a cumulative sum, and the token of a rank is found by counting the
+//! smaller sums, first over chunks of tokens, then within a chunk. A sort or a scatter of all pairs of tokens and experts would read and write
 //! more.
 //!
 //! On a mesh, each group of devices with the same tokens loops over its blocks, and each device computes the blocks of its experts; the sum over devices

@@ -100,7 +100,7 @@ impl RouterSums {
     }
 }
 
-/// Appends the sums of a layer `[E]` to those of the layers before, the last rows of `sums` `[L, E]`.
+/// Appends the sums of a layer `[E]` to the sums of earlier layers, the last rows of `sums` `[L, E]`.
 pub(super) fn append(sums: &Value, of_layer: &Value) -> Value {
     let [layers, experts] = *sums.shape() else { unreachable!("layers and experts") };
     let last = of_layer.reshape(&[1, experts]);

@@ -46,7 +46,7 @@ fn recorded_experts_replace_the_choice_of_a_router() {
     assert_eq!(found[3].to_ints(), [1, 2, 0, 1, 1, 3]);
 }
 
-/// Two rows of two tokens, of which the last one is padding, and two layers with the same logits.
+/// Two rows of two tokens, the last one padding, and two layers with the same logits.
 #[test]
 fn the_load_balancing_loss_counts_tokens_without_padding() {
     let f = Builder::new();

@@ -22,8 +22,8 @@ pub enum Axis {
         /// The number of columns of the keys or the values.
         columns: usize,
     },
-    /// A dimension of the codes or the scales of a quantised matrix, which is shorter than the dimension of the matrix: sharded like it if its mesh
-    /// axes divide `size`, otherwise not sharded.
+    /// A dimension of the codes or the scales of a quantised matrix, shorter than the dimension of the matrix. It is sharded like the matrix if the
+    /// mesh axes divide `size`, otherwise not sharded.
     Packed {
         /// The logical axis of the matrix.
         of: &'static Axis,

@@ -30,8 +30,8 @@ pub enum Format {
     Scales(Quantization),
 }
 
-/// A parameter on a device: one Hugging Face tensor, or a stack of the tensors of all layers in which they have this shape; if each expert
-/// has a tensor, those of all experts of these layers.
+/// A parameter on a device: one Hugging Face tensor, or a stack of the tensors of all layers in which they have this shape. If each expert
+/// has a tensor, the stack has all experts of these layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Its role in the decoder.

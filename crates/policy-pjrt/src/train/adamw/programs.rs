@@ -221,7 +221,7 @@ pub(crate) fn update(
     (results.into_iter().flatten().collect(), report)
 }
 
-/// Builds the program that measures the largest magnitudes of a state. Arguments: those of [`apply_module`] without accumulators and
+/// Builds the program that measures the largest magnitudes of a state. Arguments: as of [`apply_module`], without accumulators and
 /// scalars. Result: f32 `[2]`, the largest weight, and the largest first moment or root of a second moment; infinite if one is not finite.
 pub(super) fn measure_module(
     table: &[Parameter],

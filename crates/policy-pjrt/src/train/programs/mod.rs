@@ -117,7 +117,7 @@ impl TrainPrograms {
         Self { decoder: self.decoder.model(), ..self.clone() }
     }
 
-    /// Sets the tiling of the logits in the fused loss head. On a mesh, the workspace budget is that of one device.
+    /// Sets the tiling of the logits in the fused loss head. On a mesh, each device has the whole workspace budget.
     #[must_use]
     pub fn with_tiling(mut self, tiling: Tiling) -> Self {
         self.tiling = tiling;
@@ -417,7 +417,7 @@ impl Outputs {
 impl TrainPrograms {
     /// Returns the row arguments of a program, in order: ids `[B, T]`, the positions that predict `[N]`, the tokens that positions predict
     /// `[B, T]`, if sequences share rows, positions `[B, T]`, if the model has experts, the tokens that count `[B, T]`, and, if experts are
-    /// recorded, those of each layer `[L, B, T, k]`.
+    /// recorded, the experts of each layer `[L, B, T, k]`.
     fn row_types(&self, shape: TrainShape) -> Vec<(&'static str, TensorType)> {
         let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
         let predicting = TensorType::new(Dtype::I32, [shape.tokens]);
