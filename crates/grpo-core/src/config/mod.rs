@@ -130,7 +130,7 @@ pub struct LossConfig {
     pub count_masked_rows: Option<bool>,
     /// Constant length of dr_grpo, in tokens.
     pub max_completion_length: Option<usize>,
-    /// TRL: number of accumulated batches, including this one. 1 if the batch is the whole step.
+    /// TRL: number of accumulated batches, of which this batch is one. 1 if the batch is the whole step.
     #[default(1)]
     pub gradient_accumulation_steps: usize,
     /// TRL: batches in a generation batch; `None` is `gradient_accumulation_steps`.
