@@ -75,6 +75,7 @@ fn logits_on_v6e_need_no_workspace_with_xla_or_mosaic() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all: XLA's CUDA compiler"]
 fn fused_on_an_h200_takes_a_tenth_of_the_baseline() {
     let name = config("fused");
     let claims =
@@ -132,6 +133,7 @@ fn plan_fits_the_device_and_prints_its_configuration() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn tiles_of_a_plan_are_named_while_they_are_compiled() {
     let said = plan("2MB").args(["--json", "--recompile"]).exit(0);
     // Standard output is a document.
@@ -184,6 +186,7 @@ fn a_plugin_of_another_platform_is_refused() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all: XLA's CUDA compiler"]
 fn plugin_install_and_list_manage_the_cache() {
     let cache = Runs::new(&[]);
     // pip uses this machine's configuration and packages.

@@ -6,3 +6,5 @@ mod plan;
 #[allow(dead_code)] // the tests of the command line take more of it
 #[path = "../e2e/support.rs"]
 mod support;
+
+testkit::tiers!();

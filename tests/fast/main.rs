@@ -10,6 +10,7 @@ mod packages;
 mod presets;
 mod report;
 mod shapes;
+mod tiers;
 mod variants;
 
 testkit::tiers!();

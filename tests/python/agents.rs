@@ -140,6 +140,7 @@ fn write_calls(runs: &Runs) {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
 fn the_sdk_gets_messages_tool_calls_log_probabilities_and_its_own_exceptions() {
     let runs = runs();
     write_calls(&runs);
@@ -163,6 +164,7 @@ fn the_sdk_gets_messages_tool_calls_log_probabilities_and_its_own_exceptions() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
 fn every_protocol_of_the_endpoint_answers_its_official_sdk() {
     let runs = runs();
     write_calls(&runs);
@@ -195,6 +197,7 @@ fn every_protocol_of_the_endpoint_answers_its_official_sdk() {
 
 /// The agent of a framework, which is used as it is, learns like [`AGENT`].
 #[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
 fn an_agent_of_a_framework_learns_to_call_a_tool() {
     let runs = guessing();
     let call = learn(&runs, "a", &["grpo.max_steps=12"]);
@@ -208,6 +211,7 @@ fn an_agent_of_a_framework_learns_to_call_a_tool() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
 fn an_agent_loop_with_the_sdk_trains() {
     let runs = runs();
     let settings = [
@@ -230,6 +234,7 @@ fn an_agent_loop_with_the_sdk_trains() {
 
 /// Process 0 has the endpoint and the agents; both processes take the same steps.
 #[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
 fn an_agent_with_the_sdk_answers_two_processes_like_one() {
     let runs = runs();
     let of = |name: &str, more: &[&str]| {
@@ -257,6 +262,7 @@ fn an_agent_with_the_sdk_answers_two_processes_like_one() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
 fn an_agent_learns_to_call_a_tool() {
     let runs = guessing();
     with_agent(learn(&runs, "a", &["grpo.max_steps=12"]), AGENT).succeed();
@@ -269,6 +275,7 @@ fn an_agent_learns_to_call_a_tool() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
 fn conversations_of_agents_and_environments_are_on_policy_on_a_device() {
     let runs = guessing();
     let device = "policy.device=pjrt:cpu";
@@ -280,6 +287,7 @@ fn conversations_of_agents_and_environments_are_on_policy_on_a_device() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
 fn conversations_of_agents_and_environments_are_on_policy_with_a_real_vllm() {
     let runs = guessing();
     let server = Vllm::start(&runs.path("warm/model"), &runs.path("vllm.log"));

@@ -5,6 +5,7 @@ use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 
 #[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
 fn transformers_samples_and_trains_the_same_model() {
     let runs = Runs::new(&[]);
     let python = testkit::python::Python::install();

@@ -16,3 +16,5 @@ mod support;
 #[path = "../e2e/tiny_model.rs"]
 mod tiny_model;
 mod vllm_families;
+
+testkit::tiers!();

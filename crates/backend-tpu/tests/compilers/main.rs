@@ -2,3 +2,5 @@
 
 mod mosaic;
 mod programs;
+
+testkit::tiers!();

@@ -7,6 +7,8 @@ use models::{
 };
 use std::path::Path;
 
+testkit::tiers!();
+
 /// The checkpoints that libraries.py makes.
 const CHECKPOINTS: [&str; 23] = [
     "qwen2",
@@ -55,6 +57,7 @@ const ADAPTED: [&str; 17] = [
 ];
 
 #[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
 fn transformers_and_peft_load_exported_folders_and_adapters() {
     let place = tempfile::tempdir().unwrap();
     let place = place.path();

@@ -20,6 +20,7 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description
 
 /// The exponential needs libdevice, and every kernel needs `ptxas`: the plugin finds both in the installation.
 #[test]
+#[ignore = "GRPO_TESTS=all: XLA's CUDA compiler"]
 fn the_installed_plugin_compiles_for_a_gpu() {
     let plugin = crate::support::plugin(Kind::Cuda);
     let options = [("target_config", TARGET.into()), ("topology", "1x1x1".into())];

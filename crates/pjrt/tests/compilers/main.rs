@@ -5,3 +5,5 @@ mod support;
 
 mod cuda;
 mod tpu;
+
+testkit::tiers!();

@@ -16,6 +16,8 @@ use rng::Purpose;
 use stablehlo::{Dtype, Module};
 use std::sync::LazyLock;
 
+testkit::tiers!();
+
 /// Compiles at a given optimisation level; large programs compile much faster at a low one. Results are cached for this user.
 pub(crate) fn compile_at(module: &Module, optimization_level: Option<OptimizationLevel>) -> Analysis {
     static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {

@@ -13,6 +13,8 @@ use pjrt::{CompileOptions, Executable, Plugin};
 use stablehlo::Builder;
 use stablehlo::mosaic::Kernel;
 
+testkit::tiers!();
+
 fn compile(kernel: &Kernel) -> Executable {
     let f = Builder::new();
     let types = kernel.operand_types();

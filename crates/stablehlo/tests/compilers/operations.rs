@@ -7,6 +7,7 @@ use crate::compile_text;
 use pjrt::CompileOptions;
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn every_case_compiles() {
     for case in cases::all() {
         let executable = compile_text(&case.module.to_string(), CompileOptions::default());
