@@ -1,6 +1,7 @@
 //! The documents agree with the repository.
 
 use mdbook_driver::MDBook;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 const README: &str = include_str!("../../README.md");
@@ -119,25 +120,67 @@ fn tree(folder: &Path) -> Vec<PathBuf> {
     [entries, below].concat()
 }
 
+/// Returns the rows of the table of crates: name and used crates.
+fn rows_of_crates(page: &'static str) -> Vec<(&'static str, Vec<&'static str>)> {
+    let (_, table) = page.split_once("| crate | uses | purpose |\n|---|---|---|\n").unwrap();
+    let names = |cell: &'static str| -> Vec<&'static str> { cell.split('`').skip(1).step_by(2).collect() };
+    let rows = table.lines().take_while(|line| line.starts_with('|')).map(|line| line.split('|').collect::<Vec<_>>());
+    rows.map(|cells| (names(cells[1])[0], names(cells[2]))).collect()
+}
+
+/// Returns the crates of the workspace that a crate names in `[dependencies]`, by the names of their folders.
+fn dependencies(name: &str, folders: &[String]) -> Vec<String> {
+    let text = std::fs::read_to_string(Path::new("../crates").join(name).join("Cargo.toml")).unwrap();
+    let manifest: toml::Table = text.parse().unwrap();
+    let used = manifest.get("dependencies").and_then(toml::Value::as_table).map(|table| table.keys().cloned());
+    let folder =
+        |key: String| folders.iter().find(|folder| key == **folder || key == format!("grpo-{folder}")).cloned();
+    used.into_iter().flatten().filter_map(folder).collect()
+}
+
 #[test]
-fn the_map_of_the_crates_names_files_and_folders_that_exist() {
-    let text = include_str!("../../ARCHITECTURE.md");
-    let (_, map) = text.split_once("\n    crates/grpo-core ").unwrap();
-    let (map, _) = map.split_once("\n    tests/ ").unwrap();
-    let mut count = 0;
-    for section in format!("grpo-core {map}").split("\n    crates/") {
-        let (name, text) = section.split_once(' ').unwrap();
-        let there = tree(&Path::new("../crates").join(name));
-        let is_part = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
-        let words = text.split(|c| !is_part(c)).map(|word| word.trim_end_matches('.'));
-        for word in words.filter(|word| word.ends_with(".rs") || word.ends_with('/')) {
-            // A path in the crate, or in the repository.
-            let found = there.iter().any(|path| path.ends_with(word)) || Path::new("..").join(word).exists();
-            assert!(found, "ARCHITECTURE.md says that crates/{name} has {word}");
-            count += 1;
+fn the_table_of_crates_is_in_the_order_of_dependencies() {
+    const PAGE: &str = include_str!("../../ARCHITECTURE.md");
+    let rows = rows_of_crates(PAGE);
+    let entries = std::fs::read_dir("../crates").unwrap().map(|entry| entry.unwrap().path());
+    let crates = entries.filter(|path| path.join("Cargo.toml").exists());
+    let mut folders: Vec<String> =
+        crates.map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+    folders.sort();
+    let mut listed: Vec<&str> = rows.iter().map(|(name, _)| *name).collect();
+    listed.sort();
+    assert_eq!(listed, folders, "the table of ARCHITECTURE.md must list every crate once");
+    // All crates that a crate depends on, directly or not.
+    let mut below = BTreeMap::<String, BTreeSet<String>>::new();
+    for (name, uses) in &rows {
+        let direct = dependencies(name, &folders);
+        for used in &direct {
+            assert!(below.contains_key(used), "{name} uses {used}, which must stand above it");
         }
+        let implied = |used: &String| direct.iter().any(|other| other != used && below[other].contains(used));
+        let shown: BTreeSet<&str> = direct.iter().filter(|used| !implied(used)).map(String::as_str).collect();
+        assert_eq!(uses.iter().copied().collect::<BTreeSet<_>>(), shown, "the crates that {name} uses");
+        let all = direct.iter().flat_map(|used| below[used].iter().chain([used])).cloned().collect();
+        below.insert((*name).to_owned(), all);
     }
-    assert!(count > 300, "{count}");
+}
+
+#[test]
+fn files_that_the_description_of_the_architecture_names_exist() {
+    const PAGE: &str = include_str!("../../ARCHITECTURE.md");
+    let files: Vec<PathBuf> =
+        ["crates", "tests", "examples", "docs"].iter().flat_map(|name| tree(&Path::new("..").join(name))).collect();
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    let page = PAGE.replace("<br/>", " ");
+    let words = page.split(|c| !is_part(c)).map(|word| word.trim_end_matches('.'));
+    let named: Vec<&str> = words
+        .filter(|word| [".rs", ".md", ".py", ".txt", "/"].iter().any(|end| word.ends_with(end)) && word.len() > 1)
+        .collect();
+    assert!(named.len() > 20, "{}", named.len());
+    for name in named {
+        let found = files.iter().any(|path| path.ends_with(name)) || Path::new("..").join(name).exists();
+        assert!(found, "ARCHITECTURE.md names {name}, which does not exist");
+    }
 }
 
 /// Builds the book and checks that it has every page and no link that leads nowhere.

@@ -18,6 +18,11 @@
 //! every cache line of it: this hides memory latency for weights that are multiplied with few rows. Tile kernels
 //! prefetch both operands of the next product, because the operands of one product fit the L2 cache.
 //!
+//! With tile kernels a core waits for the output, not for arithmetic. Their callers therefore cut the output into blocks of
+//! [`Gemm::near_rows`] rows by a tile's 512 entries, half a mebibyte, which stay in the L2 cache while all pieces of K are
+//! added. Rows of these buffers are an odd number of cache lines apart. The blocks depend on the kernel alone, never on the
+//! detected size of the L2 cache. Vector kernels hide the latency of their output and need no such blocks.
+//!
 //! Every element of a result is one chain of multiply-adds over a piece. Vector kernels add it to the previous value;
 //! the chain of tile kernels starts with that value. The bits of an element depend on the instruction set and on the
 //! length of pieces, which the L1 cache determines, but not on the shape of the product or the position in it.

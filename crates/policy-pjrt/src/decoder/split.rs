@@ -1,4 +1,9 @@
 //! Sharding of a decoder's programs over a device mesh, by a table of axis rules.
+//!
+//! * Attention is sharded by rows and heads, including blocks of scores, so that none crosses devices.
+//! * A device looks up the tokens of its shard of the vocabulary for all rows; the sum over devices has every row once. If the
+//!   columns of the embedding are sharded (`vocab: []`), it looks up its columns, and devices exchange them.
+//! * Rows that do not divide are padded with empty rows; a dimension of the model that does not divide is an error.
 
 use super::{Axis, AxisRules, Decoder, Matrix, Parameter, ParameterValues, Role};
 use crate::error::{Error, Result};

@@ -13,6 +13,9 @@
 //!
 //! Gradients are carried through the loop in the caller's donated buffers.
 //!
+//! Three choices determine the memory on a TPU: the target is found by comparing columns (no gather, no scatter over V), dlogits are
+//! computed inside the operands of the products, and dL/dhead is carried in f32 and never cast within the program.
+//!
 //! On a mesh, every device has all tokens and its shard of the vocabulary in these loops. The partitioner reduces maxima,
 //! sums and the target's logit over the devices, and the gradient of the hidden states of a tile.
 //!
