@@ -9,8 +9,6 @@
 //! loss = 1/N Σ P_t          N: active tokens of the step
 //! ```
 //!
-//! ## Gradient
-//!
 //! As [grpo](super::grpo): -A r_t where the token is not clipped, else 0; times 1/N.
 //!
 //! ## Where it comes from

@@ -7,11 +7,7 @@
 //!
 //! ```text
 //! P_t = -( r_t A - |A| / (2 epsilon) (r_t - 1)^2 )        epsilon: epsilon_low
-//! ```
 //!
-//! ## Gradient
-//!
-//! ```text
 //! dP_t/dl_t = -r_t ( A - |A| (r_t - 1) / epsilon )
 //! ```
 //!
@@ -27,8 +23,7 @@
 //!
 //! * `epsilon_low`: distance from 1 at which the gradient changes sign. Above 0. Leave `epsilon_high` out or set it to the same value.
 //! * `importance_sampling_level: sequence` uses the sequence's ratio.
-//! * `delta` and `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is accepted and ignored, because verl passes it to
-//!   every loss.
+//! * `delta` and `clip_ratio_c` are refused.
 //!
 //! ## When to use it
 //!

@@ -7,16 +7,12 @@
 //! ```text
 //! TRL:   P_t = -sg( min(r_t, epsilon_high) ) A l_t
 //! verl:  P_t = -sg( clip(r_t, 1 - epsilon_low, 1 + epsilon_high) ) A l_t
+//!
+//! dP_t/dl_t = -A x (bounded ratio)
 //! ```
 //!
 //! sg: stop_gradient. `epsilon_high` is a bound of the ratio itself in TRL and a distance from 1 in verl; `semantics` selects the
 //! meaning. TRL's form ignores `epsilon_low`.
-//!
-//! ## Gradient
-//!
-//! ```text
-//! dP_t/dl_t = -A x (bounded ratio)
-//! ```
 //!
 //! verl's log-ratio guard clamps only the weight, because the ratio is detached; the gradient remains.
 //!
@@ -29,8 +25,7 @@
 //!
 //! * `epsilon_high`: has no default under TRL's semantics, because the 0.2 of [grpo](super::grpo) would cap every ratio at 0.2.
 //! * `epsilon_low`: verl only; 1 or more means no lower bound (verl's recipe writes 10).
-//! * `delta` and `clip_ratio_c` are refused, because the bound holds for both signs of the advantage. Under `semantics: verl`,
-//!   `clip_ratio_c` is accepted and ignored, because verl passes it to every loss.
+//! * `delta` and `clip_ratio_c` are refused, because the bound holds for both signs of the advantage.
 //! * `importance_sampling_level: sequence` uses the sequence's ratio as the weight.
 //!
 //! ## When to use it

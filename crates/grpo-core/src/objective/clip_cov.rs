@@ -10,11 +10,7 @@
 //! cov_t = (A_t - mean A)(l_t - mean l)                means over active tokens
 //! eligible: not clipped, and clip_cov_lb < cov_t < clip_cov_ub
 //! max(1, floor(clip_cov_ratio N)) of the eligible tokens are drawn: P_t = 0
-//! ```
 //!
-//! ## Gradient
-//!
-//! ```text
 //! dP_t/dl_t = -A r_t   where the token is neither clipped nor drawn, else 0
 //! ```
 //!
@@ -30,8 +26,7 @@
 //!
 //! * `clip_cov_ratio`: share of active tokens that may be drawn.
 //! * `clip_cov_lb`, `clip_cov_ub`: bounds of the covariance.
-//! * `epsilon_low`, `epsilon_high`: bounds of the ratio. The dual clip is off unless `clip_ratio_c` is set. Under `semantics: verl`
-//!   `clip_ratio_c` is ignored, because verl passes it to every loss.
+//! * `epsilon_low`, `epsilon_high`: bounds of the ratio. The dual clip is off unless `clip_ratio_c` is set.
 //! * The selection needs all tokens of the step: [`LossConfig::prepare`](crate::LossConfig::prepare), one more forward pass.
 //!
 //! ## When to use it

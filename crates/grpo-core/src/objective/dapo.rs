@@ -13,8 +13,6 @@
 //!
 //! Without `num_items_in_batch`, the active tokens of the step are counted, and the loss equals [bnpo](super::bnpo).
 //!
-//! ## Gradient
-//!
 //! As in [grpo](super::grpo): -A r_t if the token is not clipped, else 0; times the weight.
 //!
 //! ## Where it comes from

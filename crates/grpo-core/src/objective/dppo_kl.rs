@@ -10,15 +10,11 @@
 //! within: D <= epsilon_high  or p <= p_o     for A > 0
 //!         D <= epsilon_low   or p_o <= p     for A <= 0
 //! P_t = -sg( min(r_t, clip_ratio_c) ) A l_t    where within, else 0
+//!
+//! dP_t/dl_t = -A min(r_t, clip_ratio_c)   where within, else 0
 //! ```
 //!
 //! A token whose probability moves against the direction of its advantage is always within.
-//!
-//! ## Gradient
-//!
-//! ```text
-//! dP_t/dl_t = -A min(r_t, clip_ratio_c)   where within, else 0
-//! ```
 //!
 //! ## Where it comes from
 //!

@@ -9,15 +9,11 @@
 //! within: p - p_o <= epsilon_high   for A > 0
 //!         p_o - p <= epsilon_low    for A <= 0
 //! P_t = -sg( min(r_t, clip_ratio_c) ) A l_t    where within, else 0
+//!
+//! dP_t/dl_t = -A min(r_t, clip_ratio_c)   where within, else 0
 //! ```
 //!
 //! The bounds are differences of probabilities: a rare token may multiply its probability, a common token may not.
-//!
-//! ## Gradient
-//!
-//! ```text
-//! dP_t/dl_t = -A min(r_t, clip_ratio_c)   where within, else 0
-//! ```
 //!
 //! ## Where it comes from
 //!

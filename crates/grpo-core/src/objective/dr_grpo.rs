@@ -10,8 +10,6 @@
 //! loss = 1/(B max_completion_length) Σ P_t
 //! ```
 //!
-//! ## Gradient
-//!
 //! As in [grpo](super::grpo): -A r_t if the token is not clipped, else 0; times the weight.
 //!
 //! ## Where it comes from

@@ -6,11 +6,7 @@
 //!
 //! ```text
 //! P_t = -( A l_t - dro_beta / 2 (l_t - o_t)^2 )
-//! ```
 //!
-//! ## Gradient
-//!
-//! ```text
 //! dP_t/dl_t = -A + dro_beta (l_t - o_t)
 //! ```
 //!
@@ -23,8 +19,7 @@
 //! ## Knobs
 //!
 //! * `dro_beta`: weight of the penalty; it has no default.
-//! * `epsilon_low`, `epsilon_high` have no effect; `delta` and `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is
-//!   accepted and ignored, because verl passes it to every loss.
+//! * `epsilon_low`, `epsilon_high` have no effect; `delta` and `clip_ratio_c` are refused.
 //!
 //! ## When to use it
 //!

@@ -8,16 +8,12 @@
 //! P_t = -w_t A l_t        w_t = exp(l_t - s_t) where D <= sequence_kl_threshold, else 0; detached
 //! D   = mean over the tokens of the sequence of  p ln(p / q) + (1 - p) ln((1 - p) / (1 - q))
 //! p   = e^s_t,  q = e^l_t, both clamped to [1e-6, 1 - 1e-6]
+//!
+//! dP_t/dl_t = -w_t A
 //! ```
 //!
 //! s is the sampler's log-probability (`sampler_logp`). If it is missing or NaN, s is `old_logp`; without `old_logp` s is l, and
 //! w_t is 1.
-//!
-//! ## Gradient
-//!
-//! ```text
-//! dP_t/dl_t = -w_t A
-//! ```
 //!
 //! A rejected sequence still counts in the denominators and keeps its KL and entropy terms.
 //!

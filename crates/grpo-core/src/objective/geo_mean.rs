@@ -10,16 +10,12 @@
 //! c_t = 0                               for A = 0
 //! P = -e^( mean over active tokens of c_t ) A         for every token of the sequence
 //! loss = 1/B Σ_b P_b
+//!
+//! dL/dl_t = -A e^(mean c) / (B |y|)     where the token is not clipped, else 0
 //! ```
 //!
 //! The epsilons bound the log-ratio, not the ratio. With advantages per token, A is their mean over the sequence, and each c_t uses the
 //! advantage of its own token (verl).
-//!
-//! ## Gradient
-//!
-//! ```text
-//! dL/dl_t = -A e^(mean c) / (B |y|)     where the token is not clipped, else 0
-//! ```
 //!
 //! ## Where it comes from
 //!
@@ -31,8 +27,8 @@
 //! * `epsilon_low`, `epsilon_high`: 0.4 in the paper and in TRL's GMPO; the default here is the common 0.2.
 //! * `count_masked_rows`: verl divides by all rows, including fully masked ones; the default under both semantics does the same.
 //! * `top_entropy_quantile`: tokens of lower entropy are excluded from the mean of c_t and its count (TRL's GMPO).
-//! * `importance_sampling_level` is ignored. Refused are `delta`; `clip_ratio_c`, except under `semantics: verl`, where it is ignored because
-//!   verl passes it to every loss; and `use_bias_correction_kl: true` with a KL term, except under TRL's semantics, where it is ignored.
+//! * `importance_sampling_level` is ignored. `delta`, `clip_ratio_c`, and `use_bias_correction_kl: true` with a KL term are refused; under
+//!   TRL's semantics the last one is ignored.
 //! * The sampler's weight has one value per sequence, e^(mean of log(weight + 1e-10)), as in verl. TRL's GMPO has no
 //!   sampler correction, so the correction is off by default.
 //!

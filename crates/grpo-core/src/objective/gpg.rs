@@ -6,11 +6,7 @@
 //!
 //! ```text
 //! P_t = -A l_t
-//! ```
 //!
-//! ## Gradient
-//!
-//! ```text
 //! dP_t/dl_t = -A
 //! ```
 //!
@@ -23,7 +19,7 @@
 //! ## Knobs
 //!
 //! The loss has no keys of its own and does not use old log-probabilities. `epsilon_low`, `epsilon_high` have no effect; `delta` and
-//! `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is accepted and ignored, because verl passes it to every loss.
+//! `clip_ratio_c` are refused.
 //!
 //! ## When to use it
 //!

@@ -8,17 +8,13 @@
 //! r_t = e^(l_t - o_t)
 //! P_t = -min( min(r_t, delta) A,  clip(r_t, 1 - epsilon_low, 1 + epsilon_high) A )
 //! loss = 1/B Σ_b 1/|y_b| Σ_t P_t
+//!
+//! dP_t/dl_t = -A r_t   if the token is not clipped, else 0
 //! ```
 //!
 //! Without `delta` the inner min is omitted. Under `semantics: verl`, grpo is an alias of [vanilla](super::vanilla):
 //! a dual clip, a log-ratio guard, and the mean over all tokens. Under `mllm_jax` it is averaged as
 //! [bnpo](super::bnpo).
-//!
-//! ## Gradient
-//!
-//! ```text
-//! dP_t/dl_t = -A r_t   if the token is not clipped, else 0
-//! ```
 //!
 //! A token is clipped if A > 0 and r > 1 + epsilon_high, or if A < 0 and r < 1 - epsilon_low or r > delta. A move that takes the
 //! ratio further from 1 then has no gradient, and a move back always has one. On-policy (no old log-probabilities) r is

@@ -8,17 +8,13 @@
 //! s = e^( mean over active tokens of (l_t - o_t) )
 //! P = -min( min(s, delta) A,  clip(s, 1 - epsilon_low, 1 + epsilon_high) A )      for every token of the sequence
 //! loss = 1/B Σ_b P_b
+//!
+//! sequence:        dL/dl_t = -A s (Σ_u w_u) / |y|     if s is not clipped, else 0;  w: weights of the average
+//! sequence_token:  dL/dl_t = -A s w_t
 //! ```
 //!
 //! This is [grpo](super::grpo) with `importance_sampling_level: sequence`. Under `semantics: verl` the level is
 //! `sequence_token`: the value of s, capped at e^10, with the token's own gradient, s_t = e^(l_t - sg(l_t) + sg(log s)).
-//!
-//! ## Gradient
-//!
-//! ```text
-//! sequence:        dL/dl_t = -A s (Σ_u w_u) / |y|     if s is not clipped, else 0;  w: weights of the average
-//! sequence_token:  dL/dl_t = -A s w_t
-//! ```
 //!
 //! The two gradients agree if the advantage and the weights are constant within a sequence. They differ for advantages per token or a
 //! sampler weight per token.
@@ -34,8 +30,7 @@
 //!   log-ratio, so grpo's 0.2 hardly ever clips.
 //! * `importance_sampling_level`: `token` contradicts the definition and is refused. Under `semantics: verl` the key is ignored, because
 //!   verl has no such key and only one gspo.
-//! * `delta`, `clip_ratio_c`: as in [grpo](super::grpo), applied to s. Under `semantics: verl`, `clip_ratio_c` is ignored, because verl
-//!   passes it to every loss.
+//! * `delta`, `clip_ratio_c`: as in [grpo](super::grpo), applied to s.
 //!
 //! ## When to use it
 //!

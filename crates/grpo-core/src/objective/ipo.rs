@@ -6,16 +6,12 @@
 //!
 //! ```text
 //! P_t = -keep adv_tau A r_t + kl_tau (l_t - o_t)^2
+//!
+//! dP_t/dl_t = -keep adv_tau A r_t + 2 kl_tau (l_t - o_t)
 //! ```
 //!
 //! keep is 0 if the probability has risen by more than `epsilon_high` or fallen by more than `epsilon_low`; else 1. o is the
 //! sampler's log-probability: pass it as `old_logp`.
-//!
-//! ## Gradient
-//!
-//! ```text
-//! dP_t/dl_t = -keep adv_tau A r_t + 2 kl_tau (l_t - o_t)
-//! ```
 //!
 //! ## Where it comes from
 //!

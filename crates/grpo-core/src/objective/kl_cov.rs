@@ -9,11 +9,7 @@
 //! cov_t = (A_t - mean A)(l_t - mean l)                means over active tokens
 //! P_t = -A r_t + ppo_kl_coef |l_t - o_t|              for the max(1, floor(kl_cov_ratio N)) tokens of largest cov_t
 //! P_t = -A r_t                                        for the others
-//! ```
 //!
-//! ## Gradient
-//!
-//! ```text
 //! dP_t/dl_t = -A r_t + ppo_kl_coef sign(l_t - o_t)    for the selected tokens, without the second term for the others
 //! ```
 //!
@@ -27,8 +23,7 @@
 //!
 //! * `kl_cov_ratio`: share of active tokens that have the penalty.
 //! * `ppo_kl_coef`: weight of the penalty. verl's configuration has 0.1, the documentation of its function says 1.
-//! * `epsilon_low`, `epsilon_high` have no effect; `delta` and `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is
-//!   accepted and ignored, because verl passes it to every loss.
+//! * `epsilon_low`, `epsilon_high` have no effect; `delta` and `clip_ratio_c` are refused.
 //! * The selection needs all tokens of the step, as in [clip_cov](super::clip_cov).
 //!
 //! ## When to use it

@@ -9,11 +9,7 @@
 //! s = e^( mean over active tokens of (l_t - o_t) )
 //! P_t = -min( min(s, delta) A,  clip(s, 1 - epsilon_low, 1 + epsilon_high) A )
 //! loss = 1/B Σ_b Σ_t P_t
-//! ```
 //!
-//! ## Gradient
-//!
-//! ```text
 //! dL/dl_t = -A s / B     if s is not clipped, else 0
 //! ```
 //!

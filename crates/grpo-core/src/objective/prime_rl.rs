@@ -6,16 +6,12 @@
 //!
 //! ```text
 //! P_t = -keep adv_tau A r_t + kl_tau (l_t - o_t)^2
+//!
+//! dP_t/dl_t = -keep adv_tau A r_t + 2 kl_tau (l_t - o_t)
 //! ```
 //!
 //! keep is 0 if A > 0 and the probability has risen by more than `epsilon_high`, or if A <= 0 and it has fallen by more than
 //! `epsilon_low`; else 1. o is the sampler's log-probability: pass it as `old_logp`. Tokens with keep = 0 still pay the penalty.
-//!
-//! ## Gradient
-//!
-//! ```text
-//! dP_t/dl_t = -keep adv_tau A r_t + 2 kl_tau (l_t - o_t)
-//! ```
 //!
 //! ## Where it comes from
 //!
@@ -30,8 +26,7 @@
 //! * `epsilon_low`, `epsilon_high`: prime-rl's `dppo_mask_low`, `dppo_mask_high`; default 0.3.
 //! * `adv_tau`: factor of the advantage; default 1.
 //! * `kl_tau`: weight of the penalty; default 0, which turns it off.
-//! * `delta` and `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is accepted and ignored, because verl passes it to
-//!   every loss.
+//! * `delta` and `clip_ratio_c` are refused.
 //!
 //! ## When to use it
 //!

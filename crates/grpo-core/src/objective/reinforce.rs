@@ -6,15 +6,11 @@
 //!
 //! ```text
 //! P_t = -w_t A l_t        w_t: the sampler's weight, detached (1 without a correction)
+//!
+//! dP_t/dl_t = -w_t A
 //! ```
 //!
 //! The term equals [gpg](super::gpg); the name is for use with importance weights.
-//!
-//! ## Gradient
-//!
-//! ```text
-//! dP_t/dl_t = -w_t A
-//! ```
 //!
 //! ## Where it comes from
 //!

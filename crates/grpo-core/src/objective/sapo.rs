@@ -6,11 +6,7 @@
 //!
 //! ```text
 //! P_t = -(4 / tau) sigmoid( tau (r_t - 1) ) A        tau: sapo_temperature_pos for A > 0, sapo_temperature_neg for A <= 0
-//! ```
 //!
-//! ## Gradient
-//!
-//! ```text
 //! dP_t/dl_t = -A 4 sigma (1 - sigma) r_t,   sigma = sigmoid( tau (r_t - 1) )
 //! ```
 //!
@@ -26,8 +22,7 @@
 //! * `sapo_temperature_pos`, `sapo_temperature_neg`: a larger temperature reduces the gradient sooner. verl's names `tau_pos` and `tau_neg`
 //!   override them if set.
 //! * `importance_sampling_level: sequence` applies the gate to the sequence's ratio.
-//! * `delta` and `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is accepted and ignored, because verl passes it to
-//!   every loss. `epsilon_low`, `epsilon_high` have no effect.
+//! * `epsilon_low`, `epsilon_high` have no effect; `delta` and `clip_ratio_c` are refused.
 //!
 //! ## When to use it
 //!

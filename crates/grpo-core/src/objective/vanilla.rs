@@ -9,11 +9,7 @@
 //! P_t = -min( r_t A,  clip(r_t, 1 - epsilon_low, 1 + epsilon_high) A )
 //! P_t = min( P_t, -A c )    for A < 0                    c = clip_ratio_c
 //! loss = 1/N Σ P_t          token-mean
-//! ```
 //!
-//! ## Gradient
-//!
-//! ```text
 //! dP_t/dl_t = -A r_t   if the token is not clipped, else 0
 //! ```
 //!
@@ -28,7 +24,7 @@
 //! ## Knobs
 //!
 //! * `semantics`: only `verl` has this loss. Elsewhere, `loss_type: grpo` with `clip_ratio_c` is the same objective.
-//! * `clip_ratio_c`: the dual clip; default 3. Above 1. `1e12` turns it off.
+//! * `clip_ratio_c`: the dual clip, above 1; default 3. A huge value such as `1e12` turns it off.
 //! * `log_ratio_guard`: 20 under verl, a number, or `off`.
 //! * `loss_agg_mode`: any of `docs/losses/aggregation.md`.
 //! * `epsilon_low`, `epsilon_high`, `delta`: as in [grpo](super::grpo).

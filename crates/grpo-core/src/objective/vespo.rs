@@ -9,16 +9,12 @@
 //! log w = Σ_t clamp(l_t - o_t, -20, 20), the sum clamped to [log 1e-8, 20]
 //! phi = sg( e^( lambda + k log w - lambda w ) )        k, lambda: by the sign of A (A = 0 counts as positive)
 //! P_t = -phi A l_t
+//!
+//! dP_t/dl_t = -phi A
 //! ```
 //!
 //! phi is 1 at w = 1 and largest at w = k / lambda. The ratio of old policy to sampler is not a factor of this loss: its
 //! logarithm, clamped to [log 1e-8, 20] per token, is added to log w.
-//!
-//! ## Gradient
-//!
-//! ```text
-//! dP_t/dl_t = -phi A
-//! ```
 //!
 //! ## Where it comes from
 //!

@@ -77,7 +77,7 @@ fn page() -> String {
          Generated from the code: `UPDATE_DOCS=1 cargo test -p grpo-run-config --lib keys`. `*` stands for a name of your choice. A value that is \
          not legal is an error that names the key. Without a model and data, \
          [configs/train/arithmetic.yaml](../configs/train/arithmetic.yaml) replaces some defaults. [Runs](runs.md) describes the layers of a \
-         configuration, [Losses](losses/keys.md) which loss uses which key.\n",
+         configuration, [Losses](losses/README.md) the keys of the section `loss`.\n",
     );
     let cell = |text: &str| text.replace('|', "\\|");
     let mut section = None;

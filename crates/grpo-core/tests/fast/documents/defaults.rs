@@ -21,22 +21,16 @@ fn or_off(value: Option<f64>) -> String {
     value.map_or("off".into(), number)
 }
 
-/// Returns the reason for which a configuration is refused.
-fn reason(error: &grpo_core::Error) -> String {
-    error.to_string().replace("invalid loss configuration: ", "")
-}
-
-/// Returns the smallest legal configuration of a loss under a system and the reason for its keys, or the reason why there is none.
-pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(LossConfig, Option<String>), String> {
+/// Returns the smallest legal configuration of a loss under a system, with the keys of its example if it needs some; `None` if it is refused.
+pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Option<LossConfig> {
     let bare = LossConfig { loss_type, semantics, ..LossConfig::default() };
-    let Err(error) = bare.validate() else { return Ok((bare, None)) };
+    if bare.validate().is_ok() {
+        return Some(bare);
+    }
     let mut example = example_of_page(loss_type);
     example["semantics"] = semantics.name().into();
     let needed: LossConfig = serde_json::from_value(example).unwrap();
-    match needed.validate() {
-        Ok(()) => Ok((needed, Some(reason(&error)))),
-        Err(error) => Err(reason(&error)),
-    }
+    needed.validate().is_ok().then_some(needed)
 }
 
 /// Returns the properties of `config`.
@@ -138,28 +132,30 @@ fn sampler(config: &LossConfig) -> String {
     }
 }
 
-/// Lists every property that depends on the system; losses with the same values share a row.
-pub(crate) fn differences(losses: &[LossType]) -> String {
-    let mut groups: Vec<([String; 4], Vec<&str>)> = Vec::new();
-    for loss in losses {
-        let of = SYSTEMS.map(|system| minimal(*loss, system).ok().map(|(config, _)| properties(&config)));
-        let count = of.iter().flatten().next().unwrap().len();
-        for i in 0..count {
-            let name = of.iter().flatten().next().unwrap()[i].0;
-            let values = of.clone().map(|list| list.map_or("refused".into(), |list| list[i].1.clone()));
-            let given: Vec<&String> = values.iter().filter(|value| *value != "refused").collect();
-            if given.iter().all(|value| *value == given[0]) {
-                continue;
-            }
-            let [trl, verl, jax] = values;
-            let key = [name.to_owned(), trl, verl, jax];
-            match groups.iter_mut().find(|(other, _)| *other == key) {
-                Some((_, names)) => names.push(loss.name()),
-                None => groups.push((key, vec![loss.name()])),
+/// A system that refuses a loss.
+const REFUSED: &str = "refused";
+
+/// Lists the properties of all losses by system. Losses with the same values share a row, also if a system refuses some of them.
+pub(crate) fn by_system(losses: &[LossType]) -> String {
+    let configs = |loss: &LossType| SYSTEMS.map(|system| minimal(*loss, system).map(|config| properties(&config)));
+    let mut of: Vec<(&str, [Option<Vec<Property>>; 3])> =
+        losses.iter().map(|loss| (loss.name(), configs(loss))).collect();
+    of.sort_by_key(|(_, systems)| systems.iter().filter(|system| system.is_none()).count());
+    let names = of[0].1[0].clone().unwrap_or_default();
+    let mut rows = Vec::new();
+    for (i, (name, _)) in names.into_iter().enumerate() {
+        let mut groups: Vec<([String; 3], Vec<&str>)> = Vec::new();
+        for (loss, systems) in &of {
+            let values = systems.clone().map(|list| list.map_or(REFUSED.into(), |list| list[i].1.clone()));
+            let same = |other: &[String; 3]| other.iter().zip(&values).all(|(a, b)| a == b || b == REFUSED);
+            match groups.iter_mut().find(|(other, _)| same(other)) {
+                Some((_, losses)) => losses.push(loss),
+                None => groups.push((values, vec![loss])),
             }
         }
+        rows.extend(
+            groups.into_iter().map(|([trl, verl, jax], losses)| [name.to_owned(), losses.join(", "), trl, verl, jax]),
+        );
     }
-    groups.sort_by_key(|([name, ..], _)| name.clone());
-    let rows = groups.into_iter().map(|([name, trl, verl, jax], losses)| [name, losses.join(", "), trl, verl, jax]);
     table(&["property", "losses", "trl", "verl", "mllm_jax"], rows)
 }

@@ -1,8 +1,7 @@
 //! Settings and tokens of the numbers on the pages: both sides of every bound, both signs of the advantage.
 
 use super::loss_pages::written;
-use grpo_core::objective::Bounds;
-use grpo_core::{LossConfig, LossType};
+use grpo_core::LossType;
 
 /// Tokens (old logp, logp) that share one advantage.
 pub(crate) struct Sequence {
@@ -17,22 +16,17 @@ fn both_signs(sequences: &[&[(f64, f64)]]) -> Vec<Sequence> {
 }
 
 /// Returns sequences of one token.
-fn tokens() -> Vec<Sequence> {
-    both_signs(&[&[(-2.0, -2.5)], &[(-2.0, -2.1)], &[(-2.0, -2.0)], &[(-2.0, -1.9)], &[(-2.0, -1.5)], &[(-2.0, -0.5)]])
+pub(crate) fn tokens() -> Vec<Sequence> {
+    both_signs(&[&[(-2.0, -2.5)], &[(-2.0, -2.0)], &[(-2.0, -1.9)], &[(-2.0, -1.5)], &[(-2.0, -0.5)]])
 }
 
 /// Returns sequences of two tokens with mean log-ratios of -0.3, 0 and 0.3.
-fn pairs() -> Vec<Sequence> {
+pub(crate) fn pairs() -> Vec<Sequence> {
     both_signs(&[&[(-2.0, -2.5), (-1.0, -1.1)], &[(-2.0, -1.9), (-1.0, -1.1)], &[(-2.0, -1.5), (-1.0, -0.9)]])
 }
 
-/// Returns tokens whose probabilities change by a little or a lot; the last token starts from a small probability.
-fn probabilities() -> Vec<Sequence> {
-    both_signs(&[&[(-1.0, -2.0)], &[(-1.0, -1.1)], &[(-1.0, -0.9)], &[(-1.0, -0.5)], &[(-4.0, -0.5)]])
-}
-
 /// Returns tokens whose covariances of advantage and logp differ.
-fn covariances() -> Vec<Sequence> {
+pub(crate) fn covariances() -> Vec<Sequence> {
     let tokens = [
         (1.0, -0.6, -0.5),
         (1.0, -4.1, -4.0),
@@ -44,13 +38,12 @@ fn covariances() -> Vec<Sequence> {
     tokens.map(|(advantage, old, logp)| Sequence { advantage, tokens: vec![(old, logp)] }).into()
 }
 
-/// Returns additional settings of the losses whose pages show more than their example.
+/// Returns the settings with which the numbers of a loss are computed, in addition to `loss_type`; empty for the example on its page.
 fn settings(loss: &str) -> &'static [&'static str] {
     match loss {
-        "grpo" => &["", r#""delta": 1.5"#, r#""importance_sampling_level": "sequence""#],
+        "grpo" => &["", r#""delta": 1.5"#],
         "cispo" => &[r#""epsilon_high": 2.0"#, r#""semantics": "verl""#],
-        "gspo" => &["", r#""semantics": "verl""#],
-        "sapo" | "vespo" | "luspo" | "bnpo" | "gpg" | "reinforce" | "flash_reinforce" => &[""],
+        "sapo" | "gspo" | "vespo" | "luspo" | "bnpo" | "gpg" | "reinforce" | "flash_reinforce" => &[""],
         "geo_mean" => &[r#""epsilon_low": 0.4"#],
         "vanilla" => &[r#""semantics": "verl""#, r#""semantics": "verl", "clip_ratio_c": 1.5"#],
         "clip_cov" => &[r#""semantics": "verl", "clip_cov_ratio": 0.2"#],
@@ -64,27 +57,15 @@ fn settings(loss: &str) -> &'static [&'static str] {
     }
 }
 
-/// Returns settings and sequences that show their effect.
-pub(crate) fn examples(loss: LossType) -> Vec<(String, Vec<Sequence>)> {
+/// Returns the configurations of a loss whose numbers the pages show, as JSON.
+pub(crate) fn examples(loss: LossType) -> Vec<String> {
     let name = loss.name();
     let with = |keys: &&str| match keys.is_empty() {
         true => format!(r#"{{"loss_type": "{name}"}}"#),
         false => format!(r#"{{"loss_type": "{name}", {keys}}}"#),
     };
-    let mut settings: Vec<String> = settings(name).iter().map(with).collect();
-    if settings.is_empty() {
-        settings.push(example_of_page(loss).to_string().replace(',', ", ").replace(':', ": "));
-    }
-    let sequences = |json: &str| {
-        let config = LossConfig::from_json(json).unwrap();
-        match config.bounds() {
-            _ if !config.is_token_level() => pairs(),
-            _ if config.selects_tokens() => covariances(),
-            Bounds::Probability { .. } => probabilities(),
-            _ => tokens(),
-        }
-    };
-    settings.into_iter().map(|json| (json.clone(), sequences(&json))).collect()
+    let settings: Vec<String> = settings(name).iter().map(with).collect();
+    if settings.is_empty() { vec![example_of_page(loss).to_string()] } else { settings }
 }
 
 /// Returns the first example on the page of a loss.

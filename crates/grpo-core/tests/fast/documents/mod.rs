@@ -1,18 +1,19 @@
 //! Checks that the pages in docs/losses and the presets in configs/loss agree with the code.
 //!
-//! The part of a page between the marks is generated from the code; `UPDATE_DOCS=1 cargo test -p grpo-core --test fast
-//! documents` writes it. Without the variable a page that differs fails the test.
+//! The page of a loss is the documentation of its module. Other pages have a part between marks, generated from the code.
+//! `UPDATE_DOCS=1 cargo test -p grpo-core --test fast documents` writes both; without the variable a page that differs fails the test.
 
 mod defaults;
 mod examples;
 mod loss_pages;
+mod numbers;
 mod page;
 mod presets;
 mod terms;
 
 use grpo_core::format::BatchLoss;
 use grpo_core::{LossConfig, LossType};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 fn folder(name: &str) -> PathBuf {
@@ -46,9 +47,9 @@ fn generated_parts_match_the_code() {
     page::check("aggregation", &terms::aggregation());
     page::check("sampler", &terms::sampler());
     page::check("entropy", &terms::entropy());
-    page::check("semantics", &defaults::differences(LossType::ALL));
+    page::check("semantics", &defaults::by_system(LossType::ALL));
     page::check("presets", &presets::generated());
-    page::check("keys", &table_of_keys());
+    page::check("numbers", &numbers::generated());
 }
 
 #[test]
@@ -82,31 +83,17 @@ fn every_page_is_in_the_index_and_every_link_has_a_target() {
     }
 }
 
-/// Returns each key of the configuration with its default and the pages that name it.
-fn keys() -> Vec<(String, String, Vec<String>)> {
-    let word = |code: &str| code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap().to_owned();
-    let said: Vec<(String, BTreeSet<String>)> = pages()
-        .into_iter()
-        .filter(|(name, _)| !["keys.md", "presets.md"].contains(&name.as_str()))
-        .map(|(name, text)| (name, page::without_generated(&text).split('`').skip(1).step_by(2).map(word).collect()))
-        .collect();
-    let defaults = serde_json::to_value(BatchLoss::default()).unwrap();
-    let pages_of =
-        |key: &String| said.iter().filter(|(_, words)| words.contains(key)).map(|(name, _)| name.clone()).collect();
-    let defaults: BTreeMap<&String, &serde_json::Value> = defaults.as_object().unwrap().iter().collect();
-    defaults.into_iter().map(|(key, value)| (key.clone(), value.to_string(), pages_of(key))).collect()
-}
-
-fn table_of_keys() -> String {
-    let link = |page: &String| format!("[{}]({page})", page.trim_end_matches(".md"));
-    let rows = keys().into_iter().map(|(key, default, pages)| {
-        [format!("`{key}`"), default, pages.iter().map(link).collect::<Vec<_>>().join(", ")]
-    });
-    page::table(&["key", "default", "pages"], rows)
-}
-
 #[test]
 fn every_key_is_explained_on_a_page() {
-    let missing: Vec<String> = keys().into_iter().filter(|(.., pages)| pages.is_empty()).map(|(key, ..)| key).collect();
+    let first_word =
+        |code: &str| code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap().to_owned();
+    let explaining = pages().into_iter().filter(|(name, _)| name != "presets.md");
+    let named: BTreeSet<String> = explaining
+        .flat_map(|(_, text)| {
+            page::without_generated(&text).split('`').skip(1).step_by(2).map(first_word).collect::<Vec<_>>()
+        })
+        .collect();
+    let defaults = serde_json::to_value(BatchLoss::default()).unwrap();
+    let missing: Vec<&String> = defaults.as_object().unwrap().keys().filter(|key| !named.contains(*key)).collect();
     assert!(missing.is_empty(), "no page explains these keys: {missing:?}");
 }

@@ -47,9 +47,9 @@ pub(crate) fn without_generated(text: &str) -> String {
 }
 
 /// Returns a Markdown table.
-pub(crate) fn table<R: AsRef<[String]>>(head: &[&str], rows: impl IntoIterator<Item = R>) -> String {
+pub(crate) fn table<R: AsRef<[String]>>(head: &[impl AsRef<str>], rows: impl IntoIterator<Item = R>) -> String {
     let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
-    let mut text = line(head.to_vec()) + &format!("|{}\n", "---|".repeat(head.len()));
+    let mut text = line(head.iter().map(AsRef::as_ref).collect()) + &format!("|{}\n", "---|".repeat(head.len()));
     for row in rows {
         text += &line(row.as_ref().iter().map(String::as_str).collect());
     }

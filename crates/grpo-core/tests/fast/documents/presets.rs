@@ -24,23 +24,10 @@ fn comment(text: &str) -> String {
     lines.collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the keys whose values differ from the defaults.
-fn keys(config: &LossConfig) -> String {
-    let (of, defaults) = (serde_json::to_value(config).unwrap(), serde_json::to_value(LossConfig::default()).unwrap());
-    let keys = of.as_object().unwrap().iter().filter(|(key, value)| **value != defaults[key.as_str()]);
-    let mut keys: Vec<_> = keys.collect();
-    keys.sort_by_key(|(key, _)| *key);
-    keys.into_iter()
-        .map(|(key, value)| format!("`{key}: {}`", value.to_string().replace('"', "")))
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
 pub(crate) fn generated() -> String {
     let presets: Vec<(String, String)> = presets();
     let link = |name: &str| format!("[{name}](../../configs/loss/{name}.yaml)");
     let what = presets.iter().map(|(name, text)| [link(name), comment(text)]);
-    let set = presets.iter().map(|(name, text)| [name.clone(), keys(&parse(text))]);
     let configs: Vec<(&String, LossConfig)> = presets.iter().map(|(name, text)| (name, parse(text))).collect();
     // Columns with the same value for all presets are omitted.
     let of: Vec<_> = configs.iter().map(|(_, config)| properties(config)).collect();
@@ -50,9 +37,8 @@ pub(crate) fn generated() -> String {
         [(*name).clone()].into_iter().chain(telling.iter().map(|i| list[*i].1.clone())).collect::<Vec<_>>()
     });
     format!(
-        "### Presets\n\n{}\n### Keys that differ from the defaults\n\n{}\n### Resolved settings\n\n{}",
+        "## Origin\n\n{}\n## Resolved settings\n\n{}",
         table(&["preset", "reproduces"], what),
-        table(&["preset", "keys"], set),
         table(&head, comes_to)
     )
 }
