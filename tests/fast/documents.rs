@@ -1,5 +1,6 @@
 //! The documents agree with the repository.
 
+use crate::accidental_markup::accidental_markup;
 use mdbook_driver::MDBook;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
 fn code_on_the_page_about_embedding_is_part_of_the_projects() {
     let programs: Vec<_> = PROJECTS.iter().map(|(_, _, program)| unindented(program)).collect();
     let code = blocks(EMBED, "rust,ignore");
-    assert_eq!(code.len(), 6);
+    assert_eq!(code.len(), 5);
     for block in code {
         let found = programs.iter().any(|program| program.contains(&unindented(block)));
         assert!(found, "no program of examples/embed has this part of docs/embed.md:\n{block}");
@@ -106,9 +107,11 @@ fn files_that_the_documents_link_to_exist() {
     for path in documents {
         let text = std::fs::read_to_string(&path).unwrap();
         for target in links(&text) {
-            let file = target.split('#').next().unwrap();
-            let found = file.is_empty() || path.parent().unwrap().join(file).exists();
-            assert!(found, "{} links to {target}, which is not there", path.display());
+            let (file, fragment) = target.split_once('#').unwrap_or((target, ""));
+            let file = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            assert!(file.exists(), "{} links to {target}, which is not there", path.display());
+            let has_fragment = fragment.is_empty() || has_anchor(&std::fs::read_to_string(&file).unwrap(), fragment);
+            assert!(has_fragment, "{} links to {target}, but the page has no such heading", path.display());
         }
     }
 }
@@ -183,34 +186,70 @@ fn files_that_the_description_of_the_architecture_names_exist() {
     }
 }
 
-/// Builds the book and checks that it has every page and no link that leads nowhere.
+/// Returns the anchor that GitHub and mdBook give to a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().to_lowercase();
+    let kept = kept.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// Returns `true` if a page has an anchor.
+fn has_anchor(page: &str, fragment: &str) -> bool {
+    let headings = page.lines().filter_map(|line| line.strip_prefix('#').map(|rest| rest.trim_start_matches('#')));
+    headings.map(anchor).any(|anchor| anchor == fragment)
+}
+
+/// Builds the book and checks that it has every page and no link that leads nowhere, also within a page.
 #[test]
 fn the_book_has_every_page_and_its_links_lead_somewhere() {
     let (docs, target) = (Path::new("../docs"), tempfile::tempdir().unwrap());
     let mut book = MDBook::load(docs).unwrap();
     book.config.build.build_dir = target.path().into();
     book.build().unwrap();
+    let html = |page: &Path| std::fs::read_to_string(target.path().join(page).with_extension("html"));
     for page in pages(docs) {
         let page = page.strip_prefix(docs).unwrap();
         if page == Path::new("SUMMARY.md") {
             continue;
         }
-        let file = target.path().join(page).with_extension("html");
-        let html = std::fs::read_to_string(&file).unwrap_or_else(|_| panic!("SUMMARY.md lacks {}", page.display()));
-        let (_, content) = html.split_once("<main>").unwrap();
+        let text = html(page).unwrap_or_else(|_| panic!("SUMMARY.md lacks {}", page.display()));
+        let (_, content) = text.split_once("<main>").unwrap();
         let (content, _) = content.split_once("</main>").unwrap();
         for link in content.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()) {
-            let path = link.split('#').next().unwrap();
-            if path.starts_with("http") || path.is_empty() {
+            if link.starts_with("http") {
                 continue;
             }
+            let (path, fragment) = link.split_once('#').unwrap_or((link, ""));
+            let folder = page.parent().unwrap();
             // A page of the book, or a file of the repository, for which mdBook writes .html instead of .md.
-            let outside = docs.join(page).parent().unwrap().join(path);
-            let found =
-                file.parent().unwrap().join(path).exists() || outside.exists() || outside.with_extension("md").exists();
+            let inside =
+                target.path().join(if path.is_empty() { page.with_extension("html") } else { folder.join(path) });
+            let outside = docs.join(folder).join(path);
+            let source = outside.with_extension("md");
+            let found = inside.exists() || outside.exists() || source.exists();
             assert!(found, "{} links to {link}, which is not there", page.display());
+            let has_fragment = match std::fs::read_to_string(&inside) {
+                _ if fragment.is_empty() => true,
+                Ok(text) => text.contains(&format!("id=\"{fragment}\"")),
+                Err(_) => has_anchor(&std::fs::read_to_string(&source).unwrap(), fragment),
+            };
+            assert!(has_fragment, "{} links to {link}, but the page has no such heading", page.display());
         }
     }
+}
+
+#[test]
+fn no_sentence_of_the_documents_is_rendered_as_a_list_or_a_heading() {
+    let folders = ["../docs", "../crates", "../examples", "../tests", "../peers"].map(Path::new);
+    let top = ["README.md", "ARCHITECTURE.md", "BENCHMARKS.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+    let documents = folders.iter().flat_map(|folder| pages(folder)).chain(top.map(|name| Path::new("..").join(name)));
+    let mut count = 0;
+    for path in documents.filter(|path| !path.ends_with("SUMMARY.md")) {
+        let lines = accidental_markup(&std::fs::read_to_string(&path).unwrap());
+        assert!(lines.is_empty(), "{} continues a sentence with {lines:?}", path.display());
+        count += 1;
+    }
+    assert!(count > 80, "{count}");
 }
 
 /// Sections 1 to 23, each with a list of `path::name`.

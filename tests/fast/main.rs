@@ -1,6 +1,7 @@
 //! The CPU backend compared with other systems' results and with the f64 oracle; presets, packages, documents and installation. The largest
 //! differences are printed (`cargo test -p grpo-tests --test fast -- --nocapture`).
 
+mod accidental_markup;
 mod dependencies;
 mod documents;
 mod golden;
