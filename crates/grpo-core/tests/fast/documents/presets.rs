@@ -1,6 +1,5 @@
-//! A comparison of the presets.
+//! The list of the presets.
 
-use super::defaults::properties;
 use super::page::table;
 use super::{folder, parse};
 use grpo_core::{LossConfig, Semantics};
@@ -28,19 +27,7 @@ pub(crate) fn generated() -> String {
     let presets: Vec<(String, String)> = presets();
     let link = |name: &str| format!("[{name}](../../configs/loss/{name}.yaml)");
     let what = presets.iter().map(|(name, text)| [link(name), comment(text)]);
-    let configs: Vec<(&String, LossConfig)> = presets.iter().map(|(name, text)| (name, parse(text))).collect();
-    // Columns with the same value for all presets are omitted.
-    let of: Vec<_> = configs.iter().map(|(_, config)| properties(config)).collect();
-    let telling: Vec<usize> = (0..of[0].len()).filter(|i| of.iter().any(|list| list[*i].1 != of[0][*i].1)).collect();
-    let head: Vec<&str> = ["preset"].into_iter().chain(telling.iter().map(|i| of[0][*i].0)).collect();
-    let comes_to = configs.iter().zip(&of).map(|((name, _), list)| {
-        [(*name).clone()].into_iter().chain(telling.iter().map(|i| list[*i].1.clone())).collect::<Vec<_>>()
-    });
-    format!(
-        "## Origin\n\n{}\n## Resolved settings\n\n{}",
-        table(&["preset", "reproduces"], what),
-        table(&head, comes_to)
-    )
+    table(&["preset", "reproduces"], what)
 }
 
 #[test]
