@@ -44,6 +44,9 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {
         return Cow::Borrowed(text);
     }
+    // `۰/۵` is no fraction of 0.
+    regex!(ZERO, r"(^|[^۰-۹/])۰/([۰-۹])");
+    let text = &*ZERO.replace_all(text, "${1}۰٫$2");
     let mut kept = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -69,6 +72,15 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
         kept = with_fractions(&kept).into_owned();
     }
     Cow::Owned(kept)
+}
+
+/// Returns a text with decimal points for the slashes between Persian digits: `۱۲/۵` is 12.5, or 12 fifths. `None` for a text without them.
+pub(crate) fn with_persian_decimals(text: &str) -> Option<String> {
+    regex!(DECIMAL, r"([۰-۹])/([۰-۹]+)([^۰-۹/]|$)");
+    match DECIMAL.replace_all(text, "$1٫$2$3") {
+        Cow::Owned(decimals) => Some(decimals),
+        Cow::Borrowed(_) => None,
+    }
 }
 
 /// Rewrites Chinese fractions: `四分之三` becomes `3/4`, `百分之五十` becomes `50%`.

@@ -48,7 +48,7 @@ const OTHERS: &[ThoughtMarks] = &[
     ThoughtMarks { start: "Here's my thought process:", end: "Here's my response:", ends_alone: false },
 ];
 
-/// Returns the text behind the last thought, without a thought that begins a line and does not end; the whole text without thoughts. If
+/// Returns the text behind the last thought, without a thought that begins a line or a sentence and does not end; the whole text without thoughts. If
 /// the prompt has opened thoughts, `is_open`, a text without an end is a thought.
 pub(crate) fn behind_thoughts(text: &str, is_open: bool) -> &str {
     let Some(text) = behind_channels(text) else { return "" };
@@ -59,8 +59,12 @@ pub(crate) fn behind_thoughts(text: &str, is_open: bool) -> &str {
         return "";
     }
     let rest = &text[end.unwrap_or(0)..];
-    let begins_line = |at: &usize| rest[..*at].rsplit('\n').next().is_some_and(|line| line.trim().is_empty());
-    let starts = marks().filter_map(|marks| rest.match_indices(marks.start).map(|(at, _)| at).find(begins_line));
+    // A sentence may name the mark.
+    let begins_sentence = |at: &usize| {
+        let before = rest[..*at].trim_end_matches([' ', '\t']);
+        before.is_empty() || before.ends_with(['\n', '.', '!', '?', ':', '。', '！', '？', '：'])
+    };
+    let starts = marks().filter_map(|marks| rest.match_indices(marks.start).map(|(at, _)| at).find(begins_sentence));
     starts.min().map_or(rest, |start| &rest[..start])
 }
 

@@ -6,9 +6,16 @@ use serde_json::Value;
 /// The maximum length in bytes of an object.
 const MAX_LENGTH: usize = 100_000;
 
-/// Returns the value of the key `answer` or `final_answer` of a JSON object: the whole text, the last block of code, or the end of the text.
-/// Quotes may be single, and the commands of LaTeX need no second backslash. The items of a list are separated by commas, and an answer that
-/// is null or an object is empty.
+/// The names of the answer's key, in lower case and without punctuation. The first of them that an object has counts.
+const KEYS: &[&str] =
+    &["finalanswer", "answer", "finalresult", "result", "final", "ans", "solution", "output", "response", "value"];
+
+/// The maximum number of objects within each other.
+const MAX_DEPTH: usize = 4;
+
+/// Returns the value of the key `answer`, `result` or another name of [`KEYS`] of a JSON object: the whole text, the last block of code, or
+/// the end of the text. The value may be an object with such a key. Quotes may be single, and the commands of LaTeX need no second backslash.
+/// The items of a list are separated by commas, and an answer that is null or an object without such a key is empty.
 pub(super) fn json_answer(text: &str) -> Option<String> {
     let text = without_tokens(text.trim());
     let blocks = text.split("```").skip(1).step_by(2).map(|block| block.trim_start_matches("json"));
@@ -27,15 +34,22 @@ fn of_object(text: &str) -> Option<String> {
         return None;
     }
     let object: Value = serde_json::from_str(&mark_long_integers(&strict(text))).ok()?;
-    let is_answer = |key: &str| {
-        let letters: String = key.chars().filter(|c| c.is_alphanumeric()).collect();
-        ["answer", "finalanswer"].contains(&letters.to_lowercase().as_str())
-    };
-    let (_, answer) = object.as_object()?.iter().find(|(key, _)| is_answer(key))?;
+    let mut answer = value_of_answer(&object)?;
+    for _ in 0..MAX_DEPTH {
+        let Some(inside) = value_of_answer(answer) else { break };
+        answer = inside;
+    }
     Some(match answer {
         Value::Array(items) => items.iter().map(shown).collect::<Vec<_>>().join(", "),
         value => shown(value),
     })
+}
+
+/// Returns the value of the answer's key of an object.
+fn value_of_answer(object: &Value) -> Option<&Value> {
+    let object = object.as_object()?;
+    let name = |key: &str| key.chars().filter(|c| c.is_alphanumeric()).collect::<String>().to_lowercase();
+    KEYS.iter().find_map(|wanted| object.iter().find(|(key, _)| name(key) == *wanted).map(|(_, value)| value))
 }
 
 fn shown(value: &Value) -> String {

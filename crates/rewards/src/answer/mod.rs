@@ -9,7 +9,7 @@ mod sentence;
 
 use crate::math::Answer;
 use crate::patterns::regex;
-use crate::plain::{chinese_number, plain};
+use crate::plain::{chinese_number, plain, with_persian_decimals};
 use crate::reward_fn::RewardInput;
 use crate::thoughts::behind_thoughts;
 use boxes::{end_of_last_box, last_boxes, last_hashes, last_tag};
@@ -121,6 +121,15 @@ fn marked(text: &str) -> Option<Cow<'_, str>> {
     last_tag(text).or_else(boxes).or_else(said)
 }
 
+/// Writes a comma for `and` in a list of several values, which is no mixed number: `The roots are 1 and 1/2`.
+fn with_lists(text: &str) -> Cow<'_, str> {
+    regex!(
+        SEVERAL,
+        r"(?i)(\b(?:are|were|either|both|between|roots?|solutions?|zeros?|values|numbers|fractions)\b[^.\n]*?\d\s*\$?)\s+and\s+(\$?\s*(?:\d+\s*/|\\[dt]?frac))"
+    );
+    SEVERAL.replace_all(text, "$1, $2")
+}
+
 /// Removes the calculations that GSM8K puts before their results: `48/2=<<48/2=24>>24`.
 fn without_calculations(text: &str) -> Cow<'_, str> {
     regex!(CALCULATION, r"<<[^<>\n]*>>");
@@ -159,19 +168,30 @@ impl AnswerRule {
 
     /// Returns the part of a completion in which the answer is searched, with ASCII digits and punctuation.
     fn part<'a>(&self, input: &RewardInput<'a>) -> Cow<'a, str> {
+        plain(self.visible(input))
+    }
+
+    fn visible<'a>(&self, input: &RewardInput<'a>) -> &'a str {
         // A completion that reached the length limit within the thoughts that the prompt has opened.
         let is_open = input.opens_think && input.truncated && input.conversation.is_none();
-        plain(if self.after_think { behind_thoughts(input.completion, is_open) } else { input.completion })
+        if self.after_think { behind_thoughts(input.completion, is_open) } else { input.completion }
     }
 
     /// Returns the answer of a completion and, if the answer is a sentence, the values that the sentence may have.
     pub(crate) fn readings(&self, input: &RewardInput<'_>) -> Vec<String> {
-        let text = self.part(input);
-        let Some(found) = self.find_in(&text) else { return Vec::new() };
+        let text = self.visible(input);
+        let decimals = with_persian_decimals(text).map(|decimals| self.readings_of(&plain(&decimals)));
+        let mut readings = self.readings_of(&with_lists(&plain(text)));
+        readings.extend(decimals.into_iter().flatten());
+        readings
+    }
+
+    fn readings_of(&self, text: &str) -> Vec<String> {
+        let Some(found) = self.find_in(text) else { return Vec::new() };
         let is_sentence = match self.from {
             AnswerFrom::Completion | AnswerFrom::LastNumber => false,
             // In a box, `72!` is a factorial, and only words with a verb are a sentence.
-            _ => found.contains(" is ") || last_boxes(&text).is_none_or(|boxes| boxes.trim() != found),
+            _ => found.contains(" is ") || last_boxes(text).is_none_or(|boxes| boxes.trim() != found),
         };
         let plain = if is_sentence { found.replace("**", "") } else { String::new() };
         let numeral = Some(&plain).filter(|plain| !plain.is_empty()).and_then(|plain| numeral_of_sentence(plain));
@@ -200,9 +220,10 @@ pub(crate) fn is_right(rule: AnswerRule, input: &RewardInput<'_>) -> Option<bool
 pub(crate) fn references(item: &Item) -> Option<Vec<String>> {
     /// The maximum length in characters of a reference answer that is not a solution.
     const LONGEST: usize = 300;
-    let right = item.answers();
-    let short = right.map(|answer| {
-        let answer = plain(answer);
+    let written = |answer: &str| {
+        [Some(plain(answer).into_owned()), with_persian_decimals(answer).map(|text| plain(&text).into_owned())]
+    };
+    let short = item.answers().flat_map(|answer| written(answer).into_iter().flatten()).map(|answer| {
         let marked = last_hashes(&answer).map(Cow::Borrowed).or_else(|| last_boxes(&answer));
         let solution = || if answer.chars().count() > LONGEST { AnswerFrom::Auto.find(&answer) } else { None };
         marked.or_else(solution).unwrap_or(Cow::Borrowed(answer.trim())).into_owned()

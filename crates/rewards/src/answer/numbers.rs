@@ -32,7 +32,7 @@ pub(super) fn first_number(text: &str) -> Option<Range<usize>> {
 const POWER: &str =
     r"(?:\s?(?:[×·*xX]|\\times|\\cdot)\s?10\s?(?:(?:\^|\*\*)\s?\{?\s?[-+\u{2212}]?\d+\s?\}?|[⁻⁺]?[⁰¹²³⁴-⁹]+))?";
 /// A number, or a calculation with numbers.
-const VALUE: &str = r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|\d*\s?[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]|(?:DIGITS)?\s?(?:π|√\s?\(?\d+\)?)|DIGITSPOWER)(?:\s?%)?(?:(?:\s?\*\*\s?|\s?[-+*/×÷·\u{2212}]\s?|\s:\s|[:^])CURRENCYSIGN(?:DIGITS|(?:DIGITS)?(?:π|√\s?\(?\d+\)?))(?:\s?%)?)*(?:\s?\\?%)?";
+const VALUE: &str = r"SIGNCURRENCYSIGN(?:\d+\s(?:and\s)?\d+/\d+|\d*\s?[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]|(?:DIGITS)?\s?(?:π|√\s?\(?\d+\)?)|DIGITSPOWER)(?:\s?%)?(?:(?:\s?\*\*\s?|\s?[-+*/×÷·\u{2212}]\s?|\s:\s|[:^])CURRENCYSIGN(?:DIGITS|(?:DIGITS)?(?:π|√\s?\(?\d+\)?))(?:\s?%)?)*(?:\s?\\?%)?";
 /// The text between the values of a list.
 const JOINING: &str = r"(?:\s*[,;]\s*(?:and\s|or\s)?|\s+(?:and|or)\s+|\s*[和或及与]\s*)";
 

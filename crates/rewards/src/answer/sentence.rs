@@ -76,6 +76,9 @@ pub(super) fn last_value_of(text: &str) -> Option<&str> {
         return Some(value);
     }
     let behind = &text[last.end..];
+    if let Some(value) = value_at(text, last) {
+        return Some(value);
+    }
     let formula = several(text, &formulas).unwrap_or_else(|| inside(&text[last.clone()]));
     // A number in a later sentence takes precedence over a formula.
     let rest = || {
@@ -92,6 +95,26 @@ regex!(
     IS,
     r"(?i)(?:\b(?:is|are|was|were|be|equals?|gives?|yields?|measures?|makes?|becomes?|totals?|(?:has|have)(?:\s+(?:area|length|perimeter|volume|degree|value|order|size))?|contains?|costs?|takes?|get|obtain|find|have|comes? (?:out )?to|amounts? to|simplifies to|reduces to|evaluates to|turns out to be)\s+(?:(?:equal to|exactly|approximately|about|only|just|therefore|thus|then|now|an?)\s+)*|(?:是|为|等于|得|=|≈)\s*)$"
 );
+
+/// Returns the value behind the last formula of a text if the formula is the place of an extremum: `12` of `The maximum is attained at
+/// $x=3$, which is 12`.
+fn value_at<'a>(text: &'a str, formula: &Range<usize>) -> Option<&'a str> {
+    regex!(
+        PLACE,
+        r"(?i)\b(?:attained|reached|achieved|obtained|assumed|taken|occurs?|occurring|happens)\s+(?:only\s+)?(?:at|when|for|by|if|where)\s*$"
+    );
+    regex!(
+        GIVES,
+        r"(?i)^\s*,?\s*(?:(?:which|and|where|there)\s+(?:(?:it|this|its value|the value)\s+)?(?:is|equals|gives|yields|has value)|(?:giving|yielding|with|and is)(?:\s+(?:us|it))?)\s+(?:(?:an?|the)\s+(?:\w+\s+){0,2}(?:of\s+)?)?(?:equal to\s+|exactly\s+)?"
+    );
+    let behind = &text[formula.end..];
+    let end = END.find(behind).map_or(behind.len(), |end| end.start());
+    let gives = GIVES.find(&behind[..end]).filter(|_| PLACE.is_match(&text[..formula.start]))?;
+    let rest = &behind[gives.end()..end];
+    let value = first_values(rest).filter(|value| value.start == 0 && text[formula.clone()].contains('='))?;
+    let unit = unit_length(&rest[value.end..]);
+    (!rest[value.end + unit..].contains(|c: char| c.is_ascii_digit())).then(|| rest[..value.end + unit].trim())
+}
 
 /// Returns the number before the last formula of a text if the formula is its unit, as `$\text{cm}^2$` of `is 12 $\text{cm}^2$`, only
 /// names what is counted, `24` of `There are 24 ways to arrange $ABCD$`, or is a condition: `49` of `The maximum is 49 when $x = 7$`.

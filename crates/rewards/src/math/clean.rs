@@ -25,6 +25,8 @@ const REPLACED: &[(&str, &[&str])] = &[
     ("\\lceil ", &["⌈"]),
     ("\\rceil ", &["⌉"]),
     ("(-\\infty,\\infty)", &["\\mathbb{R}", "ℝ"]),
+    ("Z", &["\\mathbb{Z}", "\\mathbf{Z}", "\\Bbb{Z}", "ℤ"]),
+    ("N", &["\\mathbb{N}", "\\mathbf{N}", "\\Bbb{N}", "ℕ"]),
     ("%", &["\\%"]),
     (" ", &["\\ ", "~"]),
     ("-", &["\u{2212}", "\u{2013}"]),
@@ -126,7 +128,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"(\d)\s*[xX]\s*10\s*(\^|\*\*)", "$1\\times 10$2"),
         // Currencies before or after a number.
         (
-            r"(?:\b(?:US|R|HK|NT|AU?|CA?|S)\s*)?\\?\p{Sc}|\\(?:pounds|euro|yen)\b|\b(?:USD|EUR|GBP|INR|JPY|CNY|RMB|CHF|KRW|RUB|MXN|CAD|AUD|HKD|SGD|TRY|ILS|THB|VND)\b|/-$|\bRs\.?\s*(\d)",
+            r"(?:\b(?:US|R|HK|NT|AU?|CA?|S)\s*)?\\?\p{Sc}|\\(?:pounds|euro|yen)\b|\b(?:USD|EUR|GBP|INR|JPY|CNY|RMB|CHF|KRW|RUB|MXN|CAD|AUD|HKD|SGD|TRY|ILS|THB|VND|TWD|BRL|BTC|NGN|UAH|BDT)\b|/-$|\bRs\.?\s*(\d)",
             "$1",
         ),
         // Binomials: `C(5, 2)`, `C_5^2`, `C^2_5`, `{}_5C_2`, `5C2`.
@@ -355,7 +357,17 @@ fn replace_command(text: String, from: &str, to: &str) -> String {
 
 /// Removes one layer of wrapping.
 fn unwrap(text: &str) -> &str {
-    for (open, close) in [("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("$", "$"), ("`", "`")] {
+    for (open, close) in [
+        ("$$", "$$"),
+        ("\\(", "\\)"),
+        ("\\[", "\\]"),
+        ("**", "**"),
+        ("$", "$"),
+        ("`", "`"),
+        ("\"", "\""),
+        ("'", "'"),
+        ("“", "”"),
+    ] {
         let inside = text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close));
         if let Some(inside) = inside.filter(|inside| !inside.contains(open)) {
             return inside.trim();

@@ -11,12 +11,14 @@ mod expression;
 mod form;
 mod lex;
 mod parse;
+mod roman;
 mod same;
 mod sample;
 mod set;
 mod time;
 mod units;
 
+use crate::patterns::regex;
 use crate::plain::{chinese_number, plain};
 use clean::{bare, clean, with_scale, without_scale};
 pub(crate) use environment::name as environment_name;
@@ -34,7 +36,7 @@ const MAX_LENGTH: usize = 1000;
 ///
 /// Supports fractions, mixed numbers, decimals (compared to six places if one side is a decimal; repeating decimals exactly), percent,
 /// powers, roots, pi, factorials, binomials, floors, scientific notation, thousands separators, units, currencies and degrees (which count
-/// only if both answers have one), times of day, ratios, polynomials, equations (`x = 5` and `f(3) = 5` are 5), inequalities, intervals and unions, tuples (in order), sets and lists
+/// only if both answers have one), times of day, Roman numerals, ratios, polynomials, equations (`x = 5` and `f(3) = 5` are 5), inequalities, intervals and unions, tuples (in order), sets and lists
 /// (in any order), matrices, plus-minus, complex numbers, and words. Text that cannot be parsed is compared without case, white space and
 /// punctuation.
 ///
@@ -55,6 +57,8 @@ pub(crate) struct Answer {
     /// The value without the unit at its end, and the unit.
     value: Option<(Parsed, Unit)>,
     time: Option<Time>,
+    /// The value of a Roman numeral.
+    roman: Option<u32>,
     /// The answer without a word for a power of ten, such as `million`.
     unscaled: Option<Box<Answer>>,
 }
@@ -77,7 +81,10 @@ impl Answer {
         if let Some(system) = environment::system(&plain(text.trim_matches(|c: char| c.is_whitespace() || c == '$'))) {
             whole.readings.extend(readings(&clean(&system)));
         }
-        Self { whole, value, time: Time::new(bare), unscaled: None }
+        if let Some(mixed) = mixed_number(text) {
+            whole.readings.extend(readings(&clean(&mixed)));
+        }
+        Self { whole, value, time: Time::new(bare), roman: roman::value(bare), unscaled: None }
     }
 
     /// Returns `true` if `answer` is equivalent to this reference. An answer with another unit is not; a reference without a unit has any.
@@ -99,6 +106,10 @@ impl Answer {
             (Some(a), Some(b)) if a.is_no_ratio() || b.is_certain() => return a.is_same(b),
             (Some(a), None) if !a.is_certain() && a.is_no_ratio() => return self.whole.is_text(&answer.whole),
             _ => {}
+        }
+        let is_number = |roman: Option<u32>, other: &Self| roman.is_some() && other.whole.text.parse().ok() == roman;
+        if is_number(self.roman, answer) || is_number(answer.roman, self) {
+            return true;
         }
         let without_units = match (&self.value, &answer.value) {
             (Some((_, a)), Some((_, b))) if !a.is_same(b) => return false,
@@ -183,6 +194,20 @@ fn same_decimal(comma: &str, point: &str) -> bool {
         rest.len() == 3 && (1..=3).contains(&whole.len()) && !whole.starts_with('0')
     };
     is_decimal(comma, ',') && is_decimal(point, '.') && !is_thousands(comma) && comma.replace(',', ".") == point
+}
+
+/// Rewrites a mixed number in words: `1 and 1/2` becomes `1\frac{1}{2}`. `None` for other texts and for two formulas, `$1$ and $1/2$`.
+fn mixed_number(text: &str) -> Option<String> {
+    regex!(
+        MIXED,
+        r"^([-\u{2212}]?\d+)(?:\s|~|\\[ ,;])*(?:and|\\(?:text|mathrm|textrm)\s*\{\s*and\s*\})(?:\s|~|\\[ ,;])*(?:(\d+)\s*/\s*(\d+)|\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\})((?:\s|~|\\[ ,;])*(?:\p{Alphabetic}{2,}[\p{Alphabetic}\s]*|\\(?:text|mathrm|textrm)\s*\{[^{}\d]*\})?)$"
+    );
+    let bare = bare(text);
+    let found = MIXED.captures(&bare).filter(|_| text.matches('$').count() <= 2)?;
+    let part = |i: usize| found.get(i).or(found.get(i + 2)).map_or("", |part| part.as_str());
+    let (above, below) = (part(2), part(3));
+    let is_proper = above.parse::<u32>().ok()? < below.parse::<u32>().ok()?;
+    is_proper.then(|| format!("{}\\frac{{{above}}}{{{below}}}{}", &found[1], &found[6]))
 }
 
 /// Parses a text in each possible way: `1,234` is one number or a list of two.

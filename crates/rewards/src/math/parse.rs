@@ -4,7 +4,7 @@ use super::expr::{Expr, Quantity};
 use super::expression::{expression, text};
 use super::form::{Form, Sign};
 use super::lex::{Commas, SET_CLOSE, SET_OPEN, Token, tokens};
-use super::set::{builder, conditions, without_points};
+use super::set::{builder, conditions, integers, without_points};
 
 const MAX_DEPTH: i32 = 40;
 
@@ -73,6 +73,10 @@ pub(super) fn closing(tokens: &[Token], from: usize) -> Option<usize> {
 
 /// Parses items separated by commas, or one item.
 pub(super) fn list(tokens: &[Token]) -> Option<Form> {
+    let conditions_of = split(tokens, |token| *token == Token::Symbol(',')).into_iter().map(|(_, part)| part);
+    if let Some(integers) = integers(&conditions_of.collect::<Vec<_>>()) {
+        return Some(integers);
+    }
     // `x = 5, y = 2; x = 7, y = 2` are the points (5, 2) and (7, 2).
     let groups = split(tokens, |token| *token == Token::Symbol(';'));
     let groups: Vec<Vec<Form>> = groups.into_iter().filter_map(|(_, group)| items(group)).collect();

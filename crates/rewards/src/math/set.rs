@@ -111,6 +111,11 @@ pub(super) fn builder(tokens: &[Token]) -> Option<Form> {
     let bar = |token: &Token| matches!(token, Token::Symbol('|' | ':')) || is_command(Some(token), "mid");
     let (_, variable) = *split(inside, bar).first()?;
     let condition = inside.get(variable.len() + 1..)?;
+    let comma = |token: &Token| *token == Token::Symbol(',');
+    let parts = split(ungrouped(condition), comma).into_iter().map(|(_, part)| part);
+    if let Some(integers) = integers(&std::iter::once(variable).chain(parts).collect::<Vec<_>>()) {
+        return Some(integers);
+    }
     let is_set = match variable {
         [Token::Letter(_)] => true,
         // `\mathbb{Z}` is not the real numbers.
@@ -136,4 +141,58 @@ pub(super) fn builder(tokens: &[Token]) -> Option<Form> {
         _ => return None,
     };
     Some(intervals.unwrap_or(form))
+}
+
+/// The maximum number of elements of a set of integers that is listed.
+const MAX_INTEGERS: f64 = 100.0;
+
+/// Lists the integers that meet conditions, one of which names the set: 1, 2, 3 for `x \in \mathbb{Z}` and `1 \le x \le 3`. `None` without
+/// such a set, and for infinite or large sets.
+pub(super) fn integers(conditions: &[&[Token]]) -> Option<Form> {
+    let (least, is_zero_certain) = conditions.iter().find_map(|condition| least_integer(condition))?;
+    let others = conditions.iter().filter(|part| least_integer(part).is_none() && !matches!(part, [Token::Letter(_)]));
+    let others: Vec<Token> =
+        others.flat_map(|part| std::iter::once(&Token::Symbol(',')).chain(*part)).cloned().collect();
+    let interval = match list(&others)? {
+        Form::Relation { sides, signs } => interval(&sides, &signs)?,
+        form => form,
+    };
+    let Form::List { open: open @ ('(' | '['), close, items } = interval else { return None };
+    let [Form::Value(low), Form::Value(high)] = &items[..] else { return None };
+    if !(low.variables.is_empty() && high.variables.is_empty()) {
+        return None;
+    }
+    let (low, high) = (low.samples[0].value.re, high.samples[0].value.re);
+    let first = if open == '[' { low.ceil() } else { low.floor() + 1.0 }.max(least);
+    let last = if close == ']' { high.floor() } else { high.ceil() - 1.0 };
+    let is_listed = last - first < MAX_INTEGERS && first.is_finite() && last.is_finite() && first.abs() < 1e9;
+    if !is_listed || !is_zero_certain && first <= 0.0 {
+        return None;
+    }
+    let value = |i: i32| Form::Value(Box::new(Quantity::new(Expr::integer(i))));
+    let items = (first as i32..=last as i32).map(value).collect();
+    Some(Form::List { open: '{', close: '}', items })
+}
+
+/// Returns the least element of the set of integers of `x \in \mathbb{Z}`, and `false` if it may also be 1, as of the natural numbers.
+fn least_integer(condition: &[Token]) -> Option<(f64, bool)> {
+    let [Token::Letter(_), member, Token::Letter(set @ ('Z' | 'N')), rest @ ..] = condition else { return None };
+    let is_sign = |token: &&Token| !matches!(token, Token::Symbol('^' | '_' | '{' | '}'));
+    let rest: Vec<&Token> = rest.iter().filter(is_sign).collect();
+    let is_number = |token: &Token, digit: &str| matches!(token, Token::Number(number) if number == digit);
+    let bounds = match (set, &rest[..]) {
+        ('Z', []) => (f64::NEG_INFINITY, true),
+        ('N', []) => (0.0, false),
+        (_, [Token::Symbol('+')]) | ('N', [Token::Symbol('*')]) => (1.0, true),
+        (_, [Token::Symbol('>'), zero]) if is_number(zero, "0") => (1.0, true),
+        ('N', [zero]) if is_number(zero, "0") => (0.0, true),
+        (_, [Token::Command(sign), zero]) if ["ge", "geq"].contains(&sign.as_str()) && is_number(zero, "0") => {
+            (0.0, true)
+        }
+        (_, [Token::Command(sign), one]) if ["ge", "geq"].contains(&sign.as_str()) && is_number(one, "1") => {
+            (1.0, true)
+        }
+        _ => return None,
+    };
+    is_command(Some(member), "in").then_some(bounds)
 }

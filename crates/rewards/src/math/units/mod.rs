@@ -53,6 +53,9 @@ impl Unit {
 /// remains in the value. `None` if it has no unit, or the letters may be variables: `2m`, `x + 3 m`.
 pub(super) fn split(text: &str) -> Option<(&str, Unit)> {
     let text = text.trim();
+    if let Some(arc) = arc(text) {
+        return Some(arc);
+    }
     match (split_end(text), currency_before(text)) {
         (Some((value, unit)), Some(currency)) => Some((value, currency.times(unit, 1))),
         (None, Some(currency)) => Some((text, currency)),
@@ -60,13 +63,29 @@ pub(super) fn split(text: &str) -> Option<(&str, Unit)> {
     }
 }
 
+/// Splits minutes or seconds of arc, which may also be feet and inches: `30'`, `x = 30^{\prime\prime}`. In `5^\circ 30'` the stroke is part of
+/// the value.
+fn arc(text: &str) -> Option<(&str, Unit)> {
+    regex!(
+        ARC,
+        r#"^((?:[A-Za-z]\s*=)?\s*[-−]?\d+(?:\.\d+)?)\s*(?:(''|"|″|”|\^\s*\{\s*\\prime\s*\\prime\s*\})|(?:'|’|′|\^\s*(?:\\prime|\{\s*\\prime\s*\})))$"#
+    );
+    let found = ARC.captures(text)?;
+    let symbol = if found.get(2).is_some() { "arcsec" } else { "arcmin" };
+    Some((found.get(1)?.as_str(), named(symbol, true)?))
+}
+
 /// Returns the currency before a number: `$5`, `x = -€5`, `US$ 5`, `EUR 5`, `Rs. 5`.
 fn currency_before(text: &str) -> Option<Unit> {
     regex!(
         BEFORE,
-        r"^(?:[^=]*=)?\s*[-−+]?\s*(?:US|R|HK|NT|AU?|CA?|S)?(\p{Sc}|\\(?:\$|[[:alpha:]]+)|[A-Z]{3}\b|Rs\b\.?)(?:\s|~|\\ |\\,)*[-−]?\s*\.?\d"
+        r"^(?:[^=]*=)?\s*[-−+]?\s*(?:\\text\s*\{\s*)?(US|R|HK|NT|AU?|CA?|S)?(\p{Sc}|\\(?:\$|[[:alpha:]]+)|[A-Z]{3}\b|Rs\b\.?)(?:\s|~|\\ |\\,|\})*[-−]?\s*\.?\d"
     );
-    let sign = BEFORE.captures(text)?.get(1)?;
+    let found = BEFORE.captures(text)?;
+    let (country, sign) = (found.get(1), found.get(2)?);
+    if let Some(country) = country.filter(|_| ["$", "\\$"].contains(&sign.as_str())) {
+        return named(&format!("{}$", country.as_str()), true);
+    }
     let mut reader = Reader { text: sign.as_str(), is_text: true };
     let (unit, _, factors) = reader.product()?;
     (factors == 1 && reader.text.is_empty() && unit.is_currency()).then_some(unit)

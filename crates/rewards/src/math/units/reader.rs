@@ -14,7 +14,7 @@ pub(super) fn is_word(c: char) -> bool {
 
 /// Returns `true` for the sign of a currency, such as `€`.
 pub(super) fn is_currency(c: char) -> bool {
-    "$¢€£¥₹₩₽₱₺₪฿₫".contains(c)
+    "$¢€£¥₹₩₽₱₺₪฿₫₿₦₴৳".contains(c)
 }
 
 /// Forms of a unit that are not a product of symbols, and the symbol.
@@ -40,6 +40,8 @@ static SPELLED: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (star("L", sun), "L☉"),
         (star("M", earth), "M⊕"),
         (star("R", earth), "R⊕"),
+        (r"(?i:arc[- ]minutes?|minutes?(?:\s|~)+of(?:\s|~)+arc)\b".to_owned(), "arcmin"),
+        (r"(?i:arc[- ]seconds?|seconds?(?:\s|~)+of(?:\s|~)+arc)\b".to_owned(), "arcsec"),
         (r"light[- ]?years?\b".to_owned(), "ly"),
         (r"\\(?:pounds|textsterling)\b".to_owned(), "£"),
         (r"\\(?:euro|texteuro)\b".to_owned(), "€"),

@@ -101,7 +101,18 @@ const BARE_UNITS: &[(&str, f64, Powers)] = &[
     ("M⊕", 5.972e24, MASS),
     ("R⊕", 6.371e6, LENGTH),
     // The factors of currencies only tell them apart.
-    ("$ USD dollar buck 美元", 1.0, MONEY),
+    ("$ dollar buck", 1.0, MONEY),
+    ("USD US$ 美元", 1.5, MONEY),
+    ("CAD CA$ C$", 16.0, MONEY),
+    ("AUD A$ AU$", 17.0, MONEY),
+    ("HKD HK$", 18.0, MONEY),
+    ("SGD S$", 19.0, MONEY),
+    ("TWD NT$", 20.0, MONEY),
+    ("BRL R$ reais", 21.0, MONEY),
+    ("₿ BTC bitcoin", 22.0, MONEY),
+    ("₦ NGN naira", 23.0, MONEY),
+    ("₴ UAH hryvnia", 24.0, MONEY),
+    ("৳ BDT taka", 25.0, MONEY),
     ("¢ cent", 0.01, MONEY),
     ("€ EUR euro 欧元", 2.0, MONEY),
     ("£ GBP sterling 英镑", 3.0, MONEY),
@@ -158,8 +169,23 @@ pub(super) const PREFIXES: &[(&str, f64)] = &[
     ("tera", 1e12),
 ];
 
-/// Units that one symbol or name may mean: `¥` is yen or yuan, `pounds` are a currency or a mass.
-pub(super) const AMBIGUOUS: &[(&str, &str)] = &[("¥", "yen"), ("¥", "yuan"), ("pound", "£")];
+/// Units that one symbol or name may mean: `¥` is yen or yuan, `pounds` are a currency or a mass, `$` is any dollar.
+pub(super) const AMBIGUOUS: &[(&str, &str)] = &[
+    ("¥", "yen"),
+    ("¥", "yuan"),
+    ("pound", "£"),
+    ("$", "USD"),
+    ("$", "CAD"),
+    ("$", "AUD"),
+    ("$", "HKD"),
+    ("$", "SGD"),
+    ("$", "TWD"),
+    // One and two strokes behind a number.
+    ("arcmin", "ft"),
+    ("arcmin", "min"),
+    ("arcsec", "inch"),
+    ("arcsec", "s"),
+];
 
 /// Letters that are units only inside of `\text{}` or `\mathrm{}`, and a word that is a preposition outside of it.
 const ONLY_IN_TEXT: &[&str] = &["u", "t", "d", "in", "l"];
