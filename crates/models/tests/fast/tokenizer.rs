@@ -85,6 +85,67 @@ fn added_tokens_that_the_model_lacks_are_refused_where_a_text_has_them() {
     refused(tokenizer.encode_messages(&user("a"), None, None), "<image>", 409);
 }
 
+/// Families by the folder of their template, their added tokens within the embedding, EOS last, and one beyond it as in their released
+/// files: Gemma 3 270M and 1B have `<image_soft_token>` at the vocabulary size, as Llama 3 has `<|image|>`.
+const ADDED_TOKENS: [(&str, &str, &str); 13] = [
+    ("chat/llama3/template.jinja", "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|>", "<|image|>"),
+    ("chat/qwen2_5/template.jinja", "<|endoftext|> <|im_start|> <|im_end|>", "<|image_pad|>"),
+    ("chat/qwen3/chat_template.jinja", "<|endoftext|> <|im_start|> <think> </think> <|im_end|>", "<|video_pad|>"),
+    ("styles/qwen3_5.jinja", "<|endoftext|> <|im_start|> <think> </think> <|im_end|>", "<|vision_pad|>"),
+    ("styles/gemma3.jinja", "<pad> <eos> <bos> <start_of_turn> <end_of_turn>", "<image_soft_token>"),
+    ("styles/gemma4.jinja", "<pad> <eos> <bos> <|turn> <|channel> <channel|> <turn|>", "<|audio|>"),
+    (
+        "styles/gpt_oss.jinja",
+        "<|startoftext|> <|start|> <|channel|> <|message|> <|end|> <|return|>",
+        "<|reserved_201087|>",
+    ),
+    ("styles/granite.jinja", "<|start_of_role|> <|end_of_role|> <|tool_call|> <|end_of_text|>", "<|start_of_cite|>"),
+    ("styles/mistral.jinja", "<unk> <s> [INST] [/INST] [TOOL_CALLS] </s>", "[IMG]"),
+    ("styles/ministral3.jinja", "<unk> <s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] </s>", "[IMG_BREAK]"),
+    ("styles/olmo.jinja", "<|endoftext|> <|im_start|> <|im_end|>", "|||EMAIL_ADDRESS|||"),
+    ("styles/phi4.jinja", "<|endoftext|> <|im_start|> <|im_sep|> <|im_end|>", "<|dummy_85|>"),
+    ("styles/smollm3.jinja", "<|begin_of_text|> <|im_start|> <|im_end|>", "<|reserved_special_token_247|>"),
+];
+
+#[test]
+fn every_family_takes_prompts_without_the_tokens_that_the_model_lacks() {
+    for (template, inside, beyond) in ADDED_TOKENS {
+        let inside: Vec<&str> = inside.split(' ').collect();
+        let eos = *inside.last().unwrap();
+        let bos = inside.iter().find(|token| ["<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"].contains(*token));
+        let folder = folder("qwen3", |config| {
+            config["added_tokens_decoder"] = json!({});
+            config["additional_special_tokens"] = json!([]);
+            config["eos_token"] = eos.into();
+            config["pad_token"] = beyond.into();
+            config["bos_token"] = bos.copied().into();
+        });
+        let mut file = fixture_json("qwen3/tokenizer.json");
+        let tokens = inside.iter().chain([&beyond]).zip(400..).map(|(content, id)| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true})
+        });
+        file["added_tokens"] = tokens.collect();
+        std::fs::write(folder.path().join("tokenizer.json"), file.to_string()).unwrap();
+        let path = fixture("").join("..").join(template);
+        let size = 400 + inside.len() as u32;
+        let opened =
+            HfTokenizer::open(folder.path(), &[], size as usize).unwrap_or_else(|error| panic!("{template}: {error}"));
+        let tokenizer = opened.with_chat_template(&std::fs::read_to_string(path).unwrap(), template);
+        assert_eq!((tokenizer.vocab_size(), tokenizer.eos_id()), (size as usize, size - 1), "{template}");
+
+        // A prompt has added tokens of the family, and the token's name in a message is text.
+        for text in ["How many clips?", beyond] {
+            let ids = tokenizer.encode_messages(&user(text), None, None).unwrap();
+            let added = ids.iter().filter(|id| **id >= 400).count();
+            assert!(added >= 2 && ids.iter().all(|id| *id < size), "{template}: {ids:?}");
+        }
+        let error = tokenizer.encode_rendered(&format!("a {beyond} b")).unwrap_err();
+        assert!(matches!(&error, Error::MissingToken { id, .. } if *id == size), "{template}: {error:?}");
+        says(&error.to_string(), &[beyond, &format!("has the id {size}")]);
+    }
+}
+
 /// BOS of Llama 3 is 400, and EOS is another stop token here.
 #[test]
 fn a_bos_token_that_the_model_lacks_is_refused_before_any_text() {
