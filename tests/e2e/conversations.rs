@@ -119,6 +119,22 @@ fn a_program_is_an_environment_and_a_template_that_rewrites_turns_is_refused() {
         assert_eq!((value(&row, "num_turns/max"), value(&row, "environments/failures")), (2.0, 0.0), "{row}");
         assert!(value(&row, "num_rows/mean") >= 1.0 && value(&row, "grad_norm") > 0.0, "{row}");
     }
+    // This template rewrites every earlier turn, so each of the two turns is a row.
+    let rewriting = runs.write(
+        "rewriting.jinja",
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n\
+         {{ 'said' if m.role == 'assistant' and not loop.last else m.content }}<|im_end|>\n{% endfor %}\
+         {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    );
+    let template = format!("data.chat_template={rewriting}");
+    let forks = ["data.history=fork", "grpo.max_steps=2", "run.log_completions_steps=1", &template];
+    train(&runs, "model", "c", &[&settings[..], &forks].concat());
+    for row in runs.phase("c", "grpo") {
+        assert_eq!((value(&row, "num_rows/mean"), value(&row, "num_turns/max")), (2.0, 2.0), "{row}");
+        assert!(value(&row, "grad_norm") > 0.0, "{row}");
+    }
+    runs.resume("c").set(["grpo.max_steps=3"]).succeed();
+    assert_eq!(runs.phase("c", "grpo").len(), 3);
 }
 
 #[test]
@@ -249,6 +265,20 @@ fn messages_without_room_name_the_key_that_cuts_them() {
     let cut = [&settings[..], &["rollout.multi_turn.max_tool_response_length=20"]].concat();
     let text = call(&runs, "model", "cut", &cut).exit(0).stderr;
     assert!(!text.contains("had no room"), "{text}");
+}
+
+#[test]
+fn the_first_restart_of_an_environment_program_is_logged() {
+    let runs = runs();
+    // It ends after the 16 conversations of a step.
+    let answer = "m=$((m+1)); echo '{\"done\": true, \"reward\": 1}'; [ $m -lt 16 ] || exit 4";
+    let settings = program(&runs, answer);
+    let more = ["data.training_chat_template=chatml", "environments.game.workers=1", "grpo.max_steps=3"];
+    let settings: Vec<&str> = settings.iter().map(String::as_str).chain(more).collect();
+    let text = call(&runs, "model", "run", &settings).exit(0).stderr;
+    let words = "it is started again, as it had ended after its last conversation; this is said once: it has ended (exit status: 4)";
+    assert_eq!(text.matches(words).count(), 1, "{text}");
+    assert!(runs.phase("run", "grpo").iter().all(|row| value(row, "environments/failures") == 0.0), "{text}");
 }
 
 #[test]

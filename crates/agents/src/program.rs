@@ -7,7 +7,7 @@ use data::{Item, Prompt};
 use grpo_files::long_integers_as_digits;
 use rewards::programs::{Launch, Process, Stop, back_off, shown};
 use serde_json::{Map, Value, json};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,8 @@ struct Shared {
     workers: Vec<Mutex<Worker>>,
     /// The id of the next conversation.
     next: AtomicU64,
+    /// `true` after the first restart, which is the only one that is a warning: a program may end after each conversation.
+    has_restarted: AtomicBool,
 }
 
 /// A slot for a process, which is started and restarted as needed.
@@ -83,7 +85,12 @@ impl EnvironmentProgram {
         let launch = Launch::new(&section, "command", name, &config.command, &config.env, config.timeout)?;
         let launch = launch.with_max_line(MAX_ANSWER);
         let workers = (0..workers).map(|_| Mutex::default()).collect();
-        let shared = Arc::new(Shared { launch: Arc::new(launch), workers, next: AtomicU64::new(0) });
+        let shared = Arc::new(Shared {
+            launch: Arc::new(launch),
+            workers,
+            next: AtomicU64::new(0),
+            has_restarted: AtomicBool::new(false),
+        });
         Ok(Self { shared, tools: config.tools.clone() })
     }
 }
@@ -102,10 +109,18 @@ impl Environment for EnvironmentProgram {
         let worker = worker % self.shared.workers.len();
         let question = json!({"id": id, "event": "reset", "row": row_of(row)});
         let mut guard = self.shared.lock(worker);
+        let is_used = guard.process.is_some();
         let answer = match guard.ask(&self.shared.launch, question.clone()) {
             // The program may have exited since its last answer, and no conversation depends on the new one.
             Err(Stop::Ended(reason)) => {
-                tracing::info!(program = self.shared.launch.name(), "it is started again: {reason}");
+                let program = self.shared.launch.name();
+                match is_used && !self.shared.has_restarted.swap(true, Ordering::Relaxed) {
+                    true => tracing::warn!(
+                        program,
+                        "it is started again, as it had ended after its last conversation; this is said once: {reason}"
+                    ),
+                    false => tracing::info!(program, "it is started again: {reason}"),
+                }
                 guard.ask(&self.shared.launch, question)
             }
             other => other,

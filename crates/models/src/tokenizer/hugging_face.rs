@@ -442,7 +442,8 @@ impl Tokenizer for HfTokenizer {
 fn missing(folder: &Path) -> String {
     if folder.join("tekken.json").exists() {
         return "no such file; tekken.json is there, Mistral's own format: \
-                `transformers.integrations.mistral.convert_tekken_tokenizer(\"FOLDER/tekken.json\").save_pretrained(\"FOLDER\")` writes it"
+                `transformers.integrations.mistral.convert_tekken_tokenizer(\"FOLDER/tekken.json\").save_pretrained(\"FOLDER\")` \
+                writes it, with the packages transformers and mistral-common"
             .to_owned();
     }
     let slow = ["tokenizer.model", "vocab.json", "spiece.model"].into_iter().find(|name| folder.join(name).exists());

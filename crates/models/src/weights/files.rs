@@ -112,7 +112,7 @@ fn nothing_found(present: &BTreeSet<String>) -> String {
         return format!(
             "there is no {SINGLE} and no {INDEX}, only {own}, which has Mistral's own names of tensors: download model*.safetensors, \
              {INDEX}, config.json and tokenizer.json of the same repository, or convert the folder with \
-             convert_mistral_weights_to_hf.py of transformers"
+             src/transformers/models/mistral/convert_mistral_weights_to_hf.py of the repository of transformers"
         );
     }
     let old = present.iter().find(|name| {
