@@ -202,6 +202,14 @@ fn wrong_environments_are_refused_before_anything_is_written() {
     let calculator = "environments={sums: {built_in: calculator}}";
     let deaf = runs.write("deaf.jinja", "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}");
     let deaf = format!("data.chat_template={deaf}");
+    // No parser reads this format of calls.
+    let strange = runs.write(
+        "strange.jinja",
+        "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}\
+         PLEASE {{ c.function.name }} WITH {{ c.function.arguments | tojson }}{% endfor %}<|im_end|>\n{% endfor %}\
+         {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    );
+    let strange = format!("data.chat_template={strange}");
     // Another run has the port.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = format!("rollout.endpoint='{}'", listener.local_addr().unwrap());
@@ -234,6 +242,10 @@ fn wrong_environments_are_refused_before_anything_is_written() {
         (vec![two], vec!["column `environment`", "sums, words"]),
         (vec![calculator, "data.apply_chat_template=false"], vec!["a row with messages"]),
         (vec![calculator, &deaf], vec!["deaf.jinja", "does not show the tools"]),
+        (
+            vec![calculator, &strange],
+            vec!["`rollout.multi_turn.tool_parser`", "a name of docs/agents.md", "no parser reads the calls", "PLEASE "],
+        ),
         (vec![&script[0], "rollout.multi_turn.max_assistant_turns=0"], vec!["rollout.multi_turn.max_assistant_turns"]),
         (
             vec![calculator, "data.training_chat_template=qwen3", "data.chat_template=x.jinja"],
