@@ -100,8 +100,8 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn files_that_the_documents_link_to_exist() {
     let mut documents = pages(Path::new("../docs"));
-    let top = ["README.md", "ARCHITECTURE.md", "BENCHMARKS.md", "CONTRIBUTING.md", "CHANGELOG.md", "peers/README.md"];
-    documents.extend(top.map(|name| Path::new("..").join(name)));
+    let top = ["README", "ARCHITECTURE", "BENCHMARKS", "CONTRIBUTING", "CHANGELOG", "SECURITY", "peers/README"];
+    documents.extend(top.map(|name| Path::new("..").join(name).with_extension("md")));
     let crates = std::fs::read_dir("../crates").unwrap().map(|entry| entry.unwrap().path().join("README.md"));
     documents.extend(crates.filter(|path| path.exists()));
     for path in documents {
