@@ -29,8 +29,9 @@ pub(super) const MAX_OUTPUT: usize = 32 << 20;
 const MAX_PIECES: usize = 1 << 20;
 /// The limit of a value's depth. JSON is parsed up to a depth of 128.
 pub(super) const MAX_DEPTH: usize = 256;
-/// The limit of the width and precision of a field in a format string, and of an indentation.
-pub(super) const MAX_WIDTH: usize = 1 << 16;
+/// The limit of the width and precision of a field in a format string, and of an indentation. Rust's formatting panics above 2^16 - 1, and
+/// `%g` has up to 4 decimals more than its precision.
+pub(super) const MAX_WIDTH: usize = 1 << 15;
 /// The steps that every template may take, and additional steps per byte of its input.
 const STEPS: u64 = 2_000_000;
 const STEPS_PER_BYTE: u64 = 4;

@@ -73,14 +73,14 @@ pub(super) fn expand(path: &Path, shards: &[Shard], tensors: &mut BTreeMap<Strin
             let scales = format!("{of}_scales");
             let (blocks, factors) = (shape(tensors, &name).unwrap_or_default(), shape(tensors, &scales));
             let fits = match (&blocks[..], factors.as_deref()) {
-                (&[experts, outputs, groups, GROUP], Some(found)) if groups > 0 => {
+                (&[experts, outputs, groups, GROUP], Some(found)) if ![experts, outputs, groups].contains(&0) => {
                     (found == [experts, outputs, groups]).then_some([experts, groups * 32, outputs])
                 }
                 _ => None,
             };
             let Some(shape) = fits else {
                 let reason = format!(
-                    "`{name}` has shape {blocks:?} and `{scales}` {factors:?}; MXFP4 has [E, out, in / 32, 16] and [E, out, in / 32]"
+                    "`{name}` has shape {blocks:?} and `{scales}` {factors:?}; MXFP4 has [E, out, in / 32, 16] and [E, out, in / 32], each at least 1"
                 );
                 return Err(Error::weights(path, reason));
             };
@@ -110,6 +110,11 @@ pub(super) fn expand(path: &Path, shards: &[Shard], tensors: &mut BTreeMap<Strin
             _ => continue,
         };
         let Some(&[experts, outputs, inputs]) = shape(tensors, &name).as_deref() else { continue };
+        if [experts, outputs, inputs].contains(&0) {
+            // Without values, a header of a few bytes could name any number of experts.
+            let reason = format!("`{name}` has shape {:?}, expected sizes of at least 1", [experts, outputs, inputs]);
+            return Err(Error::weights(path, reason));
+        }
         if !outputs.is_multiple_of(matrices.len()) {
             continue;
         }

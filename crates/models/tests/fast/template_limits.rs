@@ -55,6 +55,22 @@ fn a_text_that_grows_without_bound_is_refused() {
     }
 }
 
+#[test]
+fn widths_and_precisions_are_limited() {
+    for source in [
+        "{{ '%.65536f' % 1.5 }}",
+        "{{ '%.65535g' % 0.0001 }}",
+        "{{ '%*d' % (65536, 1) }}",
+        "{{ '{:.65536f}'.format(1) }}",
+        "{{ '{:65536}'.format('a') }}",
+    ] {
+        refuses(source, &["format: expected widths of at most 32768"]);
+    }
+    for (source, length) in [("{{ '%.32768f' % 1.5 }}", 32770), ("{{ '%#.32768g' % 0.0001 }}", 32773)] {
+        assert_eq!(render(source).unwrap().len(), length, "{source}");
+    }
+}
+
 /// A list of lists is small and its text is not: each operator and filter that makes texts of values, compares or hashes them has a limit.
 #[test]
 fn texts_and_comparisons_of_huge_lists_are_refused() {

@@ -3,7 +3,7 @@
 use crate::support::{Folder, Tensor, Tensors, qwen2, says, with};
 use models::{Dtype, Weights};
 use safetensors::Dtype as FileDtype;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const FIRST: &str = "model-00001-of-00002.safetensors";
 const SECOND: &str = "model-00002-of-00002.safetensors";
@@ -89,6 +89,30 @@ fn invalid_safetensors_files_are_refused() {
     )
     .unwrap();
     says(&folder.refused(), &["model.safetensors", "not readable as safetensors"]);
+}
+
+/// Without values, a header of a few bytes could name 2^40 experts, each of which would become a tensor.
+#[test]
+fn tensors_of_experts_without_values_are_refused() {
+    let folder = Folder::whole();
+    let path = folder.file("model.safetensors");
+    let open = |tensors: Value| {
+        let header = tensors.to_string();
+        std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).unwrap();
+        Weights::open_file(&path).unwrap_err().to_string()
+    };
+    let tensor = |dtype: &str, shape: &[u64]| json!({"dtype": dtype, "shape": shape, "data_offsets": [0, 0]});
+    for shape in [[1 << 40, 0, 0], [0, 1 << 40, 2]] {
+        let error = open(json!({"layers.0.mlp.experts.gate_up_proj": tensor("BF16", &shape)}));
+        says(&error, &["`layers.0.mlp.experts.gate_up_proj`", &format!("{shape:?}"), "sizes of at least 1"]);
+    }
+    for [experts, outputs, groups] in [[0, 2, 1 << 59], [1 << 59, 0, 2]] {
+        let error = open(json!({
+            "mlp.experts.down_proj_blocks": tensor("U8", &[experts, outputs, groups, 16]),
+            "mlp.experts.down_proj_scales": tensor("U8", &[experts, outputs, groups]),
+        }));
+        says(&error, &["`mlp.experts.down_proj_blocks`", "each at least 1"]);
+    }
 }
 
 #[test]
