@@ -23,7 +23,7 @@ use backend_tpu::program::MeshShape;
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, Tiling};
 use pjrt::Client;
 use std::sync::LazyLock;
-use testkit::xla_cpu::{flags, mesh_flags};
+use testkit::xla_cpu::{flags, mesh_flags, program_cache};
 use testkit::{Shape, config};
 
 /// The smallest cases that can be tiled, because programs take long to compile. The last sequence is fully masked, and
@@ -74,11 +74,10 @@ fn client() -> Client {
     CLIENT.clone()
 }
 
-/// Returns a backend on one device with the compiler's defaults. Executables are cached in the target folder, by program, options and
-/// plugin version.
+/// Returns a backend on one device with the compiler's defaults. Executables are cached.
 fn optimised() -> PjrtBackend {
     let backend = PjrtBackend::new(Kind::Cpu, client()).unwrap();
-    backend.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/compiled"))
+    backend.with_compile_cache(program_cache())
 }
 
 /// Returns a backend on one device with quick compilation, for hundreds of programs that compile for longer than they run.

@@ -13,7 +13,7 @@ use stablehlo::Mesh;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use testkit::xla_cpu::QUICK;
+use testkit::xla_cpu::{QUICK, program_cache};
 use trainer::Counters;
 
 struct Counting;
@@ -168,7 +168,7 @@ fn checkpoints_and_model_folders_are_streamed_by_tensor() {
     for runtime in [one, eight] {
         println!("devices: {}", runtime.devices().len());
         let quick = QUICK.iter().fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, *value));
-        everything_is_streamed(&quick);
+        everything_is_streamed(&quick.with_compile_cache(program_cache()));
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
-use testkit::xla_cpu::QUICK;
+use testkit::xla_cpu::{QUICK, program_cache};
 use trainer::{Parts, TrainConfig, Trainer};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/train/tiny.yaml");
@@ -49,7 +49,7 @@ fn trainer(config: TrainConfig, runtime: &Runtime, store: Option<&Arc<Store>>) -
 
 fn quick(runtime: Runtime) -> Runtime {
     let runtime = QUICK.iter().fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, *value));
-    runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/run-processes"))
+    runtime.with_compile_cache(program_cache())
 }
 
 fn finish(mut run: Run) {

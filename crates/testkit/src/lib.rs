@@ -18,6 +18,7 @@ mod output;
 pub mod python;
 mod tensor;
 pub mod tier;
+mod user_cache;
 pub mod xla_cpu;
 
 pub use case::{Case, Shape, normal};

@@ -1,5 +1,6 @@
 //! Python packages for tests, from the package index that this machine's `pip` uses.
 
+use crate::user_cache::{self, variable};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -261,17 +262,9 @@ impl Python {
 
 /// Returns the folder in the user's cache for packages with these requirements.
 fn cached(name: &str, requirements: &str) -> PathBuf {
-    let cache = variable("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache")));
-    let cache = cache.unwrap_or_else(std::env::temp_dir).join("grpo");
     // Compiled packages fit one version of Python.
     let version = run(Command::new("python3").args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]));
-    cache.join(format!("{name}-{}-{:016x}", version.trim(), fnv1a(requirements.as_bytes())))
-}
-
-/// Returns an environment variable that is not empty.
-fn variable(name: &str) -> Option<OsString> {
-    std::env::var_os(name).filter(|value| !value.is_empty())
+    user_cache::folder().join(format!("{name}-{}-{:016x}", version.trim(), fnv1a(requirements.as_bytes())))
 }
 
 /// Returns the 64-bit FNV-1a hash, which gives a list of requirements a short folder name.

@@ -1,4 +1,22 @@
-//! Compiler flags of tests for XLA's CPU.
+//! Compiler flags and the cache of compiled programs of tests for XLA's CPU.
+
+use crate::user_cache;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+/// The size of the cache of compiled programs, in bytes, above which programs are removed.
+const PROGRAMS: u64 = 2 << 30;
+
+/// Returns the folder of compiled programs of all tests: `tests` in the project's folder of the user's cache. `pjrt::CompileCache` keys its
+/// entries by program, options, plugin, devices and processor, and processes may share it.
+pub fn program_cache() -> &'static Path {
+    static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+        let folder = user_cache::folder().join("tests");
+        user_cache::shrink(&folder, PROGRAMS);
+        folder
+    });
+    &FOLDER
+}
 
 /// Compiler flags with which XLA's CPU compiles a small program in a quarter of the default time, and runs it
 /// more slowly. Tests compile thousands of programs and run each of them a few times. Tests of the rounding of users' programs do not use

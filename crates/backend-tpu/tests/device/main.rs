@@ -12,7 +12,7 @@ use grpo_core::{
 use half::bf16;
 use pjrt::Client;
 use testkit::margin::{assert_below, largest_difference};
-use testkit::xla_cpu::flags;
+use testkit::xla_cpu::{flags, program_cache};
 
 const N: usize = 6;
 const H: usize = 3;
@@ -25,7 +25,7 @@ fn client(devices: i64) -> Client {
 }
 
 fn backend() -> PjrtBackend {
-    let backend = PjrtBackend::new(Kind::Cpu, client(1)).expect("there is a CPU");
+    let backend = PjrtBackend::new(Kind::Cpu, client(1)).expect("there is a CPU").with_compile_cache(program_cache());
     flags().into_iter().fold(backend, |backend, (flag, value)| backend.with_compile_flag(flag, value))
 }
 
@@ -144,7 +144,7 @@ fn a_mesh_without_devices_is_refused() {
 /// Tokens and vocabulary over the devices: shards are padded, because neither 6 tokens nor 5 entries divide evenly.
 #[test]
 fn every_mesh_matches_the_gradients_of_one_device() {
-    let one = PjrtBackend::new(Kind::Cpu, client(8)).expect("a device");
+    let one = PjrtBackend::new(Kind::Cpu, client(8)).expect("a device").with_compile_cache(program_cache());
     let step = |backend: &PjrtBackend, request: &PlanRequest| {
         let mut plan = backend.plan_on_device(request).expect("a plan");
         let inputs = inputs(&plan);

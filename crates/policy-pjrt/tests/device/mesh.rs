@@ -1,9 +1,9 @@
 //! Sharded programs on four of eight virtual devices of XLA's CPU plugin, against the same programs on one device.
 
 use crate::mesh_support::eight;
-use pjrt::{Buffer, Client, CompileOptions, DType, Element, LoadedExecutable};
+use pjrt::{Buffer, Client, CompileCache, CompileOptions, DType, Element, LoadedExecutable};
 use stablehlo::{Array, Dtype, Mesh, Module};
-use testkit::xla_cpu::{flags, mesh_flags};
+use testkit::xla_cpu::{flags, mesh_flags, program_cache};
 
 /// Returns meshes of four devices: weights in four shards; in two shards with two-way data parallelism; in two shards with heads over two
 /// devices.
@@ -23,7 +23,8 @@ pub(crate) fn compile(module: &Module) -> LoadedExecutable {
     let options = options.with("xla_allow_excess_precision", false).with("xla_cpu_enable_fast_min_max", false);
     let flags = if module.partitions == 1 { flags() } else { mesh_flags() };
     let options = flags.into_iter().fold(options, |options, (flag, value)| options.with(flag, value));
-    client().compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
+    let compiled = CompileCache::new(program_cache()).compile(client(), module.to_string(), &options);
+    compiled.unwrap_or_else(|error| panic!("{error}\n{module}")).0
 }
 
 fn send(array: &Array, device: usize) -> Buffer {

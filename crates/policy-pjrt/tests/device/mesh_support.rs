@@ -10,7 +10,7 @@ use policy_pjrt::decoder::AxisRules;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use stablehlo::Mesh;
 use std::sync::OnceLock;
-use testkit::xla_cpu::mesh_flags;
+use testkit::xla_cpu::{mesh_flags, program_cache};
 
 pub(crate) fn rules(axes: &[(&str, usize)]) -> AxisRules {
     AxisRules::new(&Mesh::new("mesh", axes.iter().copied()).unwrap())
@@ -23,7 +23,7 @@ pub(crate) fn eight() -> &'static Runtime {
     EIGHT.get_or_init(|| {
         let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
         let runtime = Runtime::open_mesh(Kind::Cpu, Some(&installed.path), rules(&[("fsdp", 8)])).expect("8 devices");
-        let runtime = runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/policy-pjrt-mesh"));
+        let runtime = runtime.with_compile_cache(program_cache());
         mesh_flags().into_iter().fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, value))
     })
 }

@@ -14,7 +14,7 @@ use stablehlo::Dtype;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
-use testkit::xla_cpu::mesh_flags;
+use testkit::xla_cpu::{mesh_flags, program_cache};
 
 /// Calls `run` in every process of a simulation, whose `owners` are the processes of the devices, and returns the results.
 fn in_processes<T: Send>(owners: &[usize], run: impl Fn(&Arc<Store>, Runtime) -> T + Sync) -> Vec<T> {
@@ -24,7 +24,7 @@ fn in_processes<T: Send>(owners: &[usize], run: impl Fn(&Arc<Store>, Runtime) ->
     let in_process = |(process, client): (usize, pjrt::Client)| {
         let store = Arc::new(Store::open(&Options::new(&address, processes, process), &[]).unwrap());
         let runtime = Runtime::of_process(Kind::Cpu, client, &store).unwrap();
-        let runtime = runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/policy-pjrt-processes"));
+        let runtime = runtime.with_compile_cache(program_cache());
         let flags = mesh_flags().into_iter();
         let runtime = flags.fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, value));
         let result = run(&store, runtime);

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 use testkit::margin::{assert_below, largest_difference};
-use testkit::xla_cpu::flags;
+use testkit::xla_cpu::{flags, program_cache};
 
 /// Returns XLA's CPU runtime with default compiler options; installs the plugin if it is missing.
 pub(crate) fn optimised() -> &'static Runtime {
@@ -26,7 +26,7 @@ pub(crate) fn optimised() -> &'static Runtime {
         let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
         let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
         // Compiled programs are cached between runs.
-        runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/policy-pjrt"))
+        runtime.with_compile_cache(program_cache())
     })
 }
 

@@ -1,6 +1,6 @@
 //! Derivatives that only XLA can run, or whose semantics XLA determines.
 
-use crate::device::run_module;
+use crate::device::{compile, run};
 use crate::interpreter::cases::f32s;
 use stablehlo::*;
 
@@ -35,7 +35,7 @@ fn derivatives_of_windows_out_of_bounds_follow_xla() {
     };
     // Not compared with the interpreter, which refuses such windows.
     let module = f.clone().finish("windows", &found.each_ref().map(|v| ("", v))).expect("a program");
-    let found = run_module(&module, &[x, updates]);
+    let found = run(&compile(&module), &[x, updates]);
     assert_eq!(found[0].to_floats(), [1.0, 2.5, 3.5, 4.5, 5.0]);
     assert_eq!(found[1].to_floats(), [2.0, 4.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
     assert_eq!(found[2].to_floats(), [2.0, 3.0, 4.0, 3.0, 4.0, 5.0, 1.0, 2.0, 3.0]);

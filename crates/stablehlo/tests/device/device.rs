@@ -1,12 +1,13 @@
-//! Runs programs on XLA's CPU plugin, which is installed on first use. The tests of `policy-pjrt` use it too.
-#![allow(dead_code, unreachable_pub, missing_docs)] // every test binary uses its own part
+//! Runs programs on XLA's CPU plugin, which is installed on first use.
+#![allow(unreachable_pub, missing_docs)]
 
 use half::{bf16, f16};
 use pjrt::install::{self, Kind};
-use pjrt::{Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
+use pjrt::{Buffer, Client, CompileCache, CompileOptions, DType, Element, LoadedExecutable, Plugin};
 use stablehlo::{Array, Dtype, Interpreter, Module, Rounding};
 use std::sync::OnceLock;
 use testkit::margin::assert_below;
+use testkit::xla_cpu::program_cache;
 
 /// Returns a client with four virtual devices.
 pub fn client() -> &'static Client {
@@ -109,16 +110,24 @@ pub fn interpreter_agrees(module: &Module, arguments: &[Array], found: &[Array],
     }
 }
 
+/// Compiles a program that is the same in every run, with the cache of all tests.
 pub fn compile(module: &Module) -> LoadedExecutable {
-    let options = options(module).with("xla_backend_optimization_level", 0).with("xla_allow_excess_precision", false);
-    // By default, minimum and maximum of XLA on the CPU do not propagate NaN, as StableHLO requires.
-    let options = options.with("xla_cpu_enable_fast_min_max", false);
-    client().compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
+    let compiled = CompileCache::new(program_cache()).compile(client(), module.to_string(), &options(module));
+    compiled.unwrap_or_else(|error| panic!("{error}\n{module}")).0
+}
+
+/// Compiles a random program, which no later run would find in a cache.
+pub fn compile_random(module: &Module) -> LoadedExecutable {
+    client().compile(module.to_string(), &options(module)).unwrap_or_else(|error| panic!("{error}\n{module}"))
 }
 
 /// Returns the options for one device, or for the devices of a mesh with Shardy.
-pub fn options(module: &Module) -> CompileOptions {
-    if module.partitions == 1 { CompileOptions::default() } else { CompileOptions::shardy(module.partitions) }
+fn options(module: &Module) -> CompileOptions {
+    let split = CompileOptions::shardy(module.partitions);
+    let options = if module.partitions == 1 { CompileOptions::default() } else { split };
+    let options = options.with("xla_backend_optimization_level", 0).with("xla_allow_excess_precision", false);
+    // By default, minimum and maximum of XLA on the CPU do not propagate NaN, as StableHLO requires.
+    options.with("xla_cpu_enable_fast_min_max", false)
 }
 
 fn execute(executable: &LoadedExecutable, arguments: &[Vec<Buffer>]) -> Vec<Vec<Array>> {
@@ -127,9 +136,9 @@ fn execute(executable: &LoadedExecutable, arguments: &[Vec<Buffer>]) -> Vec<Vec<
     outputs.iter().map(|list| list.iter().map(receive).collect()).collect()
 }
 
-/// Runs a program on the first device.
-pub fn run_module(module: &Module, arguments: &[Array]) -> Vec<Array> {
-    execute(&compile(module), &[arguments.iter().map(|a| send(a, 0)).collect()]).remove(0)
+/// Runs a compiled program on the first device.
+pub fn run(executable: &LoadedExecutable, arguments: &[Array]) -> Vec<Array> {
+    execute(executable, &[arguments.iter().map(|a| send(a, 0)).collect()]).remove(0)
 }
 
 /// Runs a compiled program on the devices of its mesh. Arguments and results are whole tensors; those without a

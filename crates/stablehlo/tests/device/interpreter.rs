@@ -3,7 +3,7 @@
 #[path = "../cases/mod.rs"]
 pub(crate) mod cases;
 
-use crate::device::{interpreter_agrees, run_module};
+use crate::device::{compile, compile_random, interpreter_agrees, run};
 use cases::{Random, case};
 use proptest::prelude::*;
 use stablehlo::*;
@@ -12,7 +12,7 @@ use strum::VariantArray;
 #[test]
 fn every_operation_agrees_with_xla() {
     for case in cases::all() {
-        let found = run_module(&case.module, &case.arguments);
+        let found = run(&compile(&case.module), &case.arguments);
         println!("{}", case.name);
         interpreter_agrees(&case.module, &case.arguments, &found, case.slack);
     }
@@ -129,7 +129,7 @@ proptest! {
             }
             values.split_off(arguments.len())
         });
-        let found = run_module(&case.module, &case.arguments);
+        let found = run(&compile_random(&case.module), &case.arguments);
         interpreter_agrees(&case.module, &case.arguments, &found, case.slack);
     }
 }
