@@ -33,6 +33,19 @@ pub fn is_all() -> bool {
     }
 }
 
+/// Returns a number below `count` that the hash of the checked-out commit determines: a test of one case among `count` has another one after
+/// every commit. Without git, the number is 0.
+///
+/// # Panics
+/// Panics if `count` is 0.
+pub fn of_commit(count: usize) -> usize {
+    let mut git = Command::new("git");
+    let output = git.args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "HEAD"]).output();
+    let hash = output.ok().filter(|output| output.status.success()).map(|output| output.stdout);
+    let first = hash.and_then(|hash| u64::from_str_radix(str::from_utf8(hash.get(..15)?).ok()?, 16).ok());
+    (first.unwrap_or(0) % count as u64) as usize
+}
+
 /// Runs the ignored tests of this process's binary, or prints how many are omitted. See [`tiers!`](crate::tiers).
 ///
 /// # Panics

@@ -17,6 +17,7 @@ mod mesh;
 mod mesh_memory;
 mod mesh_models;
 mod mesh_policy;
+mod mesh_rows;
 mod mesh_support;
 mod mesh_training;
 mod packing;
@@ -36,3 +37,5 @@ mod support;
 mod training;
 mod turns;
 mod value_head;
+
+testkit::tiers!();

@@ -1,7 +1,7 @@
-//! Models with experts, Gated DeltaNets and other heads on meshes, against one device.
+//! The models of trainings on meshes, the bounds of their comparisons with one device, and replayed experts.
 
-use crate::mesh_support::{config, eight, loss, on_mesh, rules, sequences, with_moved_adapters};
-use crate::mesh_training::{SAME, Trained, assert_within, train, train_beside};
+use crate::mesh_support::{config, loss, on_mesh, sequences};
+use crate::mesh_training::SAME;
 use crate::support::{
     assert_close, assert_same_gradients, differences, gradients, random, relative_difference, request, runtime, whole,
 };
@@ -11,7 +11,7 @@ use models::{
 use policy::{
     LogitsProcessors, Policy, RolloutRequest, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all,
 };
-use policy_pjrt::decoder::{Axis, ExpertProducts};
+use policy_pjrt::decoder::ExpertProducts;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use rstest::rstest;
 use std::num::NonZeroUsize;
@@ -23,14 +23,56 @@ const DELTA_NETS: f32 = 1e-4;
 /// The allowed difference with other heads: the gradient of the queries in layer 3 is a small difference of large terms.
 const OTHER_HEADS: f32 = 4e-5;
 
+/// The models of trainings on meshes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Model {
+    Dense,
+    /// Like Qwen3-MoE.
+    Qwen3Moe,
+    GptOss,
+    GatedDeltaNets,
+    /// Like Gemma 4.
+    OtherHeads,
+}
+
+impl Model {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Dense, Self::Qwen3Moe, Self::GptOss, Self::GatedDeltaNets, Self::OtherHeads];
+
+    pub(crate) fn config(self) -> ModelConfig {
+        match self {
+            Self::Dense => config(),
+            Self::Qwen3Moe => with_experts()[0].clone(),
+            Self::GptOss => with_experts()[1].clone(),
+            Self::GatedDeltaNets => with_gated_delta_nets(),
+            Self::OtherHeads => with_other_heads(),
+        }
+    }
+
+    pub(crate) fn has_experts(self) -> bool {
+        self.config().experts.is_some()
+    }
+
+    /// Returns the allowed difference from one device.
+    pub(crate) fn bound(self) -> f32 {
+        match self {
+            Self::Dense => SAME,
+            Self::Qwen3Moe | Self::GptOss => EXPERTS,
+            Self::GatedDeltaNets => DELTA_NETS,
+            Self::OtherHeads => OTHER_HEADS,
+        }
+    }
+}
+
 /// The smallest error of a mesh, two shards of one tensor in each other's place, exceeds the bound of the model tenfold.
 #[rstest]
-#[case::dense(config(), SAME)]
-#[case::qwen3_moe(with_experts()[0].clone(), EXPERTS)]
-#[case::gpt_oss(with_experts()[1].clone(), EXPERTS)]
-#[case::gated_delta_nets(with_gated_delta_nets(), DELTA_NETS)]
-#[case::other_heads(with_other_heads(), OTHER_HEADS)]
-fn two_exchanged_shards_of_any_tensor_exceed_the_bounds(#[case] config: ModelConfig, #[case] bound: f32) {
+#[case::dense(Model::Dense)]
+#[case::qwen3_moe(Model::Qwen3Moe)]
+#[case::gpt_oss(Model::GptOss)]
+#[case::gated_delta_nets(Model::GatedDeltaNets)]
+#[case::other_heads(Model::OtherHeads)]
+fn two_exchanged_shards_of_any_tensor_exceed_the_bounds(#[case] model: Model) {
+    let (config, bound) = (model.config(), model.bound());
     let mut policy =
         PjrtPolicy::new(&on_mesh(&[("fsdp", 8)]), &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
     let all = sequences();
@@ -96,44 +138,6 @@ pub(crate) fn with_experts() -> [ModelConfig; 2] {
     [qwen3_moe, gpt_oss]
 }
 
-/// Dense and grouped products on meshes, against dense products on one device. Experts are sharded over `tensor` and `fsdp`; with grouped
-/// products, devices with the same tokens compute blocks of their experts.
-#[test]
-fn mixtures_of_experts_on_meshes_match_one_device() {
-    let (dense, grouped) = (ExpertProducts::Dense, ExpertProducts::Grouped { rows: NonZeroUsize::new(4) });
-    let meshes: [(&[(&str, usize)], ExpertProducts); 7] = [
-        (&[("tensor", 2)], dense),
-        (&[("tensor", 2)], grouped),
-        (&[("fsdp", 4), ("tensor", 2)], dense),
-        (&[("fsdp", 4), ("tensor", 2)], grouped),
-        (&[("fsdp", 2), ("tensor", 4)], dense),
-        (&[("fsdp", 2), ("tensor", 4)], grouped),
-        (&[("data", 2), ("fsdp", 2), ("tensor", 2)], grouped),
-    ];
-    for config in with_experts() {
-        let on = |runtime: &Runtime, expert_products| {
-            let options =
-                PjrtPolicyOptions { router_aux_loss_coef: 0.1, expert_products, ..PjrtPolicyOptions::default() };
-            PjrtPolicy::new(runtime, &config, 1, loss(), options).unwrap()
-        };
-        let expected = train(on(runtime(), dense));
-        let clamped = config.experts.as_ref().and_then(|experts| experts.clamped);
-        let compare = |what: &str, found: &Trained| {
-            let what = format!("{what}, {clamped:?}");
-            assert_within(&what, found, &expected, EXPERTS);
-            let [found, expected] = [found, &expected].map(|trained| trained.aux_loss.unwrap() as f32);
-            assert_close(&what, &[found], &[expected], 1e-5);
-        };
-        for (axes, products) in meshes {
-            compare(&format!("{axes:?}, {products:?}"), &train_beside(&expected, on(&on_mesh(axes), products)));
-        }
-        let rules = rules(&[("fsdp", 4), ("tensor", 2)]);
-        let other = rules.with(Axis::Experts, &["tensor"]).unwrap();
-        let other = eight().clone().on_mesh(other).unwrap();
-        compare("experts over tensor", &train_beside(&expected, on(&other, dense)));
-    }
-}
-
 #[test]
 fn replayed_experts_on_meshes_match_one_device() {
     let [_, config] = with_experts();
@@ -172,40 +176,6 @@ fn replayed_experts_on_meshes_match_one_device() {
     }
 }
 
-/// Adapters of experts are sharded like the experts.
-#[test]
-fn adapters_of_experts_on_meshes_match_one_device() {
-    let (dense, grouped) = (ExpertProducts::Dense, ExpertProducts::Grouped { rows: NonZeroUsize::new(4) });
-    let lora = of_experts();
-    for config in with_experts() {
-        let on = |runtime: &Runtime, expert_products, rollout_rules| {
-            let options = PjrtPolicyOptions { expert_products, rollout_rules, ..PjrtPolicyOptions::default() };
-            with_moved_adapters(PjrtPolicy::new(runtime, &config, 1, loss(), options).unwrap(), Some(&lora))
-        };
-        let expected = train(on(runtime(), dense, None));
-        let clamped = config.experts.as_ref().and_then(|experts| experts.clamped);
-        let meshes = [
-            (&[("tensor", 2)][..], grouped, None),
-            (&[("fsdp", 4), ("tensor", 2)], dense, None),
-            (&[("data", 2), ("fsdp", 2), ("tensor", 2)], grouped, None),
-            (&[("fsdp", 8)], dense, Some(rules(&[("data", 4), ("tensor", 2)]))),
-        ];
-        for (axes, products, rollout_rules) in meshes {
-            let found = train_beside(&expected, on(&on_mesh(axes), products, rollout_rules));
-            assert_within(&format!("{axes:?}, {products:?}, {clamped:?}"), &found, &expected, EXPERTS);
-        }
-        let policy = on(&on_mesh(&[("fsdp", 4), ("tensor", 2)]), dense, None);
-        let weights = policy.weights().unwrap();
-        for (parameter, tensor) in weights.table().iter().zip(weights.tensors()) {
-            if !parameter.role.is_of_model() {
-                let axis = parameter.axes.iter().position(|axis| *axis == Axis::Experts).expect("an axis of experts");
-                let sharding = tensor.layout().sharding().expect("a sharding");
-                assert_eq!(sharding.parts(axis), 8, "{}", parameter.name());
-            }
-        }
-    }
-}
-
 /// Returns adapters of the experts alone. A larger factor would amplify rounding errors, too.
 pub(crate) fn of_experts() -> LoraConfig {
     LoraConfig {
@@ -237,22 +207,8 @@ fn with_gated_delta_nets() -> ModelConfig {
 }
 
 #[test]
-fn gated_delta_nets_on_meshes_match_one_device() {
+fn key_heads_that_do_not_divide_are_an_error() {
     let config = with_gated_delta_nets();
-    // A larger factor of adapters would amplify rounding errors, too.
-    let target_modules = TargetModules::Pattern("all-linear".into());
-    let all = LoraConfig { r: 2, lora_alpha: 2.0, target_modules, ..LoraConfig::default() };
-    for lora in [None, Some(&all)] {
-        let on = |runtime: &Runtime| {
-            let policy = PjrtPolicy::new(runtime, &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
-            with_moved_adapters(policy, lora)
-        };
-        let expected = train(on(runtime()));
-        for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
-            let found = train_beside(&expected, on(&on_mesh(axes)));
-            assert_within(&format!("{axes:?}, {lora:?}"), &found, &expected, DELTA_NETS);
-        }
-    }
     let one_head = LinearAttention { linear_num_key_heads: 1, ..config.linear_attention.unwrap() };
     let config = ModelConfig { linear_attention: Some(one_head), ..config };
     let policy = PjrtPolicy::new(&on_mesh(&[("tensor", 2)]), &config, 1, loss(), PjrtPolicyOptions::default());
@@ -273,15 +229,5 @@ fn with_other_heads() -> ModelConfig {
         layer_scalars: true,
         final_logit_softcapping: Some(2.0),
         ..config()
-    }
-}
-
-#[test]
-fn layers_with_other_heads_on_meshes_match_one_device() {
-    let config = with_other_heads();
-    let on = |runtime: &Runtime| PjrtPolicy::new(runtime, &config, 1, loss(), PjrtPolicyOptions::default()).unwrap();
-    let expected = train(on(runtime()));
-    for axes in [&[("fsdp", 8)][..], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
-        assert_within(&format!("{axes:?}"), &train_beside(&expected, on(&on_mesh(axes))), &expected, OTHER_HEADS);
     }
 }

@@ -1,10 +1,9 @@
-//! A whole policy on meshes of eight virtual devices of XLA's CPU plugin: the contract of [`Policy`], and the numbers of one device.
+//! A whole policy on meshes of eight virtual devices of XLA's CPU plugin: the contract of [`Policy`], states of other meshes, and errors.
 
 use crate::mesh_models::with_experts;
 use crate::mesh_support::{config, eight, loss, on_mesh, policy, rules, sequences};
-use crate::mesh_training::{assert_same, train, train_beside};
 use crate::support::{runtime, whole};
-use models::{Experts, LoraConfig, ModelConfig};
+use models::{Experts, ModelConfig};
 use policy::contract::{Fixture, Setup};
 use policy::{AdamWConfig, Policy, PolicyState, StateGroup, StepLoss, Weights, export_all};
 use policy_pjrt::decoder::Axis;
@@ -31,40 +30,6 @@ impl Fixture for OnMesh {
 }
 
 policy::contract_tests!(OnMesh);
-
-#[test]
-fn training_and_sampling_on_every_mesh_match_one_device() {
-    let options = PjrtPolicyOptions::default();
-    let expected = train(policy(runtime(), None, options.clone()));
-    assert!(expected.completions.iter().any(|c| c.ids.len() > 16), "several calls of the decode program");
-    let meshes: [&[(&str, usize)]; 6] = [
-        &[("data", 8)],
-        &[("fsdp", 8)],
-        &[("tensor", 2)],
-        &[("fsdp", 4), ("tensor", 2)],
-        &[("data", 2), ("fsdp", 2), ("tensor", 2)],
-        &[("data", 4), ("tensor", 2)],
-    ];
-    for axes in meshes {
-        let found = train_beside(&expected, policy(&on_mesh(axes), None, options.clone()));
-        assert_same(&format!("{axes:?}"), &found, &expected);
-        // Both sequences share a row; the others fill the shards.
-        let shards: usize = axes.iter().filter(|(axis, _)| *axis != "tensor").map(|(_, size)| size).product();
-        assert_eq!(found.rows_empty, Some(1.0 - 1.0 / shards as f64), "{axes:?}");
-    }
-}
-
-#[test]
-fn a_rollout_on_a_mesh_of_its_own_matches_one_device() {
-    for lora in [None, Some(LoraConfig { r: 2, ..LoraConfig::default() })] {
-        let expected = train(policy(runtime(), lora.as_ref(), PjrtPolicyOptions::default()));
-        let rollout_rules = Some(rules(&[("data", 4), ("tensor", 2)]));
-        let options = PjrtPolicyOptions { rollout_rules, ..PjrtPolicyOptions::default() };
-        let found = train_beside(&expected, policy(&on_mesh(&[("fsdp", 8)]), lora.as_ref(), options));
-        let what = format!("a rollout on {{data 4, tensor 2}}, LoRA: {}", lora.is_some());
-        assert_same(&what, &found, &expected);
-    }
-}
 
 #[test]
 fn a_rollout_on_other_devices_than_the_training_is_an_error() {
