@@ -53,6 +53,7 @@ fn training_starts_from_an_adapter_given_as_the_model() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn training_on_a_device_starts_from_an_adapter_given_as_the_model() {
     let runs = with_adapter();
     let train = |name: &str, settings: &[&str]| {

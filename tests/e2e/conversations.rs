@@ -158,6 +158,7 @@ fn an_environment_that_fails_too_often_ends_the_run_with_a_checkpoint() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn agents_that_fail_in_the_whole_first_step_end_the_run_with_the_cause() {
     let runs = runs();
     for (name, script, words) in [
@@ -244,7 +245,12 @@ fn wrong_environments_are_refused_before_anything_is_written() {
         (vec![calculator, &deaf], vec!["deaf.jinja", "does not show the tools"]),
         (
             vec![calculator, &strange],
-            vec!["`rollout.multi_turn.tool_parser`", "a name of docs/agents.md", "no parser reads the calls", "PLEASE "],
+            vec![
+                "`rollout.multi_turn.tool_parser`",
+                "a name of docs/agents.md",
+                "no parser reads the calls",
+                "PLEASE ",
+            ],
         ),
         (vec![&script[0], "rollout.multi_turn.max_assistant_turns=0"], vec!["rollout.multi_turn.max_assistant_turns"]),
         (

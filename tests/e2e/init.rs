@@ -102,6 +102,7 @@ fn every_key_of_the_file_has_a_comment_and_the_default_of_a_model_that_is_read()
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn columns_of_other_names_are_found_and_the_file_trains() {
     let runs = Runs::small();
     let question = |i: usize| format!("What is {i} + 1?");
@@ -159,6 +160,7 @@ fn columns_of_other_names_are_found_and_the_file_trains() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn a_model_without_a_chat_template_gets_texts() {
     let runs = Runs::small();
     std::fs::remove_file(runs.path("model/chat_template.jinja")).expect("a template");
@@ -190,6 +192,7 @@ fn few_rows_are_all_trained_on() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn keys_of_the_user_are_in_the_file_and_win() {
     let runs = Runs::small();
     runs.write_rows(60, |i| json!({"a": format!("What is {i}?"), "b": format!("{i}"), "c": "x"}));

@@ -47,3 +47,5 @@ mod secrets;
 mod sinks;
 mod support;
 mod tiny_model;
+
+testkit::tiers!();

@@ -103,6 +103,7 @@ impl Tensors {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn every_family_passes() {
     for name in ALL {
         let host = parity(name, &expected(name)).succeed();

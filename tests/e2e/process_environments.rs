@@ -27,6 +27,7 @@ fn resume(runs: &Runs, name: &str, settings: &[&str]) {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn a_calculator_answers_two_processes_like_one() {
     let runs = runs();
     runs.write_rows(8, |_| json!({"question": "What is 2+3?", "answer": "5", "completion": CALL}));
@@ -188,6 +189,7 @@ fn a_signal_while_an_environment_answers_stops_both_processes_after_the_step() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn an_environment_that_hangs_fails_at_its_limit_in_both_processes() {
     let runs = runs();
     let mut settings = program(&runs, "sleep 1000").to_vec();
@@ -207,6 +209,7 @@ fn an_environment_that_hangs_fails_at_its_limit_in_both_processes() {
 
 /// A mesh of XLA's CPU in each process.
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn a_mesh_in_each_process_follows_the_environment() {
     let runs = runs();
     let settings = program(&runs, SLOW);

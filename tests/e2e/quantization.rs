@@ -65,6 +65,7 @@ fn resumes_and_merges(device: &str, format: &str) {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn a_quantised_run_resumes_bit_for_bit_and_merges_into_the_weights_of_the_folder() {
     for format in ["int8", "nf4"] {
         resumes_and_merges("host", format);
@@ -72,6 +73,7 @@ fn a_quantised_run_resumes_bit_for_bit_and_merges_into_the_weights_of_the_folder
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn a_quantised_run_on_a_device_resumes_bit_for_bit_and_merges_into_the_weights_of_the_folder() {
     resumes_and_merges("pjrt:cpu", "nf4");
 }
@@ -128,6 +130,7 @@ fn bytes_after(text: &str, words: &str) -> f64 {
 
 /// The matrices of layers take 75 MB in f32, mapped, and as much again packed for sampling.
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn quantised_runs_take_less_memory_as_their_tables_say() {
     let runs = Runs::new(&[]);
     let shape = ModelConfig {

@@ -2,7 +2,7 @@
 //!
 //! `baseline/` has the API of each crate with a stability promise (CONTRIBUTING.md, "Releases"). After an intended change:
 //!
-//!     UPDATE_API=1 cargo test --workspace --test public_api
+//!     UPDATE_API=1 cargo test --workspace --test public_api -- --ignored
 
 use public_api::PublicApi;
 use serde_json::Value;
@@ -152,7 +152,7 @@ fn promised_apis_equal_their_baselines() {
     }
     assert!(
         changes.is_empty(),
-        "public APIs changed. If this is intended, run `UPDATE_API=1 cargo test --workspace --test public_api`, and name removed \
+        "public APIs changed. If this is intended, run `UPDATE_API=1 cargo test --workspace --test public_api -- --ignored`, and name removed \
          and changed items in CHANGELOG.md:\n{changes}"
     );
 }

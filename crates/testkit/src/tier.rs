@@ -55,10 +55,14 @@ pub fn run(binary: &str) {
     let listed = Command::new(&program).args(["--ignored", "--list", "--format", "terse"]).output().expect("a list");
     let count = String::from_utf8_lossy(&listed.stdout).lines().filter(|line| line.ends_with(": test")).count();
     assert!(count > 0, "{binary} has no ignored tests: remove `tiers!`");
-    if !is_all() {
-        // Unlike `println`, this is not captured.
-        let line = format!("{binary}: {count} tests are omitted; {VARIABLE}=all cargo test --workspace runs them\n");
-        std::io::stderr().write_all(line.as_bytes()).expect("standard error is open");
+    let all = is_all();
+    let line = match all {
+        true => format!("{binary}: running the ignored tests\n"),
+        false => format!("{binary}: {count} tests omitted, run them with {VARIABLE}=all cargo test --workspace\n"),
+    };
+    // Unlike `println`, this is not captured.
+    std::io::stderr().write_all(line.as_bytes()).expect("standard error is open");
+    if !all {
         return;
     }
     let status = Command::new(&program).arg("--ignored").stdin(Stdio::null()).status().expect("the tests run");

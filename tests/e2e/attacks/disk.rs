@@ -17,6 +17,7 @@ fn without_room(bytes: u64, call: Call) -> Said {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 #[cfg(unix)]
 fn a_run_goes_on_when_there_is_room_again() {
     let runs = Runs::new(&SETTINGS);

@@ -48,6 +48,7 @@ fn bench(text: &str, arguments: &[&str]) -> Said {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn every_variant_is_measured_over_its_floor_and_sees_the_same_loss() {
     let report = document(&bench(TINY, &["--json"]), 0);
     let report = case(&report);
@@ -87,6 +88,7 @@ fn every_variant_is_measured_over_its_floor_and_sees_the_same_loss() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn logits_in_place_are_put_back_before_every_step() {
     let report = document(&bench(LOGITS, &["--json"]), 0);
     let report = case(&report);
@@ -136,6 +138,7 @@ variants:
 
 /// Everything of the script that needs no GPU.
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn the_script_for_gpus_runs_from_end_to_end() {
     let folder = Runs::new(&[]);
     let (config, out) = (folder.write("tiny.yaml", TINY), folder.path("out"));

@@ -33,22 +33,27 @@ fn values_that_share_their_beginnings_are_read_from_parquet() {
     assert_eq!((last.prompt.to_string().as_str(), last.answer.as_deref()), ("What is 6 x 499?", Some("2994")));
 }
 
-/// Each file has less than 50 kB, and its contents would take from 300 MB to 4 GB.
 #[test]
 fn small_parquet_files_that_expand_beyond_the_limit_are_refused() {
-    for (name, part) in [
-        ("bomb-dictionary", "the rows up to this one"),
-        ("bomb-brotli", "column \"question\": "),
-        ("bomb-zstd", "column \"question\": "),
-        ("bomb-list", "its values"),
-        ("bomb-texts", "its values"),
-        ("bomb-prefixes", "the rows up to this one"),
-    ] {
-        let text = open(&config(fixture(name))).err().unwrap().to_string();
-        let limit = "expands to at most 256 MiB (32 times its size, or 256 MiB)";
-        let parts = [&format!("{name}.parquet"), part, limit, "to_json(NEW)` writes lines of JSON"];
-        assert!(parts.iter().all(|part| text.contains(*part)), "{text}");
-    }
+    assert_refused("bomb-dictionary", "the rows up to this one");
+    assert_refused("bomb-zstd", "column \"question\": ");
+    assert_refused("bomb-list", "its values");
+}
+
+#[test]
+#[ignore = "GRPO_TESTS=all"]
+fn more_small_parquet_files_that_expand_beyond_the_limit_are_refused() {
+    assert_refused("bomb-brotli", "column \"question\": ");
+    assert_refused("bomb-texts", "its values");
+    assert_refused("bomb-prefixes", "the rows up to this one");
+}
+
+/// Fails unless a file of less than 50 kB is refused, whose contents would take from 300 MB to 4 GB.
+fn assert_refused(name: &str, part: &str) {
+    let text = open(&config(fixture(name))).err().unwrap().to_string();
+    let limit = "expands to at most 256 MiB (32 times its size, or 256 MiB)";
+    let parts = [&format!("{name}.parquet"), part, limit, "to_json(NEW)` writes lines of JSON"];
+    assert!(parts.iter().all(|part| text.contains(*part)), "{text}");
 }
 
 #[test]

@@ -23,3 +23,5 @@ mod tokenizer_limits;
 mod turns;
 mod weights;
 mod wrapper;
+
+testkit::tiers!();

@@ -82,7 +82,7 @@ fn normalizers_of_real_models_are_taken() {
         json!([{"type": "NFC"}]),
     ] {
         let tokenizer = open("normalizer", json!({"type": "Sequence", "normalizers": steps})).unwrap();
-        tokenizer.encode(&"A text of some length. ".repeat(20_000)).unwrap();
+        tokenizer.encode(&"A text of some length. ".repeat(2_000)).unwrap();
     }
 }
 
