@@ -1,7 +1,7 @@
 //! The log of a call.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -29,6 +29,13 @@ impl io::Write for Log {
 /// assert!(log.contains("WARN") && log.trim_end().ends_with("hot"));
 /// ```
 pub fn logged(of: impl FnOnce()) -> String {
+    // A callsite that a thread without a subscriber reaches first is disabled until interests are computed again, which races with
+    // this call. With a global subscriber, no callsite is disabled.
+    static GLOBAL: Once = Once::new();
+    GLOBAL.call_once(|| {
+        // An error means that the process has a global subscriber.
+        let _ = tracing::subscriber::set_global_default(tracing_subscriber::fmt().with_writer(io::sink).finish());
+    });
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();

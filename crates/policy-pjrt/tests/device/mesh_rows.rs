@@ -56,30 +56,30 @@ macro_rules! rows {
 
 rows! {
     gpt_oss: Row { grouped: true, rollout: Some([4, 1, 2]), ..row(Model::GptOss, Trained::Model, [2, 2, 2]) },
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     gpt_oss_adapters_of_experts: row(Model::GptOss, AdaptersOfExperts, [2, 4, 1]),
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     gpt_oss_adapters: row(Model::GptOss, AdaptersOfLayers, [1, 1, 4]),
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     gpt_oss_experts_over_tensor: Row { over_tensor: true, ..row(Model::GptOss, Trained::Model, [1, 4, 2]) },
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     qwen3_moe: row(Model::Qwen3Moe, Trained::Model, [1, 2, 4]),
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     qwen3_moe_adapters_of_experts:
         Row { grouped: true, rollout: Some([2, 1, 1]), ..row(Model::Qwen3Moe, AdaptersOfExperts, [1, 1, 2]) },
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     qwen3_moe_adapters: Row { grouped: true, ..row(Model::Qwen3Moe, AdaptersOfLayers, [8, 1, 1]) },
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     dense: row(Model::Dense, Trained::Model, [4, 1, 2]),
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     dense_adapters: Row { rollout: Some([4, 1, 2]), ..row(Model::Dense, AdaptersOfLayers, [1, 8, 1]) },
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     gated_delta_nets: Row { rollout: Some([4, 1, 2]), ..row(Model::GatedDeltaNets, Trained::Model, [1, 4, 2]) },
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     gated_delta_nets_adapters: row(Model::GatedDeltaNets, AdaptersOfLayers, [8, 1, 1]),
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     other_heads: Row { rollout: Some([4, 1, 2]), ..row(Model::OtherHeads, Trained::Model, [2, 4, 1]) },
-    #[ignore = "one of a table"]
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     other_heads_adapters: row(Model::OtherHeads, AdaptersOfLayers, [1, 1, 2]),
 }
 
