@@ -81,7 +81,8 @@ impl Answer {
         if let Some(system) = environment::system(&plain(text.trim_matches(|c: char| c.is_whitespace() || c == '$'))) {
             whole.readings.extend(readings(&clean(&system)));
         }
-        if let Some(mixed) = mixed_number(text) {
+        // `$1$ and $1/2$` are two values.
+        if let Some(mixed) = mixed_number(bare).filter(|_| text.matches('$').count() <= 2) {
             whole.readings.extend(readings(&clean(&mixed)));
         }
         Self { whole, value, time: Time::new(bare), roman: roman::value(bare), unscaled: None }
@@ -196,14 +197,13 @@ fn same_decimal(comma: &str, point: &str) -> bool {
     is_decimal(comma, ',') && is_decimal(point, '.') && !is_thousands(comma) && comma.replace(',', ".") == point
 }
 
-/// Rewrites a mixed number in words: `1 and 1/2` becomes `1\frac{1}{2}`. `None` for other texts and for two formulas, `$1$ and $1/2$`.
-fn mixed_number(text: &str) -> Option<String> {
+/// Rewrites a mixed number in words: `1 and 1/2` becomes `1\frac{1}{2}`. `None` for other texts.
+fn mixed_number(bare: &str) -> Option<String> {
     regex!(
         MIXED,
         r"^([-\u{2212}]?\d+)(?:\s|~|\\[ ,;])*(?:and|\\(?:text|mathrm|textrm)\s*\{\s*and\s*\})(?:\s|~|\\[ ,;])*(?:(\d+)\s*/\s*(\d+)|\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\})((?:\s|~|\\[ ,;])*(?:\p{Alphabetic}{2,}[\p{Alphabetic}\s]*|\\(?:text|mathrm|textrm)\s*\{[^{}\d]*\})?)$"
     );
-    let bare = bare(text);
-    let found = MIXED.captures(&bare).filter(|_| text.matches('$').count() <= 2)?;
+    let found = Some(bare).filter(|bare| bare.contains("and")).and_then(|bare| MIXED.captures(bare))?;
     let part = |i: usize| found.get(i).or(found.get(i + 2)).map_or("", |part| part.as_str());
     let (above, below) = (part(2), part(3));
     let is_proper = above.parse::<u32>().ok()? < below.parse::<u32>().ok()?;
