@@ -3,6 +3,8 @@
 //! Every process has the same mesh of all devices, and calls the same methods in the same order: it uploads the shards of its own devices,
 //! launches every program, and reads whole tensors from its own devices. XLA's collectives move data between the processes. The [`Store`] of the
 //! run carries the plugin's keys (topology, ids of NCCL), the comparison of devices, and executables.
+//! A compiler may wait for the compilers of the other hosts (XLA's autotuning on GPUs), so either all processes compile a program, or all load
+//! the executable of process 0.
 
 use crate::error::{Error, Result};
 use crate::program::program_error;

@@ -43,7 +43,6 @@ fn generated_parts_match_the_code() {
         page::check_whole(loss.name(), &loss_pages::page(loss));
     }
     page::check("README", &loss_pages::index());
-    page::check("kl", &terms::kl());
     page::check("aggregation", &terms::aggregation());
     page::check("sampler", &terms::sampler());
     page::check("entropy", &terms::entropy());

@@ -1,73 +1,30 @@
-//! The generated parts of the pages about KL, aggregation, sampler and entropy.
+//! The generated parts of the pages about aggregation, sampler and entropy.
 
 use super::page::{fraction, number, spoken, table};
 use grpo_core::aggregate::token_weights;
-use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::batch::PolicyValues;
 use grpo_core::format::BatchLoss;
-use grpo_core::{Advantages, LossConfig, TokenBatch};
-
-/// Returns value and derivative of each estimator.
-pub(crate) fn kl() -> String {
-    let estimators = ["k1", "k2", "k3", "low_var_kl", "abs", "k1+", "k3+", "abs+", "low_var_kl+"];
-    let head: Vec<String> = estimators.iter().map(|name| format!("`{name}`")).collect();
-    let head: Vec<&str> = ["d = q - l"].into_iter().chain(head.iter().map(String::as_str)).chain(["k3 r"]).collect();
-    let settings = estimators.map(|name| (name, false)).into_iter().chain([("k3", true)]);
-    let (mut values, mut slopes) = (Vec::new(), Vec::new());
-    for d in [-3.0, -0.5, 0.0, 0.5, 3.0, 45.0] {
-        let of = settings.clone().map(|(name, corrected)| estimate(name, corrected, d));
-        let (value, slope): (Vec<String>, Vec<String>) = of.map(|(v, s)| (number(v), number(s))).unzip();
-        values.push([vec![number(d)], value].concat());
-        slopes.push([vec![number(d)], slope].concat());
-    }
-    format!(
-        "Computed by this library with `semantics: trl` without bias correction; the last column is k3 times the ratio, \
-         on-policy (r = 1).\n\nValue:\n\n{}\nDerivative with respect to l:\n\n{}",
-        table(&head, values),
-        table(&head, slopes)
-    )
-}
-
-/// Returns the KL term of a token with A = 0 and beta = 1.
-fn estimate(estimator: &str, corrected: bool, d: f64) -> (f64, f64) {
-    let json = format!(r#"{{"beta": 1, "kl_estimator": "{estimator}", "use_bias_correction_kl": {corrected}}}"#);
-    let config = LossConfig::from_json(&json).unwrap();
-    let batch = TokenBatch::packed(vec![0], vec![0, 1])
-        .and_then(|batch| batch.with_advantages(Advantages::PerSequence(vec![0.0])))
-        .and_then(|batch| batch.with_ref_logp(vec![-50.0 + d as f32]))
-        .unwrap();
-    let evaluator = Evaluator::new(&config, &batch).unwrap();
-    let mut totals = evaluator.totals();
-    let (mut dlogp, mut dentropy) = ([0.0], [0.0]);
-    evaluator.evaluate(0..1, &[-50.0], &[0.0], &mut dlogp, &mut dentropy, &mut totals);
-    (evaluator.finish(totals).loss, dlogp[0])
-}
+use grpo_core::{LossConfig, TokenBatch};
 
 /// Returns the weights of a batch of width 4 with three sequences of 3, 1 and 0 active tokens.
 pub(crate) fn aggregation() -> String {
     let trl = [
         r#""loss_type": "grpo""#,
         r#""loss_type": "grpo", "count_masked_rows": false"#,
-        r#""loss_type": "grpo", "gradient_accumulation_steps": 2"#,
         r#""loss_type": "bnpo""#,
         r#""loss_type": "dr_grpo", "max_completion_length": 10"#,
         r#""loss_type": "luspo""#,
         r#""loss_type": "dapo""#,
-        r#""loss_type": "dapo", "num_items_in_batch": 20, "num_processes": 2"#,
         r#""loss_type": "dapo", "num_items_in_batch": 20, "gradient_accumulation_steps": 2, "steps_per_generation": 4"#,
         r#""semantics": "verl", "loss_type": "sapo""#,
-        r#""semantics": "verl", "loss_type": "geo_mean""#,
     ]
     .map(|keys| format!("{{{keys}}}"));
     let verl = [
         r#""token-mean""#,
-        r#""token-mean", "dp_size": 2, "batch_num_tokens": 20"#,
         r#""token-sum""#,
         r#""seq-mean-token-sum""#,
         r#""seq-mean-token-sum-norm""#,
-        r#""seq-mean-token-sum-norm", "loss_scale_factor": 10"#,
         r#""seq-mean-token-mean""#,
-        r#""seq-mean-token-mean", "count_masked_rows": true"#,
         r#""seq-mean-token-mean", "dp_size": 2, "global_batch_size": 6"#,
         r#""sequence-mean-token-sum-norm""#,
         r#""prompt-mean", "num_generations": 3"#,
