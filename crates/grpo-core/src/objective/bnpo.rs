@@ -2,6 +2,13 @@
 //!
 //! The clipped ratio of [grpo](super::grpo), averaged over the active tokens of the step, so every token has the same weight.
 //!
+//! **When to use it.** If long answers should count in proportion to their length. If the total length varies much between steps,
+//! use [dapo](super::dapo), which divides by the tokens of the whole generation batch.
+//!
+//! **Source.** TRL's `loss_type="bnpo"`, and the average of verl's `token-mean`, OpenRLHF and MLLM-JAX. Presets:
+//! `configs/loss/trl-bnpo.yaml`, `configs/loss/openrlhf.yaml`, `configs/loss/mllm-jax.yaml`. In verl this is an average and not a
+//! loss: under `semantics: verl`, write `loss_type: vanilla` with `loss_agg_mode: token-mean`; `bnpo` is refused.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -11,22 +18,11 @@
 //!
 //! As [grpo](super::grpo): -A r_t where the token is not clipped, else 0; times 1/N.
 //!
-//! ## Where it comes from
-//!
-//! TRL's `loss_type="bnpo"`, and the average of verl's `token-mean`, OpenRLHF and MLLM-JAX. Presets:
-//! `configs/loss/trl-bnpo.yaml`, `configs/loss/openrlhf.yaml`, `configs/loss/mllm-jax.yaml`. In verl this is an average and not a
-//! loss: under `semantics: verl`, write `loss_type: vanilla` with `loss_agg_mode: token-mean`; `bnpo` is refused.
-//!
 //! ## Knobs
 //!
 //! The keys are the same as for [grpo](super::grpo). In TRL, N counts the tokens of one micro-batch, so the result depends on how
 //! a step is divided into micro-batches. Here N counts the tokens of the step, and the division changes nothing. For a batch that is one
 //! micro-batch of several, as in TRL, set `gradient_accumulation_steps`.
-//!
-//! ## When to use it
-//!
-//! If long answers should count in proportion to their length. If the total length varies much between steps, use [dapo](super::dapo),
-//! which divides by the tokens of the whole generation batch.
 //!
 //! ```yaml
 //! loss_type: bnpo

@@ -3,6 +3,12 @@
 //! The ratio with a quadratic penalty instead of a clip: its gradient shrinks as the ratio moves away from 1 and changes sign at the
 //! distance epsilon.
 //!
+//! **When to use it.** Several updates per batch, if a clip leaves many tokens without a gradient. The penalty grows with the
+//! square of the ratio, so single tokens that move very far dominate the loss.
+//!
+//! **Source.** CFPO, arXiv 2601.22801; SPO, arXiv 2401.16025, has the same objective. The average is that of [grpo](super::grpo),
+//! in which the paper replaces the clip. Preset: `configs/loss/cfpo.yaml`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -14,21 +20,11 @@
 //! The gradient is 0 at r = 1 + epsilon for A > 0 and at r = 1 - epsilon for A < 0, where a clip begins. Beyond that point it pulls the
 //! ratio back.
 //!
-//! ## Where it comes from
-//!
-//! CFPO, arXiv 2601.22801; SPO, arXiv 2401.16025, has the same objective. The average is that of [grpo](super::grpo), in which the
-//! paper replaces the clip. Preset: `configs/loss/cfpo.yaml`.
-//!
 //! ## Knobs
 //!
 //! * `epsilon_low`: distance from 1 at which the gradient changes sign. Above 0. Leave `epsilon_high` out or set it to the same value.
 //! * `importance_sampling_level: sequence` uses the sequence's ratio.
 //! * `delta` and `clip_ratio_c` are refused.
-//!
-//! ## When to use it
-//!
-//! Several updates per batch, if a clip leaves many tokens without a gradient. The penalty grows with the square of the ratio, so
-//! single tokens that move very far dominate the loss.
 //!
 //! ```yaml
 //! loss_type: cfpo

@@ -2,6 +2,12 @@
 //!
 //! The bounded, detached ratio weights the log-probability, so no token loses its gradient.
 //!
+//! **When to use it.** Off-policy steps with rare, decisive tokens ("wait", "however") that a clip would leave without a
+//! gradient. The bound is the only limit on the update: keep it low or add a KL term if the policy diverges.
+//!
+//! **Source.** MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786, uses a bound of 5. Under TRL's semantics averaged as
+//! [dapo](super::dapo). Presets: `configs/loss/trl-cispo.yaml`, `configs/loss/verl-cispo.yaml`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -16,22 +22,12 @@
 //!
 //! verl's log-ratio guard clamps only the weight, because the ratio is detached; the gradient remains.
 //!
-//! ## Where it comes from
-//!
-//! MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786, uses a bound of 5. Under TRL's semantics averaged as
-//! [dapo](super::dapo). Presets: `configs/loss/trl-cispo.yaml`, `configs/loss/verl-cispo.yaml`.
-//!
 //! ## Knobs
 //!
 //! * `epsilon_high`: has no default under TRL's semantics, because the 0.2 of [grpo](super::grpo) would cap every ratio at 0.2.
 //! * `epsilon_low`: verl only; 1 or more means no lower bound (verl's recipe writes 10).
 //! * `delta` and `clip_ratio_c` are refused, because the bound holds for both signs of the advantage.
 //! * `importance_sampling_level: sequence` uses the sequence's ratio as the weight.
-//!
-//! ## When to use it
-//!
-//! Off-policy steps with rare, decisive tokens ("wait", "however") that a clip would leave without a gradient. The bound is the only
-//! limit on the update: keep it low or add a KL term if the policy diverges.
 //!
 //! ```yaml
 //! loss_type: cispo

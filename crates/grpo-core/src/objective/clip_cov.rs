@@ -3,6 +3,13 @@
 //! The clipped ratio, without the gradient of some tokens whose advantage and log-probability have a large covariance. These tokens
 //! drive the entropy down.
 //!
+//! **When to use it.** If entropy collapses early. The covariance bounds are absolute and suit advantages of size 1. Otherwise an
+//! entropy bonus or `top_entropy_quantile` is easier to set up.
+//!
+//! **Source.** arXiv 2505.22617. verl's `loss_mode: clip_cov`. Preset: `configs/loss/verl-clip-cov.yaml`. verl draws at random;
+//! here the draw is a hash of each token's position, token id and old log-probability, so the same batch gives the same loss.
+//! verl's means divide by N + 1e-8.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -16,23 +23,12 @@
 //!
 //! Drawn tokens still count in the denominators and keep their KL and entropy terms.
 //!
-//! ## Where it comes from
-//!
-//! arXiv 2505.22617. verl's `loss_mode: clip_cov`. Preset: `configs/loss/verl-clip-cov.yaml`. verl draws at random;
-//! here the draw is a hash of each token's position, token id and old log-probability, so the same batch gives the same loss. verl's means
-//! divide by N + 1e-8.
-//!
 //! ## Knobs
 //!
 //! * `clip_cov_ratio`: share of active tokens that may be drawn.
 //! * `clip_cov_lb`, `clip_cov_ub`: bounds of the covariance.
 //! * `epsilon_low`, `epsilon_high`: bounds of the ratio. The dual clip is off unless `clip_ratio_c` is set.
 //! * The selection needs all tokens of the step: [`LossConfig::prepare`](crate::LossConfig::prepare), one more forward pass.
-//!
-//! ## When to use it
-//!
-//! If entropy collapses early. The covariance bounds are absolute and suit advantages of size 1. Otherwise an entropy bonus or
-//! `top_entropy_quantile` is easier to set up.
 //!
 //! ```yaml
 //! semantics: verl

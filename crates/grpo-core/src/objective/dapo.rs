@@ -3,6 +3,12 @@
 //! The clipped ratio of [grpo](super::grpo), usually with a wider upper clip, averaged over the tokens of the whole
 //! generation batch.
 //!
+//! **When to use it.** Long chains of thought, if tokens of long answers should not count less. The usual choice for reasoning.
+//!
+//! **Source.** DAPO, arXiv 2503.14476; TRL's default `loss_type`. Presets: `configs/loss/trl-dapo.yaml`,
+//! `configs/loss/verl-dapo.yaml`. In verl this is an average and not a loss: under `semantics: verl`, write `loss_type: vanilla`;
+//! `dapo` is refused.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -15,12 +21,6 @@
 //!
 //! As in [grpo](super::grpo): -A r_t if the token is not clipped, else 0; times the weight.
 //!
-//! ## Where it comes from
-//!
-//! DAPO, arXiv 2503.14476; TRL's default `loss_type`. Presets: `configs/loss/trl-dapo.yaml`,
-//! `configs/loss/verl-dapo.yaml`. In verl this is an average and not a loss: under `semantics: verl`, write `loss_type: vanilla`; `dapo` is
-//! refused.
-//!
 //! ## Knobs
 //!
 //! * `epsilon_high`: 0.28 in the paper ("clip-higher": rare tokens may gain more). The default, as in TRL, is `epsilon_low`.
@@ -30,10 +30,6 @@
 //! * The other keys are the same as for [grpo](super::grpo).
 //!
 //! DAPO's dynamic sampling and soft overlong penalty belong to sampling and rewards.
-//!
-//! ## When to use it
-//!
-//! Long chains of thought, if tokens of long answers should not count less. The usual choice for reasoning.
 //!
 //! ```yaml
 //! loss_type: dapo

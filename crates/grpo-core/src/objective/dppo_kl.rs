@@ -2,6 +2,10 @@
 //!
 //! As [dppo_tv](super::dppo_tv), with a trust region in the KL divergence of the binary distribution "this token or another".
 //!
+//! **When to use it.** As for dppo_tv. The divergence also limits probabilities that approach 0 or 1.
+//!
+//! **Source.** DPPO, arXiv 2602.04879. verl's `loss_mode: dppo_kl`. Preset: `configs/loss/verl-dppo-kl.yaml`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -16,19 +20,11 @@
 //!
 //! A token whose probability moves against the direction of its advantage is always within.
 //!
-//! ## Where it comes from
-//!
-//! DPPO, arXiv 2602.04879. verl's `loss_mode: dppo_kl`. Preset: `configs/loss/verl-dppo-kl.yaml`.
-//!
 //! ## Knobs
 //!
 //! * `epsilon_low`, `epsilon_high`: bounds of the divergence in nats, for the two signs of the advantage. The common
 //!   default of 0.2 is a wide region here: a token may go from 0.37 to 0.13.
 //! * `clip_ratio_c`, `log_ratio_guard`, `delta`: as [dppo_tv](super::dppo_tv).
-//!
-//! ## When to use it
-//!
-//! As for dppo_tv. The divergence also limits probabilities that approach 0 or 1.
 //!
 //! ```yaml
 //! semantics: verl

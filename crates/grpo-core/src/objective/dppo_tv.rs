@@ -2,6 +2,11 @@
 //!
 //! The capped, detached ratio weights the log-probability as long as the token's probability stays close to the old one.
 //!
+//! **When to use it.** Large vocabularies and off-policy steps. A clip of the ratio would stop rare tokens first and leave common
+//! tokens unbounded.
+//!
+//! **Source.** DPPO, arXiv 2602.04879. verl's `loss_mode: dppo_tv`. Preset: `configs/loss/verl-dppo-tv.yaml`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -15,10 +20,6 @@
 //!
 //! The bounds are differences of probabilities: a rare token may multiply its probability, a common token may not.
 //!
-//! ## Where it comes from
-//!
-//! DPPO, arXiv 2602.04879. verl's `loss_mode: dppo_tv`. Preset: `configs/loss/verl-dppo-tv.yaml`.
-//!
 //! ## Knobs
 //!
 //! * `epsilon_low`, `epsilon_high`: how far the probability may fall and rise.
@@ -26,10 +27,6 @@
 //!   3 by default, so a verl run uses 3, and so does the preset.
 //! * `log_ratio_guard`: 20 under verl; it clamps only the weight, the gradient remains.
 //! * `delta` is refused.
-//!
-//! ## When to use it
-//!
-//! Large vocabularies and off-policy steps. A clip of the ratio would stop rare tokens first and leave common tokens unbounded.
 //!
 //! ```yaml
 //! semantics: verl

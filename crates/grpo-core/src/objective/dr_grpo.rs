@@ -3,6 +3,12 @@
 //! The clipped ratio of [grpo](super::grpo), divided by a constant length: the weight of a token does not depend on the length of its
 //! answer.
 //!
+//! **When to use it.** If answers grow longer without improving under [grpo](super::grpo). The gradient is proportional to the
+//! share of the limit that is used, so a learning rate of grpo does not carry over.
+//!
+//! **Source.** Dr. GRPO, arXiv 2503.20783. Preset: `configs/loss/trl-dr-grpo.yaml`. verl:
+//! `loss_agg_mode: seq-mean-token-sum-norm` with `loss_scale_factor`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -12,11 +18,6 @@
 //!
 //! As in [grpo](super::grpo): -A r_t if the token is not clipped, else 0; times the weight.
 //!
-//! ## Where it comes from
-//!
-//! Dr. GRPO, arXiv 2503.20783. Preset: `configs/loss/trl-dr-grpo.yaml`. verl: `loss_agg_mode: seq-mean-token-sum-norm`
-//! with `loss_scale_factor`.
-//!
 //! ## Knobs
 //!
 //! * `max_completion_length`: the constant, in tokens: the generation limit. It has no default, because it decides the
@@ -25,11 +26,6 @@
 //!
 //! The paper also omits the division by the standard deviation in the advantages; that is an option of the advantage estimator, not
 //! of this loss.
-//!
-//! ## When to use it
-//!
-//! If answers grow longer without improving under [grpo](super::grpo). The gradient is proportional to the share of the limit that is
-//! used, so a learning rate of grpo does not carry over.
 //!
 //! ```yaml
 //! loss_type: dr_grpo

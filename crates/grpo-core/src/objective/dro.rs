@@ -2,6 +2,11 @@
 //!
 //! Policy gradient with a quadratic penalty on the log-ratio.
 //!
+//! **When to use it.** Offline or strongly off-policy data with reliable old log-probabilities: the penalty has a gradient
+//! everywhere.
+//!
+//! **Source.** DRO, arXiv 2405.19107. verl's `loss_mode: dro`. Averaged over the step's tokens.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -12,18 +17,10 @@
 //!
 //! The penalty grows with the distance: the minimum is at l = o + A / dro_beta.
 //!
-//! ## Where it comes from
-//!
-//! DRO, arXiv 2405.19107. verl's `loss_mode: dro`. Averaged over the step's tokens.
-//!
 //! ## Knobs
 //!
 //! * `dro_beta`: weight of the penalty; it has no default.
 //! * `epsilon_low`, `epsilon_high` have no effect; `delta` and `clip_ratio_c` are refused.
-//!
-//! ## When to use it
-//!
-//! Offline or strongly off-policy data with reliable old log-probabilities: the penalty has a gradient everywhere.
 //!
 //! ```yaml
 //! loss_type: dro

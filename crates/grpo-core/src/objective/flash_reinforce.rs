@@ -2,6 +2,15 @@
 //!
 //! Policy gradient with the ratio to the sampler as a detached weight, without the sequences on which the policy has moved too far.
 //!
+//! **When to use it.** Asynchronous training with one completion per prompt, such as agents with long episodes. For groups of
+//! completions [grpo](super::grpo) has the better baseline.
+//!
+//! **Source.** FlashREINFORCE (Hu et al., September 2026): one completion per prompt, sampled asynchronously. Implementations are
+//! the paper's reference (github.com/yifanzhang-pro/FlashREINFORCE) and TRL's `experimental.flash_reinforce`, whose `delta` is
+//! `sequence_kl_threshold`. OpenRLHF and NeMo's labs-molt combine it from their options. Averaged over the tokens of a sequence,
+//! then over all sequences, also under verl's semantics. Preset: `configs/loss/flash-reinforce.yaml`. The paper's optional
+//! selection of tokens by entropy in failed completions is not implemented, as in TRL.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -17,25 +26,12 @@
 //!
 //! A rejected sequence still counts in the denominators and keeps its KL and entropy terms.
 //!
-//! ## Where it comes from
-//!
-//! FlashREINFORCE (Hu et al., September 2026): one completion per prompt, sampled asynchronously. Implementations are the paper's reference
-//! (github.com/yifanzhang-pro/FlashREINFORCE) and TRL's `experimental.flash_reinforce`, whose `delta` is `sequence_kl_threshold`.
-//! OpenRLHF and NeMo's labs-molt combine it from their options. Averaged over the tokens of a sequence, then over all sequences, also
-//! under verl's semantics. Preset: `configs/loss/flash-reinforce.yaml`. The paper's optional selection of tokens by entropy in failed
-//! completions is not implemented, as in TRL.
-//!
 //! ## Knobs
 //!
 //! * `sequence_kl_threshold`: largest D of a sequence that is trained on, default 0.003; `null` rejects none. The paper uses 0.003 and 0.005.
 //! * `grpo.advantages.estimator: flash_reinforce` (reward - mean of the batch) belongs to this loss, with `grpo.num_generations: 1`.
 //! * `vllm_importance_sampling_correction: true` and `rollout_is` are refused, because the loss already contains the weight.
 //! * The selection needs all tokens of the step: [`LossConfig::prepare`](crate::LossConfig::prepare), one more forward pass.
-//!
-//! ## When to use it
-//!
-//! Asynchronous training with one completion per prompt, such as agents with long episodes. For groups of completions
-//! [grpo](super::grpo) has the better baseline.
 //!
 //! ```yaml
 //! loss_type: flash_reinforce

@@ -2,6 +2,11 @@
 //!
 //! GMPO: the geometric mean of the tokens' clipped ratios. `gmpo` is an alias.
 //!
+//! **When to use it.** As for [gspo](super::gspo), with a clip per token: one outlier cannot move the whole sequence.
+//!
+//! **Source.** GMPO, arXiv 2507.20673. Presets: `configs/loss/trl-gmpo.yaml` (`trl.experimental.gmpo`),
+//! `configs/loss/verl-gmpo.yaml` (`loss_mode: geo_mean`).
+//!
 //! ## Formula
 //!
 //! ```text
@@ -17,11 +22,6 @@
 //! The epsilons bound the log-ratio, not the ratio. With advantages per token, A is their mean over the sequence, and each c_t uses the
 //! advantage of its own token (verl).
 //!
-//! ## Where it comes from
-//!
-//! GMPO, arXiv 2507.20673. Presets: `configs/loss/trl-gmpo.yaml` (`trl.experimental.gmpo`),
-//! `configs/loss/verl-gmpo.yaml` (`loss_mode: geo_mean`).
-//!
 //! ## Knobs
 //!
 //! * `epsilon_low`, `epsilon_high`: 0.4 in the paper and in TRL's GMPO; the default here is the common 0.2.
@@ -33,10 +33,6 @@
 //!   sampler correction, so the correction is off by default.
 //!
 //! TRL's GMPO counts a fully masked row as a ratio of 1 and adds -A, without a gradient, to the loss value; here such a row adds 0.
-//!
-//! ## When to use it
-//!
-//! As for [gspo](super::gspo), with a clip per token: one outlier cannot move the whole sequence.
 //!
 //! ```yaml
 //! loss_type: geo_mean

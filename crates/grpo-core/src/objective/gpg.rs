@@ -2,6 +2,13 @@
 //!
 //! Policy gradient without a ratio.
 //!
+//! **When to use it.** Strictly on-policy training with one update per batch. With more updates nothing limits the policy's
+//! movement.
+//!
+//! **Source.** GPG, arXiv 2504.02546. verl's `loss_mode: gpg`. Averaged over the step's tokens. Preset:
+//! `configs/loss/verl-gpg.yaml`. The paper also scales advantages by the share of groups that carry a signal; that belongs to the
+//! advantage estimator.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -10,20 +17,10 @@
 //! dP_t/dl_t = -A
 //! ```
 //!
-//! ## Where it comes from
-//!
-//! GPG, arXiv 2504.02546. verl's `loss_mode: gpg`. Averaged over the step's tokens. Preset:
-//! `configs/loss/verl-gpg.yaml`. The paper also scales advantages by the share of groups that carry a signal; that belongs to the
-//! advantage estimator.
-//!
 //! ## Knobs
 //!
 //! The loss has no keys of its own and does not use old log-probabilities. `epsilon_low`, `epsilon_high` have no effect; `delta` and
 //! `clip_ratio_c` are refused.
-//!
-//! ## When to use it
-//!
-//! Strictly on-policy training with one update per batch. With more updates nothing limits the policy's movement.
 //!
 //! ```yaml
 //! semantics: verl

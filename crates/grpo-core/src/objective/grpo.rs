@@ -2,6 +2,15 @@
 //!
 //! The clipped ratio, averaged over the tokens of each sequence, then over sequences.
 //!
+//! **When to use it.** The default to start with, for several completions per prompt and few updates per batch. A token of a
+//! short sequence has a larger weight than a token of a long sequence. If that favours short correct answers and long wrong
+//! answers, use [dapo](super::dapo) or [dr_grpo](super::dr_grpo). With many updates per batch, or a sampler that differs from the
+//! policy, [gspo](super::gspo), [cispo](super::cispo) and [vespo](super::vespo) are more stable.
+//!
+//! **Source.** DeepSeekMath, arXiv 2402.03300. The clip is from PPO, arXiv 1707.06347, the asymmetric clip from DAPO, arXiv
+//! 2503.14476, and `delta` (two-sided clipping) from INTELLECT-2, arXiv 2505.07291. Presets: `configs/loss/trl-grpo.yaml`,
+//! `configs/loss/verl-grpo.yaml`, `configs/loss/tunix-grpo.yaml`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -22,25 +31,12 @@
 //!
 //! With `importance_sampling_level: sequence` the ratio is e^(mean of l - o), as in [gspo](super::gspo).
 //!
-//! ## Where it comes from
-//!
-//! DeepSeekMath, arXiv 2402.03300. The clip is from PPO, arXiv 1707.06347, the asymmetric clip from DAPO, arXiv 2503.14476, and
-//! `delta` (two-sided clipping) from INTELLECT-2, arXiv 2505.07291. Presets: `configs/loss/trl-grpo.yaml`,
-//! `configs/loss/verl-grpo.yaml`, `configs/loss/tunix-grpo.yaml`.
-//!
 //! ## Knobs
 //!
 //! * `epsilon_low`, `epsilon_high`: how far the ratio may move from 1. `epsilon_high` defaults to `epsilon_low`.
 //! * `delta`: cap of the ratio for A < 0, for which the clip has no upper bound. Must be above 1 + epsilon_high.
 //! * `clip_ratio_c`: the dual clip of [vanilla](super::vanilla); off by default.
 //! * The keys that all losses share are in `docs/losses/README.md#what-all-losses-share`.
-//!
-//! ## When to use it
-//!
-//! The default to start with, for several completions per prompt and few updates per batch. A token of a short sequence has a larger
-//! weight than a token of a long sequence. If that favours short correct answers and long wrong answers, use
-//! [dapo](super::dapo) or [dr_grpo](super::dr_grpo). With many updates per batch, or a sampler that differs from the policy,
-//! [gspo](super::gspo), [cispo](super::cispo) and [vespo](super::vespo) are more stable.
 //!
 //! ```yaml
 //! loss_type: grpo

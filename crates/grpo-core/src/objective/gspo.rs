@@ -2,6 +2,12 @@
 //!
 //! One ratio per sequence, the geometric mean of its tokens' ratios, with PPO's clip.
 //!
+//! **When to use it.** Mixture-of-experts models and long answers, in which ratios of single tokens are noisy. Not for credit
+//! that differs within a sequence, because all its tokens are clipped together.
+//!
+//! **Source.** GSPO, arXiv 2507.18071. Presets: `configs/loss/trl-gspo.yaml`, `configs/loss/verl-gspo.yaml`. verl 0.9's default
+//! average is token-mean; the paper's is seq-mean-token-mean.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -19,11 +25,6 @@
 //! The two gradients agree if the advantage and the weights are constant within a sequence. They differ for advantages per token or a
 //! sampler weight per token.
 //!
-//! ## Where it comes from
-//!
-//! GSPO, arXiv 2507.18071. Presets: `configs/loss/trl-gspo.yaml`, `configs/loss/verl-gspo.yaml`. verl 0.9's default
-//! average is token-mean; the paper's is seq-mean-token-mean.
-//!
 //! ## Knobs
 //!
 //! * `epsilon_low`, `epsilon_high`: the paper uses 3e-4 and 4e-4. A mean of log-ratios varies far less than a single
@@ -31,11 +32,6 @@
 //! * `importance_sampling_level`: `token` contradicts the definition and is refused. Under `semantics: verl` the key is ignored, because
 //!   verl has no such key and only one gspo.
 //! * `delta`, `clip_ratio_c`: as in [grpo](super::grpo), applied to s.
-//!
-//! ## When to use it
-//!
-//! Mixture-of-experts models and long answers, in which ratios of single tokens are noisy. Not for credit that differs
-//! within a sequence, because all its tokens are clipped together.
 //!
 //! ```yaml
 //! loss_type: gspo

@@ -2,6 +2,13 @@
 //!
 //! The ratio with a trust region on the token's probability, for both signs of the advantage: prime-rl's default loss.
 //!
+//! **When to use it.** Asynchronous training, in which the sampler is some steps behind the policy: a token whose probability has
+//! moved far has no gradient in either direction. [The loss prime_rl](super::prime_rl) keeps the gradient that moves it back.
+//!
+//! **Source.** prime-rl's loss of this name (INTELLECT policy optimization) and its default since 2026-08-27 (#3418). prime-rl's
+//! `eps` was 0.1 and its `kl_tau` 0.001 until 2026-09-18 (#3586); since then they are 0.3 and 0, which are the defaults here.
+//! Averaged over the step's tokens. Preset: `configs/loss/prime-rl.yaml`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -13,22 +20,11 @@
 //! keep is 0 if the probability has risen by more than `epsilon_high` or fallen by more than `epsilon_low`; else 1. o is the
 //! sampler's log-probability: pass it as `old_logp`.
 //!
-//! ## Where it comes from
-//!
-//! prime-rl's loss of this name (INTELLECT policy optimization) and its default since 2026-08-27 (#3418). prime-rl's `eps` was 0.1 and its
-//! `kl_tau` 0.001 until 2026-09-18 (#3586); since then they are 0.3 and 0, which are the defaults here. Averaged over the step's tokens.
-//! Preset: `configs/loss/prime-rl.yaml`.
-//!
 //! ## Knobs
 //!
 //! * `epsilon_low`, `epsilon_high`: how far the probability may move, prime-rl's `eps`; default 0.3.
 //! * `adv_tau`: factor of the advantage; default 1.
 //! * `kl_tau`: weight of the quadratic penalty; default 0, which turns it off.
-//!
-//! ## When to use it
-//!
-//! Asynchronous training, in which the sampler is some steps behind the policy: a token whose probability has moved far has no gradient in
-//! either direction. [The loss prime_rl](super::prime_rl) keeps the gradient that moves it back.
 //!
 //! ```yaml
 //! loss_type: ipo

@@ -3,6 +3,11 @@
 //! The ratio without a clip. The tokens with the largest covariance between advantage and log-probability pay a penalty for moving
 //! away from the old policy.
 //!
+//! **When to use it.** If entropy collapses because of a few tokens. Nothing bounds the ratio of the other tokens, so use few
+//! updates per batch.
+//!
+//! **Source.** arXiv 2505.22617. verl's `loss_mode: kl_cov`. Preset: `configs/loss/verl-kl-cov.yaml`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -15,20 +20,12 @@
 //!
 //! At l = o the slope of the penalty is 0.
 //!
-//! ## Where it comes from
-//!
-//! arXiv 2505.22617. verl's `loss_mode: kl_cov`. Preset: `configs/loss/verl-kl-cov.yaml`.
-//!
 //! ## Knobs
 //!
 //! * `kl_cov_ratio`: share of active tokens that have the penalty.
 //! * `ppo_kl_coef`: weight of the penalty. verl's configuration has 0.1, the documentation of its function says 1.
 //! * `epsilon_low`, `epsilon_high` have no effect; `delta` and `clip_ratio_c` are refused.
 //! * The selection needs all tokens of the step, as in [clip_cov](super::clip_cov).
-//!
-//! ## When to use it
-//!
-//! If entropy collapses because of a few tokens. Nothing bounds the ratio of the other tokens, so use few updates per batch.
 //!
 //! ```yaml
 //! semantics: verl

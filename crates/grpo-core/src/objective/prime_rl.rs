@@ -2,6 +2,16 @@
 //!
 //! The ratio with a trust region on the token's probability, and a quadratic penalty on the distance to the sampler.
 //!
+//! **When to use it.** Asynchronous training, in which the sampler is some steps behind the policy: the ratio corrects for the
+//! sampler, the region stops tokens that have moved too far, and the penalty pulls them back.
+//!
+//! **Source.** prime-rl's loss `default` until 2026-08-27, when [ipo](super::ipo) replaced it (#3418). The trust region comes
+//! from [dppo_tv](super::dppo_tv) (DPPO, arXiv 2602.04879), the penalty from Kimi. Averaged over the step's tokens, as in
+//! prime-rl.
+//!
+//! Keys and defaults are the same as for [ipo](super::ipo): prime-rl's values of 2026-09-18. prime-rl itself ran this loss with a
+//! region of 0.2 and a `kl_tau` of 0.001: `configs/loss/prime-rl-dppo.yaml`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -13,25 +23,12 @@
 //! keep is 0 if A > 0 and the probability has risen by more than `epsilon_high`, or if A <= 0 and it has fallen by more than
 //! `epsilon_low`; else 1. o is the sampler's log-probability: pass it as `old_logp`. Tokens with keep = 0 still pay the penalty.
 //!
-//! ## Where it comes from
-//!
-//! prime-rl's loss `default` until 2026-08-27, when [ipo](super::ipo) replaced it (#3418). The trust region comes from
-//! [dppo_tv](super::dppo_tv) (DPPO, arXiv 2602.04879), the penalty from Kimi. Averaged over the step's tokens, as in prime-rl.
-//!
-//! Keys and defaults are the same as for [ipo](super::ipo): prime-rl's values of 2026-09-18. prime-rl itself ran this loss with a region of
-//! 0.2 and a `kl_tau` of 0.001: `configs/loss/prime-rl-dppo.yaml`.
-//!
 //! ## Knobs
 //!
 //! * `epsilon_low`, `epsilon_high`: prime-rl's `dppo_mask_low`, `dppo_mask_high`; default 0.3.
 //! * `adv_tau`: factor of the advantage; default 1.
 //! * `kl_tau`: weight of the penalty; default 0, which turns it off.
 //! * `delta` and `clip_ratio_c` are refused.
-//!
-//! ## When to use it
-//!
-//! Asynchronous training, in which the sampler is some steps behind the policy: the ratio corrects for the sampler, the region stops tokens
-//! that have moved too far, and the penalty pulls them back.
 //!
 //! ```yaml
 //! loss_type: prime_rl

@@ -2,6 +2,12 @@
 //!
 //! Policy gradient, weighted by the ratio of old policy to sampler if a correction is on.
 //!
+//! **When to use it.** Asynchronous training on recorded samples, with a truncated weight for safety. Without the sampler's
+//! log-probabilities, on-policy training only.
+//!
+//! **Source.** REINFORCE. verl's rollout correction in bypass mode: for a batch without `old_logp` the weight is the detached
+//! ratio of the current policy to the sampler.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -12,20 +18,10 @@
 //!
 //! The term equals [gpg](super::gpg); the name is for use with importance weights.
 //!
-//! ## Where it comes from
-//!
-//! REINFORCE. verl's rollout correction in bypass mode: for a batch without `old_logp` the weight is the detached ratio of the current
-//! policy to the sampler.
-//!
 //! ## Knobs
 //!
 //! * `rollout_is`, `rollout_is_threshold`, `rollout_rs` or TRL's `vllm_importance_sampling_*`: see
 //!   `docs/losses/sampler.md`. Batches without `sampler_logp` have a weight of 1.
-//!
-//! ## When to use it
-//!
-//! Asynchronous training on recorded samples, with a truncated weight for safety. Without the sampler's
-//! log-probabilities, on-policy training only.
 //!
 //! ```yaml
 //! semantics: verl

@@ -2,6 +2,13 @@
 //!
 //! A smooth gate on the ratio instead of a clip: the gradient decreases with the distance from 1 and is never cut off.
 //!
+//! **When to use it.** Off-policy steps in which a hard clip would discard many tokens. Only the gate limits the policy's
+//! movement; the ratio has no bound.
+//!
+//! **Source.** SAPO, arXiv 2511.20347. Averaged as [grpo](super::grpo). verl averages the policy term in this way under every
+//! aggregation mode, and KL and entropy according to the mode. Presets: `configs/loss/trl-sapo.yaml`,
+//! `configs/loss/verl-sapo.yaml`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -12,21 +19,12 @@
 //!
 //! On-policy the gradient is -A, as without a gate.
 //!
-//! ## Where it comes from
-//!
-//! SAPO, arXiv 2511.20347. Averaged as [grpo](super::grpo). verl averages the policy term in this way under every aggregation mode, and KL
-//! and entropy according to the mode. Presets: `configs/loss/trl-sapo.yaml`, `configs/loss/verl-sapo.yaml`.
-//!
 //! ## Knobs
 //!
 //! * `sapo_temperature_pos`, `sapo_temperature_neg`: a larger temperature reduces the gradient sooner. verl's names `tau_pos` and `tau_neg`
 //!   override them if set.
 //! * `importance_sampling_level: sequence` applies the gate to the sequence's ratio.
 //! * `epsilon_low`, `epsilon_high` have no effect; `delta` and `clip_ratio_c` are refused.
-//!
-//! ## When to use it
-//!
-//! Off-policy steps in which a hard clip would discard many tokens. Only the gate limits the policy's movement; the ratio has no bound.
 //!
 //! ```yaml
 //! loss_type: sapo

@@ -2,6 +2,12 @@
 //!
 //! verl's PPO loss: the clipped ratio of [grpo](super::grpo) with a second clip for negative advantages.
 //!
+//! **When to use it.** To reproduce verl with any average. The dual clip and `delta` have the same effect for A < 0; one of the
+//! two is enough.
+//!
+//! **Source.** PPO, arXiv 1707.06347; the dual clip is arXiv 1912.09729. verl's `loss_mode: vanilla`. Presets:
+//! `configs/loss/verl-grpo.yaml`, `configs/loss/verl-dapo.yaml`.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -16,11 +22,6 @@
 //! A token is clipped if A > 0 and r > 1 + epsilon_high; if A < 0 and r < 1 - epsilon_low or r > c; and, under verl, if its log-ratio is
 //! beyond the guard.
 //!
-//! ## Where it comes from
-//!
-//! PPO, arXiv 1707.06347; the dual clip is arXiv 1912.09729. verl's `loss_mode: vanilla`. Presets:
-//! `configs/loss/verl-grpo.yaml`, `configs/loss/verl-dapo.yaml`.
-//!
 //! ## Knobs
 //!
 //! * `semantics`: only `verl` has this loss. Elsewhere, `loss_type: grpo` with `clip_ratio_c` is the same objective.
@@ -28,10 +29,6 @@
 //! * `log_ratio_guard`: 20 under verl, a number, or `off`.
 //! * `loss_agg_mode`: any of `docs/losses/aggregation.md`.
 //! * `epsilon_low`, `epsilon_high`, `delta`: as in [grpo](super::grpo).
-//!
-//! ## When to use it
-//!
-//! To reproduce verl with any average. The dual clip and `delta` have the same effect for A < 0; one of the two is enough.
 //!
 //! ```yaml
 //! semantics: verl

@@ -3,6 +3,13 @@
 //! The log-probability with a detached weight that depends on the sequence's ratio: largest near the old policy, decreasing on
 //! both sides.
 //!
+//! **When to use it.** Strongly off-policy training (asynchronous, many steps per generation). The sum of log-ratios grows with
+//! length: on long sequences phi soon approaches 0 on both sides. This is intended, but it also means that such sequences teach
+//! little once the policy has moved.
+//!
+//! **Source.** VESPO, arXiv 2602.10693. Averaged as [dapo](super::dapo). Preset: `configs/loss/trl-vespo.yaml`. verl has no such
+//! loss, and `semantics: verl` refuses it.
+//!
 //! ## Formula
 //!
 //! ```text
@@ -16,11 +23,6 @@
 //! phi is 1 at w = 1 and largest at w = k / lambda. The ratio of old policy to sampler is not a factor of this loss: its
 //! logarithm, clamped to [log 1e-8, 20] per token, is added to log w.
 //!
-//! ## Where it comes from
-//!
-//! VESPO, arXiv 2602.10693. Averaged as [dapo](super::dapo). Preset: `configs/loss/trl-vespo.yaml`. verl has no such loss, and
-//! `semantics: verl` refuses it.
-//!
 //! ## Knobs
 //!
 //! * `vespo_k_pos`, `vespo_k_neg`: exponent of the ratio.
@@ -29,12 +31,6 @@
 //!   refused for batches with `sampler_logp`; TRL refuses them as well.
 //! * `importance_sampling_level` is ignored, because the loss has its own sequence-level ratio. `sequence` together with a
 //!   bias-corrected KL term is refused; `delta` and `clip_ratio_c` are always refused.
-//!
-//! ## When to use it
-//!
-//! Strongly off-policy training (asynchronous, many steps per generation). The sum of log-ratios grows with length: on
-//! long sequences phi soon approaches 0 on both sides. This is intended, but it also means that such sequences teach little once the
-//! policy has moved.
 //!
 //! ```yaml
 //! loss_type: vespo
