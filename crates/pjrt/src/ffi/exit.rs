@@ -3,7 +3,7 @@
 //! Threads of the plugin may still compute then. `exit` runs the destructors of the plugin's static objects, which these threads use, and the
 //! process would crash.
 
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
 mod linux {
     use std::ffi::{c_int, c_void};
     use std::ptr::null_mut;
@@ -31,9 +31,9 @@ mod linux {
     }
 }
 
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
 pub(super) use linux::skip_destructors;
 
-/// Does nothing: other systems have no exit function that knows the exit status.
-#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+/// Does nothing: other systems, and Miri, have no exit function that knows the exit status.
+#[cfg(not(all(target_os = "linux", target_env = "gnu", not(miri))))]
 pub(super) fn skip_destructors() {}

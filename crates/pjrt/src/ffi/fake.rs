@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::key_value::{CallbackError, GetArgs, PutArgs, TryGetArgs};
@@ -17,10 +19,12 @@ type Callback = unsafe extern "C" fn(*mut RawError, *mut c_void);
 pub(super) struct FakeObject {
     ready: AtomicBool,
     failure: Option<&'static str>,
-    /// The callback and the address of its argument.
-    callback: Mutex<Option<(Callback, usize)>>,
-    /// The address and size of the destination of a copy to the host that is in progress.
-    destination: Mutex<Option<(usize, usize)>>,
+    /// The callback and its argument.
+    callback: Mutex<Option<(Callback, AtomicPtr<c_void>)>>,
+    /// The destination of a copy to the host that is in progress, and its size.
+    destination: Mutex<Option<(AtomicPtr<u8>, usize)>>,
+    /// The bytes of the serialized executable, until the caller frees them.
+    serialized: Mutex<Option<Vec<u8>>>,
     destroyed: AtomicUsize,
     /// The number of errors that have not been destroyed yet.
     errors: AtomicUsize,
@@ -71,16 +75,20 @@ impl FakeObject {
         self.callback.lock().unwrap().is_some()
     }
 
+    pub(super) fn has_serialized(&self) -> bool {
+        self.serialized.lock().unwrap().is_some()
+    }
+
     /// Completes the copy and wakes the waiting thread.
     pub(super) fn finish(&'static self) {
-        if let Some((address, size)) = self.destination.lock().unwrap().take() {
+        if let Some((destination, size)) = self.destination.lock().unwrap().take() {
             // SAFETY: the destination is valid until the event is ready.
-            unsafe { std::slice::from_raw_parts_mut(address as *mut u8, size) }.fill(7);
+            unsafe { std::slice::from_raw_parts_mut(destination.into_inner(), size) }.fill(7);
         }
         self.ready.store(true, Ordering::SeqCst);
         if let Some((callback, argument)) = self.callback.lock().unwrap().take() {
             // SAFETY: called once, when the event is ready, as the header requires.
-            unsafe { callback(self.error(), argument as *mut c_void) };
+            unsafe { callback(self.error(), argument.into_inner()) };
         }
     }
 
@@ -154,9 +162,14 @@ unsafe extern "C" fn event_await(args: *mut c_void) -> *mut RawError {
 }
 
 unsafe extern "C" fn event_on_ready(args: *mut c_void) -> *mut RawError {
+    #[repr(C)]
+    struct Rest {
+        callback: Callback,
+        argument: *mut c_void,
+    }
     // SAFETY: the struct has the layout of the header.
-    let args = unsafe { &*args.cast::<ObjectArgs<(Callback, usize)>>() };
-    *args.object.callback.lock().unwrap() = Some(args.rest);
+    let args = unsafe { &*args.cast::<ObjectArgs<Rest>>() };
+    *args.object.callback.lock().unwrap() = Some((args.rest.callback, AtomicPtr::new(args.rest.argument)));
     if args.object.ready.load(Ordering::SeqCst) {
         args.object.finish();
     }
@@ -203,11 +216,88 @@ unsafe extern "C" fn from_host(args: *mut c_void) -> *mut RawError {
 }
 
 unsafe extern "C" fn to_host(args: *mut c_void) -> *mut RawError {
-    // SAFETY: the struct has the layout of the header: layout, data, size, event.
-    let args = unsafe { &mut *args.cast::<ObjectArgs<(usize, usize, usize, Option<&'static FakeObject>)>>() };
-    let (_, data, size, event) = &mut args.rest;
-    *args.object.destination.lock().unwrap() = Some((*data, *size));
-    *event = Some(args.object);
+    #[repr(C)]
+    struct Rest {
+        layout: *const c_void,
+        data: *mut u8,
+        size: usize,
+        event: Option<&'static FakeObject>,
+    }
+    // SAFETY: the struct has the layout of the header.
+    let args = unsafe { &mut *args.cast::<ObjectArgs<Rest>>() };
+    *args.object.destination.lock().unwrap() = Some((AtomicPtr::new(args.rest.data), args.rest.size));
+    args.rest.event = Some(args.object);
+    std::ptr::null_mut()
+}
+
+/// Runs a program whose outputs are its arguments. Without arguments it has no outputs, and the executable is its event.
+unsafe extern "C" fn execute(args: *mut c_void) -> *mut RawError {
+    #[repr(C)]
+    struct Rest {
+        options: *const c_void,
+        arguments: *const *const &'static FakeObject,
+        num_devices: usize,
+        num_args: usize,
+        outputs: *const *mut Option<&'static FakeObject>,
+        complete_events: *mut Option<&'static FakeObject>,
+    }
+    // SAFETY: the struct has the layout of the header.
+    let args = unsafe { &*args.cast::<ObjectArgs<Rest>>() };
+    let Rest { arguments, num_devices, num_args, outputs, complete_events, .. } = args.rest;
+    for device in 0..num_devices {
+        for index in 0..num_args {
+            // SAFETY: the lists have an entry per device, which are lists of `num_args` arguments and as many outputs.
+            unsafe { (*outputs.add(device)).add(index).write(Some(*(*arguments.add(device)).add(index))) };
+        }
+        if !complete_events.is_null() {
+            // SAFETY: the list has an entry per device.
+            unsafe { complete_events.add(device).write(Some(args.object)) };
+        }
+    }
+    std::ptr::null_mut()
+}
+
+/// The code of the optimized program, and the bytes of the serialized executable.
+pub(super) const PROGRAM: &[u8] = b"HloModule fake";
+
+unsafe extern "C" fn optimized_program(args: *mut c_void) -> *mut RawError {
+    #[repr(C)]
+    struct Program {
+        header: Header,
+        code: *mut u8,
+        code_size: usize,
+        format: OutSlice<'static, u8>,
+    }
+    // SAFETY: the struct has the layout of the header.
+    let args = unsafe { &*args.cast::<ObjectArgs<*mut Program>>() };
+    // SAFETY: the caller's struct lives during the call.
+    let program = unsafe { &mut *args.rest };
+    if !program.code.is_null() {
+        // SAFETY: the caller's buffer has `code_size` bytes.
+        unsafe { std::slice::from_raw_parts_mut(program.code, program.code_size) }.copy_from_slice(PROGRAM);
+    }
+    program.code_size = PROGRAM.len();
+    (program.format.pointer, program.format.len) = ("hlo".as_ptr(), 3);
+    std::ptr::null_mut()
+}
+
+unsafe extern "C" fn serialize(args: *mut c_void) -> *mut RawError {
+    #[repr(C)]
+    struct Rest {
+        bytes: OutSlice<'static, u8>,
+        backing: &'static FakeObject,
+        delete: unsafe extern "C" fn(*const FakeObject),
+    }
+    unsafe extern "C" fn delete(backing: *const FakeObject) {
+        // SAFETY: objects are never freed.
+        drop(unsafe { &*backing }.serialized.lock().unwrap().take());
+    }
+    // SAFETY: the struct has the layout of the header.
+    let args = unsafe { &mut *args.cast::<ObjectArgs<MaybeUninit<Rest>>>() };
+    let mut serialized = args.object.serialized.lock().unwrap();
+    let bytes = serialized.insert(PROGRAM.to_vec());
+    let bytes = OutSlice { pointer: bytes.as_ptr(), len: bytes.len(), borrow: PhantomData };
+    args.rest.write(Rest { bytes, backing: args.object, delete });
     std::ptr::null_mut()
 }
 
@@ -218,7 +308,11 @@ unsafe extern "C" fn ready_event(args: *mut c_void) -> *mut RawError {
     std::ptr::null_mut()
 }
 
-type KeyValueCallback<A> = (Option<unsafe extern "C" fn(*mut A) -> *mut RawError>, usize);
+#[repr(C)]
+struct KeyValueCallback<A> {
+    function: Option<unsafe extern "C" fn(*mut A) -> *mut RawError>,
+    argument: AtomicPtr<c_void>,
+}
 
 /// The arguments of `PJRT_Client_Create`.
 #[repr(C)]
@@ -256,24 +350,25 @@ unsafe extern "C" fn client_create(args: *mut c_void) -> *mut RawError {
     // SAFETY: the struct has the layout of the header.
     let args = unsafe { &mut *args.cast::<CreateArgs>() };
     args.client = Some(FakeObject::new(true, None));
-    let ((Some(get), get_arg), (Some(put), put_arg), (Some(try_get), try_get_arg)) = (args.get, args.put, args.try_get)
-    else {
-        assert!(args.get.0.is_none() && args.put.0.is_none() && args.try_get.0.is_none(), "all callbacks or none");
+    let functions = (args.get.function, args.put.function, args.try_get.function);
+    let (Some(get), Some(put), Some(try_get)) = functions else {
+        assert!(matches!(functions, (None, None, None)), "all callbacks or none");
         return std::ptr::null_mut();
     };
+    let [get_arg, put_arg, try_get_arg] = [&args.get.argument, &args.put.argument, &args.try_get.argument];
     let error: CallbackError = callback_error;
     let put = |key: &[u8], value: &[u8]| {
-        let mut args = PutArgs::new(key, value, &error, put_arg as *const c_void);
+        let mut args = PutArgs::new(key, value, &error, put_arg.load(Ordering::Relaxed));
         // SAFETY: the arguments have the layout of the header, and live during the call.
         unsafe { put(&raw mut args) }.is_null()
     };
     let get = |key: &[u8], timeout: i32| {
-        let mut args = GetArgs::new(key, timeout, &error, get_arg as *const c_void);
+        let mut args = GetArgs::new(key, timeout, &error, get_arg.load(Ordering::Relaxed));
         // SAFETY: as for `put`; a value is read before it is freed.
         unsafe { get(&raw mut args).is_null().then(|| args.take()) }
     };
     let try_get = |key: &[u8]| {
-        let mut args = TryGetArgs::new(key, &error, try_get_arg as *const c_void);
+        let mut args = TryGetArgs::new(key, &error, try_get_arg.load(Ordering::Relaxed));
         // SAFETY: as for `get`.
         unsafe { try_get(&raw mut args).is_null().then(|| args.take()) }
     };
@@ -302,7 +397,7 @@ unsafe extern "C" fn client_create(args: *mut c_void) -> *mut RawError {
 /// Returns the fake plugin's table, `without` some of its functions.
 pub(super) fn api(without: &[usize]) -> &'static Api {
     let mut functions: Vec<Option<Function>> = vec![None; 73];
-    let offered: [(usize, Function); 14] = [
+    let offered: [(usize, Function); 17] = [
         (0, error_destroy),
         (1, error_message),
         (2, error_code),
@@ -313,7 +408,10 @@ pub(super) fn api(without: &[usize]) -> &'static Api {
         (10, client_create),
         (11, destroy),
         (22, from_host),
+        (48, optimized_program),
+        (49, serialize),
         (50, destroy),
+        (55, execute),
         (58, destroy),
         (70, to_host),
         (72, ready_event),

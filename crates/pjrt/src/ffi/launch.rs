@@ -98,14 +98,46 @@ impl Launcher {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Origin;
     use super::super::fake::{self, FakeObject};
     use super::*;
 
+    fn launcher(object: &'static FakeObject, origin: &Origin, num_outputs: usize) -> Launcher {
+        Launcher { loaded: object.handle(origin), num_outputs, name: Some("step".into()) }
+    }
+
+    #[test]
+    fn each_device_gets_its_arguments_and_returns_its_outputs() {
+        let origin = fake::origin(&[]);
+        let launcher = launcher(FakeObject::new(true, None), &origin, 3);
+        let objects = [0; 2].map(|_| [0; 3].map(|_| FakeObject::new(true, None)));
+        let buffers = objects.map(|list| list.map(|object| object.handle::<Buffer>(&origin)));
+        let arguments = buffers.each_ref().map(|list| list.iter().map(Owned::get).collect());
+        let outputs = launcher.launch(&arguments, &[1]).unwrap();
+        for (found, expected) in outputs.iter().flatten().zip(objects.as_flattened()) {
+            assert!(std::ptr::addr_eq(found.get().0.as_ptr(), *expected));
+        }
+        drop((outputs, buffers));
+        assert!(objects.as_flattened().iter().all(|object| object.destroyed() == 2), "an argument and an output");
+    }
+
+    #[test]
+    fn a_program_without_outputs_is_waited_for() {
+        for failure in [None, Some("the link to the device is down")] {
+            let (object, origin) = (FakeObject::new(true, failure), fake::origin(&[]));
+            let outcome = launcher(object, &origin, 0).launch(&[vec![], vec![]], &[]);
+            match failure {
+                None => assert!(outcome.unwrap().iter().all(Vec::is_empty)),
+                Some(failure) => assert!(outcome.err().unwrap().to_string().contains(failure)),
+            }
+            assert_eq!((object.destroyed(), object.live_errors()), (3, 0), "an event per device, and the executable");
+        }
+    }
+
     #[test]
     fn hanging_devices_get_no_further_launches() {
-        let (object, origin) = (FakeObject::new(false, None), fake::origin(&[]));
-        let launcher = Launcher { loaded: object.handle(&origin), num_outputs: 1, name: Some("step".into()) };
-        // The fake plugin has no function to run executables.
+        let (object, origin) = (FakeObject::new(false, None), fake::origin(&[Execute::SLOT]));
+        let launcher = launcher(object, &origin, 1);
         let launch = || launcher.launch(&[], &[]).err().unwrap();
         assert!(matches!(launch(), Error::MissingFunction { function: Execute::NAME, .. }));
         let error = wait(&object.handle(&origin), "a test").unwrap_err();

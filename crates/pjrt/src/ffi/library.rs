@@ -40,6 +40,7 @@ pub(crate) fn set_variables(variables: &[(&str, &str)]) -> bool {
 #[cfg(test)]
 mod tests {
     #[test]
+    #[cfg_attr(miri, ignore = "Miri's threads are not threads of the system")]
     fn the_environment_is_not_changed_with_several_threads() {
         // A new thread ensures that the process has at least two.
         let set = std::thread::spawn(|| super::set_variables(&[("PJRT_NEVER_SET", "1")])).join().unwrap();

@@ -58,3 +58,25 @@ impl<'a> RawNamedValue<'a> {
         OutSlice { pointer, len: self.len, borrow: PhantomData }.get()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn named_values_of_every_kind_are_read_as_written() {
+        let values = [
+            NamedValue::String("text".into()),
+            NamedValue::String(String::new()),
+            NamedValue::Int(-7),
+            NamedValue::Ints(vec![1, -2]),
+            NamedValue::Float(0.5),
+            NamedValue::Bool(true),
+        ];
+        for value in values {
+            assert_eq!(RawNamedValue::new("name", &value).read(), Some(("name".to_owned(), value)));
+        }
+        let unknown = RawNamedValue { kind: 5, ..RawNamedValue::new("name", &NamedValue::Bool(true)) };
+        assert_eq!(unknown.read(), None);
+    }
+}

@@ -71,9 +71,21 @@ pub(crate) fn serialize(executable: &Owned<Executable>) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::{self, FakeObject, PROGRAM};
+    use super::*;
+
+    #[test]
+    fn code_and_serialized_bytes_are_copied_and_freed() {
+        let (object, origin) = (FakeObject::new(true, None), fake::origin(&[]));
+        let executable: Owned<Executable> = object.handle(&origin);
+        assert_eq!(optimized_program(&executable).unwrap(), (PROGRAM.to_vec(), "hlo".to_owned()));
+        assert_eq!(serialize(&executable).unwrap(), PROGRAM);
+        assert!(!object.has_serialized(), "the plugin frees its bytes");
+    }
+
     #[test]
     fn program_layouts_match_the_header() {
         let header = [("PJRT_Executable_OptimizedProgram", 48, 32), ("PJRT_Executable_Serialize", 49, 56)];
-        assert_eq!(super::SIZES, header);
+        assert_eq!(SIZES, header);
     }
 }
