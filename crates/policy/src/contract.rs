@@ -44,12 +44,13 @@ pub trait Fixture {
     fn policy(setup: &Setup) -> Result<Box<dyn Policy>>;
 }
 
-/// Runs every test of [`contract`](crate::contract) on a [`Fixture`](crate::contract::Fixture).
+/// Runs every test of [`contract`](crate::contract) on a [`Fixture`](crate::contract::Fixture), or the tests behind `:`. An attribute in front of
+/// the fixture is that of every test.
 #[macro_export]
 macro_rules! contract_tests {
-    ($fixture:ty) => {
+    ($(#[$attribute:meta])? $fixture:ty) => {
         $crate::contract_tests!(
-            $fixture:
+            $(#[$attribute])? $fixture:
             scores_match_the_loss_and_use_the_requested_weights,
             scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler,
             a_failed_accumulation_leaves_no_gradient,
@@ -67,12 +68,17 @@ macro_rules! contract_tests {
         );
     };
     ($fixture:ty: $($test:ident),* $(,)?) => {
-        $(
-            #[test]
-            fn $test() {
-                $crate::contract::$test::<$fixture>();
-            }
-        )*
+        $($crate::contract_tests!(@ $fixture, $test);)*
+    };
+    (#[$attribute:meta] $fixture:ty: $($test:ident),* $(,)?) => {
+        $($crate::contract_tests!(@ #[$attribute] $fixture, $test);)*
+    };
+    (@ $(#[$attribute:meta])? $fixture:ty, $test:ident) => {
+        #[test]
+        $(#[$attribute])?
+        fn $test() {
+            $crate::contract::$test::<$fixture>();
+        }
     };
 }
 

@@ -11,12 +11,14 @@ use models::{LayerSpec, LinearAttention, ModelConfig};
 use policy::{LogitsProcessors, Policy, Sampling, Sequence, SequenceBatch, StepLoss};
 use policy_cpu::CpuPolicy;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, TrainShape};
+use rstest::rstest;
 use stablehlo::{Dtype, Save};
 
 /// The allowed error of gradients.
 const GRADIENTS: f32 = 1e-4;
 
 #[test]
+#[ignore = "a product of cases"]
 fn gradients_with_every_save_policy_match_torch() {
     let of = |save, attention| PjrtPolicyOptions { save, attention, ..PjrtPolicyOptions::default() };
     let all = [Save::Carry, Save::Every(5), Save::Products, Save::Everything].map(|save| of(save, blocks_of(7)));
@@ -35,39 +37,41 @@ fn gradients_with_every_save_policy_match_torch() {
 }
 
 /// All sequences of a checkpoint in one row; the other row is a masked sequence with the length of all others together.
-#[test]
-fn gradients_of_packed_rows_match_torch() {
-    for name in checkpoint::GATED_DELTA_NETS {
-        let checkpoint = Checkpoint::open(name);
-        let mut sequences = checkpoint.completions();
-        let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
-        sequences.push(Sequence { prompt: vec![3], completion: vec![4; tokens] });
-        let shape = TrainShape::of(&sequences);
-        assert!(shape.rows == 2 && shape.shared, "{name}: {shape:?}");
-        let mask: Vec<f32> = (0..2 * tokens).map(|t| if t < tokens { 1.0 } else { 0.0 }).collect();
-        let SequenceBatch { sequences, tokens: batch, .. } = whole(&sequences);
-        let batch = SequenceBatch { routed_experts: &[], sequences, tokens: batch.with_mask(&mask).unwrap() };
-        let mut policy = on_device(&checkpoint, PjrtPolicyOptions::default());
-        policy.accumulate(&[batch], StepLoss::CrossEntropy { tokens }).unwrap();
-        assert_same_tensors(name, &gradients(&mut policy), &expected_gradients(&checkpoint.expected), GRADIENTS);
-    }
+#[rstest]
+#[case::text("qwen3_5")]
+#[ignore = "a product of cases"]
+#[case::images("qwen3_5_vision")]
+fn gradients_of_packed_rows_match_torch(#[case] name: &str) {
+    let checkpoint = Checkpoint::open(name);
+    let mut sequences = checkpoint.completions();
+    let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
+    sequences.push(Sequence { prompt: vec![3], completion: vec![4; tokens] });
+    let shape = TrainShape::of(&sequences);
+    assert!(shape.rows == 2 && shape.shared, "{name}: {shape:?}");
+    let mask: Vec<f32> = (0..2 * tokens).map(|t| if t < tokens { 1.0 } else { 0.0 }).collect();
+    let SequenceBatch { sequences, tokens: batch, .. } = whole(&sequences);
+    let batch = SequenceBatch { routed_experts: &[], sequences, tokens: batch.with_mask(&mask).unwrap() };
+    let mut policy = on_device(&checkpoint, PjrtPolicyOptions::default());
+    policy.accumulate(&[batch], StepLoss::CrossEntropy { tokens }).unwrap();
+    assert_same_tensors(name, &gradients(&mut policy), &expected_gradients(&checkpoint.expected), GRADIENTS);
 }
 
 /// Slots are refilled while the states of others are in progress, and finished slots keep theirs.
-#[test]
-fn completions_do_not_depend_on_slots() {
+#[rstest]
+#[ignore = "a product of cases"]
+#[case::greedy(Sampling::Greedy)]
+#[case::random(random(1.0, LogitsProcessors::default(), 0))]
+fn completions_do_not_depend_on_slots(#[case] sampling: Sampling) {
     let checkpoint = Checkpoint::open("qwen3_5");
     let weights = device_weights(&checkpoint, Dtype::F32);
     let prompts =
         [vec![1, 9, 4], vec![7], vec![1, 20, 21, 22, 23, 24, 25], vec![3, 2], (0..70).map(|i| i % 60).collect()];
-    for sampling in [Sampling::Greedy, random(1.0, LogitsProcessors::default(), 0)] {
-        let request = request(&prompts, 3, 19, &[5, 6, 7, 8], sampling);
-        let of = |slots, per_call| rollout(&checkpoint, slots, per_call).generate(&weights, &request).unwrap();
-        let all = of(64, 16);
-        assert!(all.iter().any(|completion| !completion.truncated), "slots are refilled at different times");
-        assert_same_completions("eight slots", &of(8, 16), &all);
-        assert_same_completions("four tokens per call", &of(8, 4), &all);
-    }
+    let request = request(&prompts, 3, 19, &[5, 6, 7, 8], sampling);
+    let of = |slots, per_call| rollout(&checkpoint, slots, per_call).generate(&weights, &request).unwrap();
+    let all = of(64, 16);
+    assert!(all.iter().any(|completion| !completion.truncated), "slots are refilled at different times");
+    assert_same_completions("eight slots", &of(8, 16), &all);
+    assert_same_completions("four tokens per call", &of(8, 4), &all);
 }
 
 /// A model without keys and values.

@@ -84,16 +84,19 @@ fn check(config: &ModelConfig, sampling: impl Fn(usize) -> Sampling) {
 }
 
 #[test]
+#[ignore = "a product of cases"]
 fn greedy_completions_do_not_depend_on_other_prompts() {
     check(&config(), |_| Sampling::Greedy);
 }
 
 #[test]
+#[ignore = "a product of cases"]
 fn samples_of_the_full_distribution_do_not_depend_on_other_prompts() {
     check(&config(), |first| random(1.0, LogitsProcessors::default(), first));
 }
 
 #[test]
+#[ignore = "a product of cases"]
 fn completions_with_sliding_windows_do_not_depend_on_other_prompts() {
     check(&with_windows(), |_| Sampling::Greedy);
 }

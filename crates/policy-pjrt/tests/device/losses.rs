@@ -12,6 +12,7 @@ use policy::contract::Setup;
 use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StepLoss, Weights};
 use policy_cpu::CpuPolicy;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use rstest::rstest;
 use testkit::family;
 use testkit::margin::assert_below;
 
@@ -108,24 +109,36 @@ fn assert_same_on_both(name: &str, loss: &LossConfig, change: impl FnOnce(TokenB
     assert_same_tensors(name, &gradients(&mut device), &host_gradients(&host), 1e-5);
 }
 
+/// One loss of each kind: independent tokens, ratios of sequences, weights by the sampler, a selection from the batch, transformed logits.
 #[test]
+fn a_loss_of_each_kind_matches_the_cpu_policy() {
+    for name in ["dapo", "gspo", "sampler_seq_mask_tis", "kl_cov", "softcap"] {
+        assert_same_on_both(name, &family::loss(name), |batch| batch);
+    }
+}
+
+#[test]
+#[ignore = "a product of cases"]
 fn every_loss_matches_the_cpu_policy() {
     for name in family::LOSSES.into_iter().chain(family::others()).chain(OF_OTHER_LOGITS) {
         assert_same_on_both(name, &family::loss(name), |batch| batch);
     }
 }
 
-#[test]
-fn losses_with_advantages_and_temperatures_per_token_match_the_cpu_policy() {
-    for name in ["grpo", "dapo", "verl_vanilla"] {
-        assert_same_on_both(name, &family::loss(name), |batch| {
-            let n = batch.tokens();
-            let advantages = numbers(1, "advantages", n).into_iter().map(|x| 3.0 * x - 1.5).collect();
-            let temperatures = numbers(1, "temperatures", n).into_iter().map(|x| 0.9 + 0.2 * x).collect();
-            let batch = batch.with_advantages(Advantages::PerToken(advantages)).unwrap();
-            batch.with_temperatures(temperatures).unwrap()
-        });
-    }
+#[rstest]
+#[case("grpo")]
+#[ignore = "a product of cases"]
+#[case("dapo")]
+#[ignore = "a product of cases"]
+#[case("verl_vanilla")]
+fn losses_with_advantages_and_temperatures_per_token_match_the_cpu_policy(#[case] name: &str) {
+    assert_same_on_both(name, &family::loss(name), |batch| {
+        let n = batch.tokens();
+        let advantages = numbers(1, "advantages", n).into_iter().map(|x| 3.0 * x - 1.5).collect();
+        let temperatures = numbers(1, "temperatures", n).into_iter().map(|x| 0.9 + 0.2 * x).collect();
+        let batch = batch.with_advantages(Advantages::PerToken(advantages)).unwrap();
+        batch.with_temperatures(temperatures).unwrap()
+    });
 }
 
 const RATE: f64 = 0.01;
@@ -160,39 +173,57 @@ impl Update {
 
 /// Token selections, masks and sequence weights of an update must not depend on the number of micro-batches, if the whole batch is prepared
 /// first, as in the trainer.
-#[test]
-fn an_update_does_not_depend_on_the_number_of_micro_batches() {
-    let selections = ["top_entropy", "clip_cov", "kl_cov"];
-    let of_sequences = ["gspo", "grpo_sequence", "geo_mean", "vespo", "luspo"];
-    let by_the_sampler = ["off_policy", "sampler_sequence_mask", "sampler_rejection", "sampler_seq_mask_tis"];
-    for name in selections.into_iter().chain(of_sequences).chain(by_the_sampler) {
-        let (loss, sequences) = (family::loss(name), sequences());
-        let mut host = on_host(&loss);
-        let whole = batch(&mut host, &sequences, &loss);
-        let expected = Update::of(&host, &loss, std::slice::from_ref(&whole));
-        for size in [2, 1] {
-            let what = format!("{name}, micro-batches of {size}");
-            let of_size = |tokens: &TokenBatch| parts(&SequenceBatch { tokens: tokens.clone(), ..whole.clone() }, size);
-            let mut device = on_device(&host, &loss);
-            let scored = |batch: &TokenBatch| {
-                let scores = device.score(Weights::Policy, &of_size(batch)).unwrap();
-                Ok::<_, grpo_core::Error>(scores.into())
-            };
-            let prepared = loss.prepare(&whole.tokens, scored).unwrap().into_owned();
-            assert_eq!(prepared.active_tokens() < whole.tokens.active_tokens(), name == "sampler_rejection", "{what}");
-            let weighted = |batch: TokenBatch| match batch.weights() {
-                Some(_) => batch,
-                None => {
-                    let weights = token_weights(&loss, &batch).unwrap();
-                    batch.with_weights(weights).unwrap()
-                }
-            };
-            Update::of(&host, &loss, &of_size(&weighted(prepared))).assert_same(&what, &expected);
-            if selections.contains(&name) {
-                // If tokens are selected per micro-batch, the selection differs.
-                let apart = Update::of(&host, &loss, &of_size(&weighted(whole.tokens.clone())));
-                assert!((apart.0 - expected.0).abs() > 1e-4, "{what}: the choice does not depend on the batch");
+#[rstest]
+#[ignore = "a product of cases"]
+#[case("top_entropy")]
+#[ignore = "a product of cases"]
+#[case("clip_cov")]
+#[case("kl_cov")]
+#[ignore = "a product of cases"]
+#[case("gspo")]
+#[ignore = "a product of cases"]
+#[case("grpo_sequence")]
+#[ignore = "a product of cases"]
+#[case("geo_mean")]
+#[ignore = "a product of cases"]
+#[case("vespo")]
+#[ignore = "a product of cases"]
+#[case("luspo")]
+#[ignore = "a product of cases"]
+#[case("off_policy")]
+#[ignore = "a product of cases"]
+#[case("sampler_sequence_mask")]
+#[ignore = "a product of cases"]
+#[case("sampler_rejection")]
+#[ignore = "a product of cases"]
+#[case("sampler_seq_mask_tis")]
+fn an_update_does_not_depend_on_the_number_of_micro_batches(#[case] name: &str) {
+    let (loss, sequences) = (family::loss(name), sequences());
+    let mut host = on_host(&loss);
+    let whole = batch(&mut host, &sequences, &loss);
+    let expected = Update::of(&host, &loss, std::slice::from_ref(&whole));
+    for size in [2, 1] {
+        let what = format!("{name}, micro-batches of {size}");
+        let of_size = |tokens: &TokenBatch| parts(&SequenceBatch { tokens: tokens.clone(), ..whole.clone() }, size);
+        let mut device = on_device(&host, &loss);
+        let scored = |batch: &TokenBatch| {
+            let scores = device.score(Weights::Policy, &of_size(batch)).unwrap();
+            Ok::<_, grpo_core::Error>(scores.into())
+        };
+        let prepared = loss.prepare(&whole.tokens, scored).unwrap().into_owned();
+        assert_eq!(prepared.active_tokens() < whole.tokens.active_tokens(), name == "sampler_rejection", "{what}");
+        let weighted = |batch: TokenBatch| match batch.weights() {
+            Some(_) => batch,
+            None => {
+                let weights = token_weights(&loss, &batch).unwrap();
+                batch.with_weights(weights).unwrap()
             }
+        };
+        Update::of(&host, &loss, &of_size(&weighted(prepared))).assert_same(&what, &expected);
+        if ["top_entropy", "clip_cov", "kl_cov"].contains(&name) {
+            // If tokens are selected per micro-batch, the selection differs.
+            let apart = Update::of(&host, &loss, &of_size(&weighted(whole.tokens.clone())));
+            assert!((apart.0 - expected.0).abs() > 1e-4, "{what}: the choice does not depend on the batch");
         }
     }
 }

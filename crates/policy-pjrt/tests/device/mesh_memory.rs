@@ -6,11 +6,25 @@ use models::{Experts, LoraConfig, ModelConfig};
 use policy::OptimizerName;
 use policy_pjrt::decoder::{Adapters, Compute, Decoder};
 use policy_pjrt::{PjrtPolicyOptions, RolloutSizes, TrainPrograms, TrainShape, TrainingSizes};
+use rstest::rstest;
 use stablehlo::Save;
 
 /// The memory table of a mesh counts what XLA's CPU reports for the arguments of one device.
 #[test]
 fn the_memory_of_a_device_is_that_of_its_shards() {
+    check(&[("data", 2), ("fsdp", 2), ("tensor", 2)], &[1, 3]);
+}
+
+#[rstest]
+#[case::data(&[("data", 8)])]
+#[case::fsdp(&[("fsdp", 8)])]
+#[case::every_axis(&[("data", 2), ("fsdp", 2), ("tensor", 2)])]
+#[ignore = "a product of cases"]
+fn the_memory_of_a_device_of_every_mesh_is_that_of_its_shards(#[case] axes: &[(&str, usize)]) {
+    check(axes, &[0, 1, 2, 3]);
+}
+
+fn check(axes: &[(&str, usize)], cases: &[usize]) {
     let dense = ModelConfig { vocab_size: 1024, hidden_size: 128, intermediate_size: 256, ..config() };
     let experts = Experts { num_experts: 8, moe_intermediate_size: 64, ..Experts::default() };
     let with_experts = ModelConfig { experts: Some(experts), ..dense.clone() };
@@ -33,7 +47,6 @@ fn the_memory_of_a_device_is_that_of_its_shards() {
         mixes_ref_policy: false,
     };
     let options = PjrtPolicyOptions { can_roll_back: false, ..PjrtPolicyOptions::default() };
-    let meshes = [&[("data", 8)][..], &[("fsdp", 8)], &[("data", 2), ("fsdp", 2), ("tensor", 2)]];
     let lora = LoraConfig { r: 16, ..of_experts() };
     let configs = [
         (&dense, OptimizerName::AdamW, None),
@@ -41,7 +54,7 @@ fn the_memory_of_a_device_is_that_of_its_shards() {
         (&with_experts, OptimizerName::AdamW, None),
         (&with_experts, OptimizerName::AdamW, Some(&lora)),
     ];
-    for (axes, (config, optimizer, lora)) in meshes.iter().flat_map(|axes| configs.map(|of| (axes, of))) {
+    for (config, optimizer, lora) in cases.iter().map(|case| configs[*case]) {
         let rules = rules(axes);
         let trained = lora.map_or(models::Trained::All, |lora| {
             let of_experts = lora.parameters(config).unwrap().iter().map(|parameter| parameter.len() as u64).sum();

@@ -29,7 +29,18 @@ impl Fixture for OnMesh {
     }
 }
 
-policy::contract_tests!(OnMesh);
+policy::contract_tests!(
+    OnMesh:
+    scores_match_the_loss_and_use_the_requested_weights,
+    states_are_restored_bit_for_bit_by_import_and_roll_back,
+);
+
+mod whole_contract {
+    policy::contract_tests!(
+        #[ignore = "a product of cases"]
+        super::OnMesh
+    );
+}
 
 #[test]
 fn a_rollout_on_other_devices_than_the_training_is_an_error() {

@@ -10,6 +10,7 @@ use models::{LoraConfig, TargetModules};
 use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StepLoss, Weights};
 use policy_pjrt::decoder::Attention;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, TrainShape};
+use rstest::rstest;
 
 /// Options with materialised attention, and with blocks whose boundaries lie within sequences.
 fn options() -> [PjrtPolicyOptions; 2] {
@@ -17,10 +18,20 @@ fn options() -> [PjrtPolicyOptions; 2] {
         .map(|attention| PjrtPolicyOptions { attention, ..PjrtPolicyOptions::default() })
 }
 
-/// Packs all sequences of a checkpoint into one of two rows; the other row is a masked sequence with the length of all others together.
 #[test]
 fn gradients_of_packed_rows_match_torch_and_the_cpu_policy() {
-    for (name, options) in checkpoint::ALL.into_iter().zip(options().into_iter().cycle()) {
+    assert_packed(["gpt_oss"]);
+}
+
+#[test]
+#[ignore = "a product of cases"]
+fn gradients_of_packed_rows_of_every_family_match_torch_and_the_cpu_policy() {
+    assert_packed(checkpoint::ALL);
+}
+
+/// Packs all sequences of a checkpoint into one of two rows; the other row is a masked sequence with the length of all others together.
+fn assert_packed(names: impl IntoIterator<Item = &'static str>) {
+    for (name, options) in names.into_iter().zip(options().into_iter().cycle()) {
         let checkpoint = Checkpoint::open(name);
         let mut sequences = checkpoint.completions();
         let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
@@ -73,32 +84,34 @@ fn extended(checkpoint: &Checkpoint, options: PjrtPolicyOptions) -> PjrtPolicy {
     policy
 }
 
-#[test]
-fn packed_adapters_values_and_losses_match_separate_rows() {
-    for (name, options) in ["qwen2", "llama3"].into_iter().zip(options()) {
-        let checkpoint = Checkpoint::open(name);
-        let sequences = sequences(checkpoint.config());
-        assert_eq!(
-            TrainShape::of(&sequences),
-            TrainShape { rows: 4, length: 16, tokens: 48, shared: true, ..TrainShape::default() }
-        );
-        let one = [batch(&sequences)];
-        let alone = parts(&one[0], 1);
-        let mut policy = extended(&checkpoint, options);
-        policy.freeze_ref_policy().unwrap();
-        let [found, expected] = [&one[..], &alone].map(|batches| policy.values(batches).unwrap());
-        assert_close(&format!("{name}: values"), &found, &expected, 1e-5);
-        for of in [Weights::Policy, Weights::RefPolicy] {
-            let [found, expected] = [&one[..], &alone].map(|batches| policy.score(of, batches).unwrap());
-            assert_same_scores(&format!("{name}: {of:?}"), &found, &expected);
-        }
-        let [found, expected] = [&one[..], &alone].map(|batches| {
-            let output = policy.accumulate(batches, StepLoss::Grpo).unwrap();
-            let gradients = gradients(&mut policy);
-            policy.skip().unwrap();
-            (output, gradients)
-        });
-        assert_same_losses(name, &found.0, &expected.0);
-        assert_same_tensors(name, &found.1, &expected.1, 1e-5);
+#[rstest]
+#[ignore = "a product of cases"]
+#[case::materialised("qwen2", options()[0].clone())]
+#[ignore = "a product of cases"]
+#[case::blockwise("llama3", options()[1].clone())]
+fn packed_adapters_values_and_losses_match_separate_rows(#[case] name: &str, #[case] options: PjrtPolicyOptions) {
+    let checkpoint = Checkpoint::open(name);
+    let sequences = sequences(checkpoint.config());
+    assert_eq!(
+        TrainShape::of(&sequences),
+        TrainShape { rows: 4, length: 16, tokens: 48, shared: true, ..TrainShape::default() }
+    );
+    let one = [batch(&sequences)];
+    let alone = parts(&one[0], 1);
+    let mut policy = extended(&checkpoint, options);
+    policy.freeze_ref_policy().unwrap();
+    let [found, expected] = [&one[..], &alone].map(|batches| policy.values(batches).unwrap());
+    assert_close(&format!("{name}: values"), &found, &expected, 1e-5);
+    for of in [Weights::Policy, Weights::RefPolicy] {
+        let [found, expected] = [&one[..], &alone].map(|batches| policy.score(of, batches).unwrap());
+        assert_same_scores(&format!("{name}: {of:?}"), &found, &expected);
     }
+    let [found, expected] = [&one[..], &alone].map(|batches| {
+        let output = policy.accumulate(batches, StepLoss::Grpo).unwrap();
+        let gradients = gradients(&mut policy);
+        policy.skip().unwrap();
+        (output, gradients)
+    });
+    assert_same_losses(name, &found.0, &expected.0);
+    assert_same_tensors(name, &found.1, &expected.1, 1e-5);
 }

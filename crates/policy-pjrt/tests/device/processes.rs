@@ -9,7 +9,9 @@ use backend_tpu::plugins::Kind;
 use distributed::{Options, Store};
 use models::LoraConfig;
 use policy::{AdamWConfig, Policy, PolicyState, StepLoss};
+use policy_pjrt::decoder::AxisRules;
 use policy_pjrt::{DeviceTensor, DeviceWeights, PjrtPolicyOptions, Runtime};
+use rstest::rstest;
 use stablehlo::Dtype;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -41,22 +43,29 @@ fn in_processes<T: Send>(owners: &[usize], run: impl Fn(&Arc<Store>, Runtime) ->
 /// The devices of two hosts, and devices that are not in the order of the processes, as in a TPU slice.
 const OWNERS: [[usize; 8]; 2] = [[0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 2, 2, 0, 1]];
 
-#[test]
-fn training_and_sampling_over_processes_match_one_process_bit_for_bit() {
+#[rstest]
+#[ignore = "a product of cases"]
+#[case::of_two_hosts(OWNERS[0], None, None)]
+#[ignore = "a product of cases"]
+#[case::in_another_order(
+    OWNERS[1],
+    Some(LoraConfig { r: 2, ..LoraConfig::default() }),
+    Some(rules(&[("data", 4), ("tensor", 2)]))
+)]
+fn training_and_sampling_over_processes_match_one_process_bit_for_bit(
+    #[case] owners: [usize; 8],
+    #[case] lora: Option<LoraConfig>,
+    #[case] rollout_rules: Option<AxisRules>,
+) {
     let mesh = rules(&[("data", 2), ("fsdp", 2), ("tensor", 2)]);
-    let cases =
-        [(None, None), (Some(LoraConfig { r: 2, ..LoraConfig::default() }), Some(&[("data", 4), ("tensor", 2)]))];
-    for ((lora, rollout), owners) in cases.into_iter().zip(OWNERS) {
-        let rollout_rules = rollout.map(|axes| rules(axes));
-        let options = PjrtPolicyOptions { rollout_rules, ..PjrtPolicyOptions::default() };
-        let train_on = |runtime: Runtime| {
-            let runtime = runtime.on_mesh(mesh.clone()).unwrap();
-            train(policy(&runtime, lora.as_ref(), options.clone()))
-        };
-        let expected = train_on(eight().clone());
-        for found in in_processes(&owners, |_, runtime| train_on(runtime)) {
-            assert!(found == expected, "{owners:?}, LoRA: {}", lora.is_some());
-        }
+    let options = PjrtPolicyOptions { rollout_rules, ..PjrtPolicyOptions::default() };
+    let train_on = |runtime: Runtime| {
+        let runtime = runtime.on_mesh(mesh.clone()).unwrap();
+        train(policy(&runtime, lora.as_ref(), options.clone()))
+    };
+    let expected = train_on(eight().clone());
+    for found in in_processes(&owners, |_, runtime| train_on(runtime)) {
+        assert!(found == expected, "{owners:?}, LoRA: {}", lora.is_some());
     }
 }
 

@@ -40,6 +40,7 @@ fn assert_same_metrics(what: &str, found: &LossOutput, expected: &LossOutput) {
 }
 
 #[test]
+#[ignore = "a product of cases"]
 fn loads_and_load_balancing_losses_match_transformers_and_the_cpu_policy() {
     let mut saves = [Save::Carry, Save::Every(1), Save::Everything].into_iter().cycle();
     for name in checkpoint::ROUTERS {
@@ -82,11 +83,21 @@ fn loads_and_load_balancing_losses_match_transformers_and_the_cpu_policy() {
     }
 }
 
-/// Padding tokens are in the blocks, too.
 #[test]
 fn grouped_products_match_transformers_and_dense_products() {
+    assert_grouped_products(["qwen3_moe"]);
+}
+
+#[test]
+#[ignore = "a product of cases"]
+fn grouped_products_of_every_checkpoint_match_transformers_and_dense_products() {
+    assert_grouped_products(checkpoint::ROUTERS);
+}
+
+/// Padding tokens are in the blocks, too.
+fn assert_grouped_products(names: impl IntoIterator<Item = &'static str>) {
     let sampling = || random(1.0, LogitsProcessors::default(), 3);
-    for name in checkpoint::ROUTERS {
+    for name in names {
         let checkpoint = Checkpoint::open(name);
         let sequences = checkpoint.completions();
         let loss = cross_entropy(&sequences);
@@ -162,13 +173,23 @@ fn of_transformers(expected: &std::collections::BTreeMap<String, models::NamedTe
 
 #[test]
 fn replayed_experts_match_transformers_and_the_cpu_policy() {
-    for name in checkpoint::ROUTERS {
+    assert_replayed_experts(["gpt_oss"], &[grouped(2)]);
+}
+
+#[test]
+#[ignore = "a product of cases"]
+fn replayed_experts_of_every_checkpoint_match_transformers_and_the_cpu_policy() {
+    assert_replayed_experts(checkpoint::ROUTERS, &[PjrtPolicyOptions::default(), grouped(2)]);
+}
+
+fn assert_replayed_experts(names: impl IntoIterator<Item = &'static str>, all: &[PjrtPolicyOptions]) {
+    for name in names {
         let checkpoint = Checkpoint::open(name);
         let expected = Tensors::read(&checkpoint.folder.path().join("router.safetensors")).0;
         let (sequences, routed) = (checkpoint.completions(), of_transformers(&expected));
         let loss = cross_entropy(&sequences);
         let mut host = on_host(&checkpoint).with_router_aux_loss(COEF).unwrap();
-        for options in [PjrtPolicyOptions::default(), grouped(2)] {
+        for options in all.iter().cloned() {
             let what = format!("{name}, {:?}", options.expert_products);
             let mut plain = on_device(&checkpoint, options.clone());
             let output = plain.accumulate(&[replayed(&sequences, &routed)], loss).unwrap();
@@ -242,11 +263,21 @@ fn two_turns(policy: &mut dyn Policy, prompts: &[Vec<u32>]) -> Vec<Completion> {
     all
 }
 
-/// Several calls of the decode program, slots that are used again, and conversations whose KV cache continues.
 #[test]
 fn experts_of_a_rollout_are_those_of_the_cpu_policy() {
+    assert_routed_experts(["qwen3_moe"]);
+}
+
+#[test]
+#[ignore = "a product of cases"]
+fn experts_of_a_rollout_of_other_checkpoints_are_those_of_the_cpu_policy() {
+    assert_routed_experts(["qwen3_moe_one", "qwen3_moe_idle", "gpt_oss"]);
+}
+
+/// Several calls of the decode program, slots that are used again, and conversations whose KV cache continues.
+fn assert_routed_experts(names: impl IntoIterator<Item = &'static str>) {
     let prompts = [vec![5, 9, 12, 40], vec![33, 7], vec![1, 20, 21, 22, 23, 24]];
-    for name in ["qwen3_moe", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss"] {
+    for name in names {
         let checkpoint = Checkpoint::open(name);
         let rollout = policy_pjrt::RolloutOptions { slots: 4, tokens_per_call: 4 };
         let mut device = on_device(&checkpoint, PjrtPolicyOptions { rollout, ..PjrtPolicyOptions::default() });

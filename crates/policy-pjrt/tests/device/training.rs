@@ -24,7 +24,26 @@ impl Fixture for OnDevice {
     }
 }
 
-policy::contract_tests!(OnDevice);
+policy::contract_tests!(
+    OnDevice:
+    scores_match_the_loss_and_use_the_requested_weights,
+    scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler,
+    a_failed_accumulation_leaves_no_gradient,
+    gradients_accumulate_until_an_update,
+    a_supervised_step_lowers_its_loss,
+    an_update_that_is_not_finite_changes_nothing,
+    states_are_restored_bit_for_bit_by_import_and_roll_back,
+    a_missing_reference_policy_is_an_error,
+    a_value_head_needs_value_targets_and_vice_versa,
+    checkpoints_have_the_tensors_of_transformers_and_peft,
+);
+
+mod whole_contract {
+    policy::contract_tests!(
+        #[ignore = "a product of cases"]
+        super::OnDevice
+    );
+}
 
 /// Creates the default policy of the contract.
 fn fresh(options: PjrtPolicyOptions) -> PjrtPolicy {
