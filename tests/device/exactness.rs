@@ -57,54 +57,69 @@ fn check_loss(backend: &PjrtBackend, loss: &LossConfig, dtype: Dtype, shape: &Sh
 }
 
 #[rstest]
-fn on_policy_ratios_are_exactly_one(
-    #[values("dapo", "gspo")] loss_type: &str,
-    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
-) {
+#[case("gspo", Dtype::Bf16)]
+#[ignore = "a product of cases"]
+#[case("gspo", Dtype::F32)]
+#[ignore = "a product of cases"]
+#[case("dapo", Dtype::Bf16)]
+#[ignore = "a product of cases"]
+#[case("dapo", Dtype::F32)]
+fn on_policy_ratios_are_exactly_one(#[case] loss_type: &str, #[case] dtype: Dtype) {
     check(&backend(), loss_type, dtype, &SMALL);
 }
 
 /// With the compiler's own fusions, and with products large enough for its libraries.
-#[rstest]
-#[case::of_tokens("dapo", Dtype::F32)]
-#[case::of_sequences("gspo", Dtype::Bf16)]
-fn on_policy_ratios_are_exactly_one_in_optimised_programs(#[case] loss_type: &str, #[case] dtype: Dtype) {
-    check(&optimised(), loss_type, dtype, &Shape { lengths: &[9, 20, 1, 33, 10], h: 160, v: 1013, ..SMALL });
+const LARGE: Shape<'static> = Shape { lengths: &[9, 20, 1, 33, 10], h: 160, v: 1013, ..SMALL };
+
+#[test]
+fn on_policy_ratios_are_exactly_one_in_optimised_programs() {
+    check_loss(&optimised(), &strict("gspo"), Dtype::F32, &LARGE);
 }
 
 #[rstest]
-fn on_policy_ratios_are_exactly_one_on_a_mesh(#[values("dapo", "gspo")] loss_type: &str) {
+#[case::of_tokens("dapo", Dtype::F32)]
+#[case::of_sequences("gspo", Dtype::Bf16)]
+#[ignore = "a product of cases"]
+fn on_policy_ratios_are_exactly_one_in_all_optimised_programs(#[case] loss_type: &str, #[case] dtype: Dtype) {
+    check(&optimised(), loss_type, dtype, &LARGE);
+}
+
+#[rstest]
+#[case("dapo")]
+#[ignore = "a product of cases"]
+#[case("gspo")]
+fn on_policy_ratios_are_exactly_one_on_a_mesh(#[case] loss_type: &str) {
     check(&on_mesh(2, 2), loss_type, Dtype::F32, &SMALL);
 }
 
 /// Without old log-probabilities, the current policy is the old one, and the result is the same.
-#[test]
-fn missing_old_log_probabilities_default_to_the_current_ones() {
-    for loss in [strict("dapo"), strict("gspo")] {
-        let case = Case::new(&loss, &SMALL, 3);
-        for (name, implementation, tiling) in implementations() {
-            let mut plan = backend().plan_on_device(&case.request(&loss, implementation, tiling)).unwrap();
-            let logp = plan.score(case.policy(), &case.batch).unwrap().logp;
-            let rebuilt = |case: &Case, old: Option<Vec<f32>>| {
-                case.with_batch(|batch| {
-                    let mask: Vec<f32> = (0..batch.tokens()).map(|i| f32::from(u8::from(batch.is_active(i)))).collect();
-                    let plain =
-                        grpo_core::TokenBatch::packed(batch.targets().to_vec(), batch.offsets().to_vec()).unwrap();
-                    let plain = plain.with_mask(&mask).unwrap().with_advantages(batch.advantages().clone()).unwrap();
-                    let plain = plain.with_ref_logp(batch.ref_logp().unwrap().to_vec()).unwrap();
-                    old.map_or(plain.clone(), |old| plain.with_old_logp(old).unwrap())
-                })
-            };
-            let begin = Output::begin(&case.oracle(&loss), GradientSpec::default());
-            let outputs = [None, Some(logp)].map(|old| {
-                let case = rebuilt(&case, old);
-                let mut output = begin.clone();
-                output.add(&mut plan, &case);
-                output
-            });
-            let [a, b] = &outputs;
-            assert_eq!((a.loss, &a.scores, &a.metrics), (b.loss, &b.scores, &b.metrics), "{name}");
-            assert_eq!((&a.hidden, &a.lm_head), (&b.hidden, &b.lm_head), "{name}");
-        }
+#[rstest]
+#[ignore = "a product of cases"]
+#[case(strict("dapo"))]
+#[case(strict("gspo"))]
+fn missing_old_log_probabilities_default_to_the_current_ones(#[case] loss: LossConfig) {
+    let case = Case::new(&loss, &SMALL, 3);
+    for (name, implementation, tiling) in implementations() {
+        let mut plan = backend().plan_on_device(&case.request(&loss, implementation, tiling)).unwrap();
+        let logp = plan.score(case.policy(), &case.batch).unwrap().logp;
+        let rebuilt = |case: &Case, old: Option<Vec<f32>>| {
+            case.with_batch(|batch| {
+                let mask: Vec<f32> = (0..batch.tokens()).map(|i| f32::from(u8::from(batch.is_active(i)))).collect();
+                let plain = grpo_core::TokenBatch::packed(batch.targets().to_vec(), batch.offsets().to_vec()).unwrap();
+                let plain = plain.with_mask(&mask).unwrap().with_advantages(batch.advantages().clone()).unwrap();
+                let plain = plain.with_ref_logp(batch.ref_logp().unwrap().to_vec()).unwrap();
+                old.map_or(plain.clone(), |old| plain.with_old_logp(old).unwrap())
+            })
+        };
+        let begin = Output::begin(&case.oracle(&loss), GradientSpec::default());
+        let outputs = [None, Some(logp)].map(|old| {
+            let case = rebuilt(&case, old);
+            let mut output = begin.clone();
+            output.add(&mut plan, &case);
+            output
+        });
+        let [a, b] = &outputs;
+        assert_eq!((a.loss, &a.scores, &a.metrics), (b.loss, &b.scores, &b.metrics), "{name}");
+        assert_eq!((&a.hidden, &a.lm_head), (&b.hidden, &b.lm_head), "{name}");
     }
 }

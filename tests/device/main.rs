@@ -126,3 +126,5 @@ fn softcap_logprobs() -> LossConfig {
             "logit_scale": -0.6, "final_logit_softcapping": 30.0, "temperature_mode": "scale_logprobs"}"#,
     )
 }
+
+testkit::tiers!();

@@ -23,6 +23,7 @@ fn with_token_advantages(case: &Case) -> Case {
 /// Nothing of a masked token reaches the loss, the gradients of other tokens or the metrics: these match the oracle's, which does
 /// not read masked tokens.
 #[rstest]
+#[ignore = "a product of cases"]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
 fn nan_in_masked_tokens_does_not_spread(#[case] loss: LossConfig) {
@@ -36,8 +37,10 @@ fn nan_in_masked_tokens_does_not_spread(#[case] loss: LossConfig) {
 /// Tokens that were sampled from a part of the vocabulary: the softmax of every head is over its ids, also in sharded panels and in
 /// panels whose last one overlaps.
 #[rstest]
+#[ignore = "a product of cases"]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
+#[ignore = "a product of cases"]
 #[case::softcap(softcap())]
 fn sampling_masks_match_the_oracle(#[case] loss: LossConfig) {
     let case = Case::new(&loss, &Shape { bias: true, sampling_mask: true, ..SMALL }, 17);
@@ -76,7 +79,10 @@ fn a_plan_takes_batches_with_and_without_a_sampling_mask() {
 
 /// A batch without active tokens has loss 0 and does not change any gradient, NaN or not.
 #[rstest]
-fn batch_without_active_tokens_changes_no_gradient(#[values((1, 1), (2, 2))] (data, vocab): (usize, usize)) {
+#[ignore = "a product of cases"]
+#[case((1, 1))]
+#[case((2, 2))]
+fn batch_without_active_tokens_changes_no_gradient(#[case] (data, vocab): (usize, usize)) {
     for loss in [grpo(), gspo()] {
         let case = Case::new(&loss, &Shape { bias: true, ..SMALL }, 5);
         let expected = case.oracle(&loss);
@@ -102,7 +108,10 @@ fn batch_without_active_tokens_changes_no_gradient(#[values((1, 1), (2, 2))] (da
 
 /// Batches smaller than planned, including an empty one.
 #[rstest]
-fn plan_accepts_smaller_batches(#[values((1, 1), (4, 2))] (data, vocab): (usize, usize)) {
+#[ignore = "a product of cases"]
+#[case((1, 1))]
+#[case((4, 2))]
+fn plan_accepts_smaller_batches(#[case] (data, vocab): (usize, usize)) {
     for loss in [grpo(), gspo()] {
         let case = Case::new(&loss, &SMALL, 21);
         for (name, implementation, tiling) in implementations() {

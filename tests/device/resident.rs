@@ -49,15 +49,25 @@ fn grads<'a>(hidden: &'a mut PjrtTensor, lm_head: &'a mut PjrtTensor) -> GradsMu
 }
 
 #[rstest]
-#[case::chunks(Implementation::Fused, chunks(5), (1, 1))]
-#[case::panels(Implementation::Fused, panels(16), (1, 1))]
-#[case::dense(Implementation::Reference, Tiling::default(), (1, 1))]
-#[case::mesh(Implementation::Fused, chunks(3), (2, 4))]
+#[case::chunks(Implementation::Fused, chunks(5), (1, 1), Dtype::F32)]
+#[case::mesh(Implementation::Fused, chunks(3), (2, 4), Dtype::Bf16)]
+#[ignore = "a product of cases"]
+#[case::chunks(Implementation::Fused, chunks(5), (1, 1), Dtype::Bf16)]
+#[ignore = "a product of cases"]
+#[case::mesh(Implementation::Fused, chunks(3), (2, 4), Dtype::F32)]
+#[ignore = "a product of cases"]
+#[case::panels(Implementation::Fused, panels(16), (1, 1), Dtype::F32)]
+#[ignore = "a product of cases"]
+#[case::panels(Implementation::Fused, panels(16), (1, 1), Dtype::Bf16)]
+#[ignore = "a product of cases"]
+#[case::dense(Implementation::Reference, Tiling::default(), (1, 1), Dtype::F32)]
+#[ignore = "a product of cases"]
+#[case::dense(Implementation::Reference, Tiling::default(), (1, 1), Dtype::Bf16)]
 fn three_steps_on_the_device_match_the_host(
     #[case] implementation: Implementation,
     #[case] tiling: Tiling,
     #[case] (data, vocab): (usize, usize),
-    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+    #[case] dtype: Dtype,
 ) {
     for loss in [grpo(), gspo()] {
         let case = Case::new(&loss, &Shape { dtype, ..SMALL }, 23);
