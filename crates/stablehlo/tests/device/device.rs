@@ -110,15 +110,10 @@ pub fn interpreter_agrees(module: &Module, arguments: &[Array], found: &[Array],
     }
 }
 
-/// Compiles a program that is the same in every run, with the cache of all tests.
+/// Compiles a program with the cache of all tests. Random programs are the same in every run, because the seed is.
 pub fn compile(module: &Module) -> LoadedExecutable {
     let compiled = CompileCache::new(program_cache()).compile(client(), module.to_string(), &options(module));
     compiled.unwrap_or_else(|error| panic!("{error}\n{module}")).0
-}
-
-/// Compiles a random program, which no later run would find in a cache.
-pub fn compile_random(module: &Module) -> LoadedExecutable {
-    client().compile(module.to_string(), &options(module)).unwrap_or_else(|error| panic!("{error}\n{module}"))
 }
 
 /// Returns the options for one device, or for the devices of a mesh with Shardy.

@@ -3,7 +3,7 @@
 #[path = "../cases/mod.rs"]
 pub(crate) mod cases;
 
-use crate::device::{compile, compile_random, interpreter_agrees, run};
+use crate::device::{compile, interpreter_agrees, run};
 use cases::{Random, case};
 use proptest::prelude::*;
 use stablehlo::*;
@@ -129,7 +129,7 @@ proptest! {
             }
             values.split_off(arguments.len())
         });
-        let found = run(&compile_random(&case.module), &case.arguments);
+        let found = run(&compile(&case.module), &case.arguments);
         interpreter_agrees(&case.module, &case.arguments, &found, case.slack);
     }
 }
