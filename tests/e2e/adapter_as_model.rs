@@ -24,6 +24,7 @@ fn with_adapter() -> Runs {
 const STILL: [&str; 4] = ["grpo.advantage_scale=0", "loss.beta=0", "optimizer.weight_decay=0", "grpo.max_steps=1"];
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn training_starts_from_an_adapter_given_as_the_model() {
     let runs = with_adapter();
     let mut written = json(&runs.path("first/model/adapter_config.json"));

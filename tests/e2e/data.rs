@@ -236,6 +236,7 @@ fn program(folder: &Runs, name: &str, body: &str) -> String {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn reward_programs_are_tried_on_a_row_without_an_answer() {
     let row = |i: usize| format!("{}\n", json!({"question": format!("What is {i}?"), "solution": i.to_string()}));
     let folder = folder("qwen3", &(0..20).map(row).collect::<String>());

@@ -78,10 +78,13 @@ fn fit(info: &mut Value) {
 
 /// A server that is restarted during a run, and one that goes on, give the same run.
 #[rstest]
-fn restarted_servers_change_nothing(
-    #[values(Program::Vllm, Program::Sglang)] program: Program,
-    #[values("seed=0", LORA)] lora: &str,
-) {
+#[case::vllm(Program::Vllm, "seed=0")]
+#[case::sglang_with_adapters(Program::Sglang, LORA)]
+#[ignore = "GRPO_TESTS=all"]
+#[case::vllm_with_adapters(Program::Vllm, LORA)]
+#[ignore = "GRPO_TESTS=all"]
+#[case::sglang(Program::Sglang, "seed=0")]
+fn restarted_servers_change_nothing(#[case] program: Program, #[case] lora: &str) {
     let runs = Runs::small();
     let path = if program == Program::Vllm { "/v1/completions" } else { "/generate" };
     let steady = Fake::start(program, &runs.path("model")).with_info(fit);

@@ -15,10 +15,19 @@ fn rise(advantage_scale: &str, seed: &str, dtype: &str) -> (f64, f64) {
 
 #[test]
 fn rewards_rise_with_advantages_and_not_without() {
-    for (seed, dtype) in [("0", "float32"), ("1", "float32"), ("2", "bfloat16")] {
-        let (held_out, training) = rise("1", seed, dtype);
-        assert!(held_out > 0.3 && training > 0.3, "seed {seed}: {held_out:+.3} held out, {training:+.3} in training");
-        let (held_out, training) = rise("0", seed, dtype);
-        assert!(held_out < 0.05 && training < 0.1, "seed {seed}: {held_out:+.3} held out, {training:+.3} in training");
-    }
+    assert_learns("0", "float32");
+}
+
+#[test]
+#[ignore = "GRPO_TESTS=all"]
+fn rewards_rise_with_other_seeds_and_in_bf16() {
+    assert_learns("1", "float32");
+    assert_learns("2", "bfloat16");
+}
+
+fn assert_learns(seed: &str, dtype: &str) {
+    let (held_out, training) = rise("1", seed, dtype);
+    assert!(held_out > 0.3 && training > 0.3, "seed {seed}: {held_out:+.3} held out, {training:+.3} in training");
+    let (held_out, training) = rise("0", seed, dtype);
+    assert!(held_out < 0.05 && training < 0.1, "seed {seed}: {held_out:+.3} held out, {training:+.3} in training");
 }

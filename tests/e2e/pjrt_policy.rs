@@ -87,6 +87,7 @@ fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn a_run_with_products_in_bf16_learns_and_goes_on_bit_for_bit() {
     // The reference policy of the second step's checkpoint is one that was mixed. An update is one micro-batch, and one program.
     let of_device = ["grpo.ref_model_sync_steps=2", "grpo.gradient_accumulation_steps=1", "policy.dtype=bfloat16"];
@@ -193,6 +194,7 @@ fn programs_are_named_while_they_are_compiled_and_not_when_they_come_from_the_ca
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn what_derivatives_compute_again_changes_no_number() {
     let common = ["model.num_hidden_layers=4", "warmup.steps=4", "warmup.batch_size=16", "grpo.max_steps=0"];
     let runs = Runs::new(&common);
