@@ -169,7 +169,10 @@ impl<'a> Parser<'a> {
             } else if self.take_symbol('!') {
                 value = Expr::Factorial(Box::new(value));
             } else if self.take_symbol('%') {
-                value = Expr::Percent(Box::new(value));
+                // `25\%%` is 25 %. A long chain of divisions would take minutes.
+                if !matches!(value, Expr::Percent(_)) {
+                    value = Expr::Percent(Box::new(value));
+                }
             } else {
                 return Some(value);
             }

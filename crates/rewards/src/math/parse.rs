@@ -77,14 +77,18 @@ pub(super) fn list(tokens: &[Token]) -> Option<Form> {
     if let Some(integers) = integers(&conditions_of.collect::<Vec<_>>()) {
         return Some(integers);
     }
+    let groups = split(tokens, |token| *token == Token::Symbol(';')).into_iter().map(|(_, group)| items(group));
+    let groups: Vec<Option<Vec<Form>>> = groups.collect();
     // `x = 5, y = 2; x = 7, y = 2` are the points (5, 2) and (7, 2).
-    let groups = split(tokens, |token| *token == Token::Symbol(';'));
-    let groups: Vec<Vec<Form>> = groups.into_iter().filter_map(|(_, group)| items(group)).collect();
-    let length = groups.first()?.len();
-    let mut items = if groups.len() > 1 && length > 1 && groups.iter().all(|group| group.len() == length) {
-        groups.into_iter().map(|items| Form::List { open: '(', close: ')', items }).collect()
+    let mut points = groups.iter().flatten().filter(|group| !group.is_empty());
+    let length = points.next()?.len();
+    let is_points = length > 1 && points.clone().count() > 0 && points.all(|group| group.len() == length);
+    // Every item is parsed once: nested sets would take exponential time otherwise.
+    let mut items: Vec<Form> = if is_points {
+        let groups = groups.into_iter().flatten().filter(|group| !group.is_empty());
+        groups.map(|items| Form::List { open: '(', close: ')', items }).collect()
     } else {
-        items(tokens)?
+        groups.into_iter().collect::<Option<Vec<_>>>()?.into_iter().flatten().collect()
     };
     match items.len() {
         1 => items.pop(),
@@ -92,6 +96,7 @@ pub(super) fn list(tokens: &[Token]) -> Option<Form> {
     }
 }
 
+/// Parses items separated by commas and semicolons. There may be none.
 fn items(tokens: &[Token]) -> Option<Vec<Form>> {
     let mut items = Vec::new();
     let comma = |token: &Token| matches!(token, Token::Symbol(',' | ';'));
@@ -107,7 +112,7 @@ fn items(tokens: &[Token]) -> Option<Vec<Form>> {
             items.push(item(part)?);
         }
     }
-    (!items.is_empty()).then_some(items)
+    Some(items)
 }
 
 fn item(tokens: &[Token]) -> Option<Form> {
@@ -176,7 +181,7 @@ pub(super) fn brackets(tokens: &[Token]) -> Option<Form> {
             brackets(inside)
         }
         (Token::Symbol(open), Token::Symbol(close)) if "([{⟨".contains(*open) => {
-            let items = if inside.is_empty() { Vec::new() } else { items(inside)? };
+            let items = items(inside).filter(|items| inside.is_empty() || !items.is_empty())?;
             // Braces group, but several answers in braces are a set, as written outside of LaTeX.
             if *open == SET_OPEN || (*open == '{' && items.len() > 1) {
                 return Some(Form::List { open: '{', close: '}', items });

@@ -29,3 +29,15 @@ fn verdicts_equal_math_verify_except_known_differences() {
     assert!(wrong.is_empty(), "{}\n{} of {count:?}", wrong.join("\n"), wrong.len());
     assert!(count[0] > 150 && count[1] > 200, "{count:?}");
 }
+
+/// Parsing an item twice per level, or comparing a chain of signs link by link, would never end.
+#[test]
+fn nested_sets_and_chains_of_percent_signs_are_compared_once() {
+    for opening in [r"\{x|", r"\{x|1;", r"\{1,"] {
+        let nested = |inside: &str| format!("{}{inside}{}", opening.repeat(39), r"\}".repeat(39));
+        assert!(equivalent(&nested("x > 1"), &nested(" x > 1 ")));
+        assert!(!equivalent(&nested("x > 1"), &nested("x > 2")));
+    }
+    assert!(equivalent(r"25\%\%", "25%"));
+    assert!(!equivalent(&format!("5{}", "%".repeat(990)), "6"));
+}
