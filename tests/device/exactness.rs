@@ -58,11 +58,11 @@ fn check_loss(backend: &PjrtBackend, loss: &LossConfig, dtype: Dtype, shape: &Sh
 
 #[rstest]
 #[case("gspo", Dtype::Bf16)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("gspo", Dtype::F32)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("dapo", Dtype::Bf16)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("dapo", Dtype::F32)]
 fn on_policy_ratios_are_exactly_one(#[case] loss_type: &str, #[case] dtype: Dtype) {
     check(&backend(), loss_type, dtype, &SMALL);
@@ -79,14 +79,14 @@ fn on_policy_ratios_are_exactly_one_in_optimised_programs() {
 #[rstest]
 #[case::of_tokens("dapo", Dtype::F32)]
 #[case::of_sequences("gspo", Dtype::Bf16)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn on_policy_ratios_are_exactly_one_in_all_optimised_programs(#[case] loss_type: &str, #[case] dtype: Dtype) {
     check(&optimised(), loss_type, dtype, &LARGE);
 }
 
 #[rstest]
 #[case("dapo")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("gspo")]
 fn on_policy_ratios_are_exactly_one_on_a_mesh(#[case] loss_type: &str) {
     check(&on_mesh(2, 2), loss_type, Dtype::F32, &SMALL);
@@ -94,7 +94,7 @@ fn on_policy_ratios_are_exactly_one_on_a_mesh(#[case] loss_type: &str) {
 
 /// Without old log-probabilities, the current policy is the old one, and the result is the same.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(strict("dapo"))]
 #[case(strict("gspo"))]
 fn missing_old_log_probabilities_default_to_the_current_ones(#[case] loss: LossConfig) {

@@ -12,7 +12,7 @@ fn golden_files_match_on_pjrt() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn variants_match_the_oracle_on_pjrt() {
     for (name, loss) in variants::LOSSES {
         let check = Check { implementations: vec![Implementation::Reference], ..Check::default() };

@@ -114,7 +114,7 @@ fn precomputed_logits_match_the_oracle(
 #[case::grpo(grpo())]
 #[case::cispo(cispo())]
 #[case::gspo(gspo())]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn precomputed_logits_of_every_dtype_match_the_oracle(
     #[case] loss: LossConfig,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
@@ -140,7 +140,7 @@ fn extreme_logits_match_the_oracle(#[case] v: usize, #[case] scale: f32) {
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn extreme_logits_of_every_size_match_the_oracle(#[values(1, 2, 3)] v: usize, #[values(1.0, 30.0, 1e4)] scale: f32) {
     check_extreme_logits(v, scale);
 }

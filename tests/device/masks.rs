@@ -23,7 +23,7 @@ fn with_token_advantages(case: &Case) -> Case {
 /// Nothing of a masked token reaches the loss, the gradients of other tokens or the metrics: these match the oracle's, which does
 /// not read masked tokens.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
 fn nan_in_masked_tokens_does_not_spread(#[case] loss: LossConfig) {
@@ -37,10 +37,10 @@ fn nan_in_masked_tokens_does_not_spread(#[case] loss: LossConfig) {
 /// Tokens that were sampled from a part of the vocabulary: the softmax of every head is over its ids, also in sharded panels and in
 /// panels whose last one overlaps.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::softcap(softcap())]
 fn sampling_masks_match_the_oracle(#[case] loss: LossConfig) {
     let case = Case::new(&loss, &Shape { bias: true, sampling_mask: true, ..SMALL }, 17);
@@ -79,7 +79,7 @@ fn a_plan_takes_batches_with_and_without_a_sampling_mask() {
 
 /// A batch without active tokens has loss 0 and does not change any gradient, NaN or not.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case((1, 1))]
 #[case((2, 2))]
 fn batch_without_active_tokens_changes_no_gradient(#[case] (data, vocab): (usize, usize)) {
@@ -108,7 +108,7 @@ fn batch_without_active_tokens_changes_no_gradient(#[case] (data, vocab): (usize
 
 /// Batches smaller than planned, including an empty one.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case((1, 1))]
 #[case((4, 2))]
 fn plan_accepts_smaller_batches(#[case] (data, vocab): (usize, usize)) {

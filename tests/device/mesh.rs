@@ -78,7 +78,7 @@ fn every_mesh_matches_the_oracle() {
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn every_mesh_and_every_implementation_match_the_oracle(#[values(0, 1, 2, 3, 4, 5, 6, 7)] product: usize) {
     let (loss, named, shape) = &products()[product];
     MESHES.into_iter().for_each(|mesh| check_mesh(mesh, loss, named.clone(), shape));
@@ -88,25 +88,25 @@ fn every_mesh_and_every_implementation_match_the_oracle(#[values(0, 1, 2, 3, 4, 
 /// ratio, tokens selected from the whole batch, a sampler's weight, averages over sequences.
 #[rstest]
 #[case::luspo(r#"{"loss_type": "luspo", "beta": 0.1, "epsilon_low": 0.05, "epsilon_high": 0.06}"#)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::geo_mean(r#"{"loss_type": "geo_mean", "epsilon_low": 0.2, "top_entropy_quantile": 0.6, "entropy_coef": 0.05}"#)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::vespo(r#"{"loss_type": "vespo", "beta": 0.1, "vllm_importance_sampling_mode": "token_truncate"}"#)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::verl_gspo(r#"{"semantics": "verl", "loss_type": "gspo", "loss_agg_mode": "seq-mean-token-mean", "beta": 0.1}"#)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::verl_vanilla(
     r#"{"semantics": "verl", "loss_type": "vanilla", "clip_ratio_c": 1.22, "beta": 0.1,
     "kl_estimator": "k3+", "rollout_is": "icepop", "rollout_is_threshold": "0.8_1.3"}"#
 )]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::clip_cov(r#"{"semantics": "verl", "loss_type": "clip_cov", "clip_cov_lb": 0.01, "clip_cov_ratio": 0.2}"#)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::kl_cov(r#"{"semantics": "verl", "loss_type": "kl_cov", "kl_cov_ratio": 0.3, "entropy_coef": 0.05}"#)]
 #[case::off_policy(
     r#"{"loss_type": "sapo", "off_policy_mask_threshold": 0.03, "top_entropy_quantile": 0.5, "beta": 0.1}"#
 )]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::dppo_kl(r#"{"semantics": "verl", "loss_type": "dppo_kl", "epsilon_low": 0.005, "epsilon_high": 0.005}"#)]
 fn all_losses_match_the_oracle_on_a_mesh(#[case] json: &str) {
     let loss = LossConfig::from_json(json).unwrap();
@@ -130,11 +130,11 @@ fn all_losses_match_the_oracle_on_a_mesh(#[case] json: &str) {
 /// A larger vocabulary that is not divisible, in both layouts.
 #[rstest]
 #[case(HeadLayout::VocabHidden, (2, 4))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(HeadLayout::VocabHidden, (1, 8))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(HeadLayout::HiddenVocab, (2, 4))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(HeadLayout::HiddenVocab, (1, 8))]
 fn indivisible_vocabulary_matches_the_oracle_on_a_mesh(
     #[case] layout: HeadLayout,
@@ -152,9 +152,9 @@ fn indivisible_vocabulary_matches_the_oracle_on_a_mesh(
 
 /// More devices than tokens or vocabulary entries: some devices have only padding.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case((8, 1))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case((1, 8))]
 #[case((4, 2))]
 fn mesh_with_empty_devices_matches_the_oracle(#[case] (data, vocab): (usize, usize)) {
@@ -172,7 +172,7 @@ fn precomputed_logits_match_the_oracle_on_a_mesh() {
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn precomputed_logits_match_the_oracle_on_every_mesh(
     #[values((8, 1), (1, 8), (2, 4), (4, 2))] mesh: (usize, usize),
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,

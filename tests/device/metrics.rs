@@ -13,12 +13,12 @@ use testkit::{Case, Shape, config};
 /// Compares sums and counts of every metric with the CPU backend, so that micro-batches merge to the same values.
 #[rstest]
 #[case::grpo(grpo(), false)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::cispo(cispo(), false)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::gspo(gspo(), false)]
 #[case::gspo_with_token_advantages(gspo(), true)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::sequence_level_cispo(
     config(r#"{"loss_type": "cispo", "epsilon_high": 1.05, "importance_sampling_level": "sequence"}"#),
     false
@@ -67,11 +67,11 @@ fn metrics_match_the_cpu_backend(#[case] loss: LossConfig, #[case] per_token: bo
 /// The micro-batches of a step add up to the step: their gradients accumulate in the same buffers.
 #[rstest]
 #[case(gspo(), Dtype::F32)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(gspo(), Dtype::Bf16)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(grpo(), Dtype::F32)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(grpo(), Dtype::Bf16)]
 fn micro_batches_add_up_to_the_step_on_pjrt(#[case] loss: LossConfig, #[case] dtype: Dtype) {
     let case = Case::new(&loss, &Shape { dtype, bias: true, ..SMALL }, 17);

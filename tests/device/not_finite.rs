@@ -13,13 +13,13 @@ use testkit::{Case, Shape, config};
 #[rstest]
 #[case(gspo(), (2, 2))]
 #[case(softcap(), (1, 1))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(gspo(), (1, 1))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(softcap(), (2, 2))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(grpo(), (1, 1))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(grpo(), (2, 2))]
 fn nan_in_hidden_states_reaches_the_loss(#[case] loss: LossConfig, #[case] (data, vocab): (usize, usize)) {
     let case = Case::new(&loss, &Shape { bias: true, ..SMALL }, 13);

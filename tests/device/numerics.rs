@@ -51,7 +51,7 @@ fn oracle_of_rounded_logits(case: &Case, loss: &LossConfig) -> Evaluation<f64> {
 /// One rounding loses 7 bits. The result then matches the oracle of the rounded logits within f32's tolerance; a second rounding,
 /// or a rounding in the forward pass only, would differ by 1e-3.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
 fn logits_are_rounded_to_bf16_once(#[case] loss: LossConfig) {
@@ -71,7 +71,7 @@ fn logits_are_rounded_to_bf16_once(#[case] loss: LossConfig) {
 /// The gradient of the bias is the sum of dL/dlogits over tokens; its sum over the vocabulary is 0, because probabilities add up
 /// to 1 if both passes see the same logits.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(Dtype::F32)]
 #[case(Dtype::Bf16)]
 fn bias_gradient_sums_to_zero(#[case] logits: Dtype) {
@@ -93,7 +93,7 @@ fn bias_gradient_sums_to_zero(#[case] logits: Dtype) {
 
 /// dL/dlogits is rounded to bf16 before the products: errors of 2^-8 per term, which average out.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
 fn gradients_from_rounded_dlogits_stay_close(#[case] loss: LossConfig) {
@@ -110,7 +110,7 @@ fn gradients_from_rounded_dlogits_stay_close(#[case] loss: LossConfig) {
 
 /// Gradients accumulated in bf16 stay on the devices and are rounded at every addition.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case((1, 1))]
 #[case((2, 2))]
 fn gradients_can_accumulate_in_bf16_on_the_device(#[case] (data, vocab): (usize, usize)) {

@@ -16,7 +16,7 @@ fn with_budget(workspace_budget: usize, loop_order: Option<LoopOrder>) -> Tiling
 
 /// The compiler's allocation is within the budget, and the results are the same.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::roomy(1 << 20, None)]
 #[case::chunks(400_000, Some(LoopOrder::TokenChunks))]
 #[case::panels(400_000, Some(LoopOrder::VocabPanels))]

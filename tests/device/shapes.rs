@@ -16,7 +16,7 @@ fn a_model_an_indivisible_shape_and_one_hidden_unit_match_the_oracle_on_pjrt() {
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn every_shape_matches_the_oracle_on_pjrt(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let losses = if dtype == Dtype::F32 { &LOSSES[..1] } else { &LOSSES[5..] };
     for (name, shape) in models().chain(ugly()).chain([("H1".to_owned(), ONE_HIDDEN_UNIT)]) {

@@ -55,7 +55,7 @@ fn every_tiling_matches_the_oracle() {
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn every_tiling_of_every_row_matches_the_oracle(#[values(0, 1, 2, 3, 4, 5, 6, 7)] row: usize) {
     tilings().into_iter().for_each(|tiling| check_tiling(&rows()[row], tiling));
 }
@@ -64,17 +64,17 @@ fn every_tiling_of_every_row_matches_the_oracle(#[values(0, 1, 2, 3, 4, 5, 6, 7)
 #[rstest]
 #[case(grpo(), Implementation::Reference, HeadLayout::VocabHidden)]
 #[case(gspo(), Implementation::Logits, HeadLayout::HiddenVocab)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(gspo(), Implementation::Logits, HeadLayout::VocabHidden)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(gspo(), Implementation::Reference, HeadLayout::HiddenVocab)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(gspo(), Implementation::Reference, HeadLayout::VocabHidden)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(grpo(), Implementation::Reference, HeadLayout::HiddenVocab)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(grpo(), Implementation::Logits, HeadLayout::HiddenVocab)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(grpo(), Implementation::Logits, HeadLayout::VocabHidden)]
 fn dense_programs_match_the_oracle(
     #[case] loss: LossConfig,
@@ -105,17 +105,17 @@ fn plan_without_gradients_computes_the_loss(#[values(chunks(3), panels(7))] tili
 #[rstest]
 #[case::chunks(Implementation::Fused, chunks(200), (2, 1))]
 #[case::panels(Implementation::Fused, panels(16), (1, 1))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::chunks(Implementation::Fused, chunks(200), (1, 1))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::panels(Implementation::Fused, panels(16), (2, 1))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::reference(Implementation::Reference, Tiling::default(), (1, 1))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::reference(Implementation::Reference, Tiling::default(), (2, 1))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::logits(Implementation::Logits, Tiling::default(), (1, 1))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::logits(Implementation::Logits, Tiling::default(), (2, 1))]
 fn sequences_are_summed_over_blocks_of_tokens(
     #[case] implementation: Implementation,

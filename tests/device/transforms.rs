@@ -20,7 +20,7 @@ fn capped_log_probabilities_with_temperatures_match_the_oracle() {
 #[case::softcap_logprobs(softcap_logprobs())]
 #[case::logit_scale(LossConfig { logit_scale: 0.4, ..grpo() })]
 #[case::temperatures_of_logprobs(cispo())]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn transformed_hidden_states_match_the_oracle(#[case] loss: LossConfig, #[values(false, true)] temperatures: bool) {
     check_transform(&loss, temperatures);
 }
@@ -38,19 +38,19 @@ fn check_transform(loss: &LossConfig, temperatures: bool) {
 
 #[rstest]
 #[case(softcap(), Dtype::Bf16, Implementation::Logits)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(softcap(), Dtype::Bf16, Implementation::Reference)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(softcap(), Dtype::F32, Implementation::Logits)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(softcap(), Dtype::F32, Implementation::Reference)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(softcap_logprobs(), Dtype::Bf16, Implementation::Logits)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(softcap_logprobs(), Dtype::Bf16, Implementation::Reference)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(softcap_logprobs(), Dtype::F32, Implementation::Logits)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(softcap_logprobs(), Dtype::F32, Implementation::Reference)]
 fn transformed_logits_match_the_oracle(
     #[case] loss: LossConfig,

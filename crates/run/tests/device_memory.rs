@@ -186,7 +186,7 @@ fn checkpoints_and_model_folders_are_streamed_by_tensor() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn checkpoints_and_model_folders_of_every_dtype_are_streamed_by_tensor() {
     for runtime in runtimes() {
         println!("devices: {}", runtime.devices().len());

@@ -148,7 +148,7 @@ fn every_mesh_matches_the_gradients_of_one_device() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn every_mesh_matches_every_gradient_of_one_device() {
     let all = [(8, 1), (1, 8), (2, 4), (4, 2), (2, 2), (3, 1)];
     assert_meshes(&[&all; 3]);

@@ -18,7 +18,7 @@ use stablehlo::{Dtype, Save};
 const GRADIENTS: f32 = 1e-4;
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn gradients_with_every_save_policy_match_torch() {
     let of = |save, attention| PjrtPolicyOptions { save, attention, ..PjrtPolicyOptions::default() };
     let all = [Save::Carry, Save::Every(5), Save::Products, Save::Everything].map(|save| of(save, blocks_of(7)));
@@ -39,7 +39,7 @@ fn gradients_with_every_save_policy_match_torch() {
 /// All sequences of a checkpoint in one row; the other row is a masked sequence with the length of all others together.
 #[rstest]
 #[case::text("qwen3_5")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::images("qwen3_5_vision")]
 fn gradients_of_packed_rows_match_torch(#[case] name: &str) {
     let checkpoint = Checkpoint::open(name);
@@ -58,7 +58,7 @@ fn gradients_of_packed_rows_match_torch(#[case] name: &str) {
 
 /// Slots are refilled while the states of others are in progress, and finished slots keep theirs.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::greedy(Sampling::Greedy)]
 #[case::random(random(1.0, LogitsProcessors::default(), 0))]
 fn completions_do_not_depend_on_slots(#[case] sampling: Sampling) {

@@ -116,7 +116,7 @@ fn assert_same_states(what: &str, found: [Vec<NamedTensor>; 3], expected: [Vec<N
 
 /// Two blocks of any tensor in each other's place, and a decay of moments that is off by 0.05, exceed the bound of moments tenfold.
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn exchanged_blocks_and_another_decay_exceed_the_bounds() {
     let options = PjrtPolicyOptions::default;
     let of = |adamw: &AdamWConfig| {
@@ -143,9 +143,9 @@ fn exchanged_blocks_and_another_decay_exceed_the_bounds() {
 
 #[rstest]
 #[case::one_device(&[])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::fsdp(&[("fsdp", 8)])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::every_axis(&[("data", 2), ("fsdp", 2), ("tensor", 2)])]
 fn eight_bit_moments_match_the_host(#[case] axes: &[(&str, usize)]) {
     let runtime = on(axes);
@@ -165,9 +165,9 @@ fn eight_bit_moments_match_the_host(#[case] axes: &[(&str, usize)]) {
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::one_device(&[])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::fsdp(&[("fsdp", 8)])]
 #[case::every_axis(&[("data", 2), ("fsdp", 2), ("tensor", 2)])]
 fn a_state_with_eight_bit_moments_moves_between_host_and_device_bit_for_bit(#[case] axes: &[(&str, usize)]) {

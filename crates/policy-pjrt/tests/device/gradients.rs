@@ -49,20 +49,20 @@ fn fits(save: &Save, config: &ModelConfig) -> bool {
     save: Save::Named(vec![ATTENTION.into()]),
     ..Default::default()
 })]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn gradients_of_every_family_with_one_way_match_torch_and_the_cpu_policy(#[case] options: PjrtPolicyOptions) {
     assert_gradients(|_| options.clone());
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn gradients_with_one_group_of_layers_match_torch_and_the_cpu_policy() {
     let all = |config: &ModelConfig| Save::Every(config.num_hidden_layers);
     assert_gradients(|config| PjrtPolicyOptions { save: all(config), ..Default::default() });
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn gradients_with_every_save_policy_match_torch_and_the_cpu_policy() {
     let mut saves = [Save::Carry, Save::Every(2), Save::Products, Save::Everything].into_iter().cycle();
     assert_gradients(|config| {
@@ -104,7 +104,7 @@ fn an_optimizer_step_of_two_families_matches_torch() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn an_optimizer_step_of_every_family_matches_torch() {
     assert_eq!(assert_optimizer_steps(all()), 32);
 }
@@ -234,7 +234,7 @@ fn checkpoints_of_three_families_match_the_cpu_policy() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn checkpoints_of_every_family_match_the_cpu_policy() {
     assert_checkpoints(checkpoint::ALL);
 }

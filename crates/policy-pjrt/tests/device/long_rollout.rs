@@ -84,19 +84,19 @@ fn check(config: &ModelConfig, sampling: impl Fn(usize) -> Sampling) {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn greedy_completions_do_not_depend_on_other_prompts() {
     check(&config(), |_| Sampling::Greedy);
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn samples_of_the_full_distribution_do_not_depend_on_other_prompts() {
     check(&config(), |first| random(1.0, LogitsProcessors::default(), first));
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn completions_with_sliding_windows_do_not_depend_on_other_prompts() {
     check(&with_windows(), |_| Sampling::Greedy);
 }

@@ -55,7 +55,7 @@ fn gradients_and_merged_weights_of_two_peft_adapters_match_peft() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn gradients_and_merged_weights_of_every_peft_adapter_match_peft() {
     let with_experts = ["qwen3_moe", "qwen3_moe_fused", "gpt_oss"].into_iter().flat_map(|name| {
         let folder = format!("{name}_experts_lora");
@@ -119,7 +119,7 @@ fn adapters_of_the_head_and_of_layers_match_the_cpu_policy() {
 
 /// Every family and every kind of target modules.
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn adapters_of_every_family_match_the_cpu_policy() {
     let of_first_layer = || TargetModules::Pattern(r"model\.layers\.0\..*_proj".into());
     for (name, lora) in [
@@ -152,7 +152,7 @@ fn adapters_of_experts_in_blocks_match_the_cpu_policy() {
 
 /// All experts, and those of one layer; dense products, and products in blocks.
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn adapters_of_experts_match_the_cpu_policy() {
     let both = OF_EXPERTS;
     for (name, lora, options) in [

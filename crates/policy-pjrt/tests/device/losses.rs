@@ -118,7 +118,7 @@ fn a_loss_of_each_kind_matches_the_cpu_policy() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn every_loss_matches_the_cpu_policy() {
     for name in family::LOSSES.into_iter().chain(family::others()).chain(OF_OTHER_LOGITS) {
         assert_same_on_both(name, &family::loss(name), |batch| batch);
@@ -127,9 +127,9 @@ fn every_loss_matches_the_cpu_policy() {
 
 #[rstest]
 #[case("grpo")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("dapo")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("verl_vanilla")]
 fn losses_with_advantages_and_temperatures_per_token_match_the_cpu_policy(#[case] name: &str) {
     assert_same_on_both(name, &family::loss(name), |batch| {
@@ -174,28 +174,28 @@ impl Update {
 /// Token selections, masks and sequence weights of an update must not depend on the number of micro-batches, if the whole batch is prepared
 /// first, as in the trainer.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("top_entropy")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("clip_cov")]
 #[case("kl_cov")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("gspo")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("grpo_sequence")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("geo_mean")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("vespo")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("luspo")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("off_policy")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("sampler_sequence_mask")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("sampler_rejection")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("sampler_seq_mask_tis")]
 fn an_update_does_not_depend_on_the_number_of_micro_batches(#[case] name: &str) {
     let (loss, sequences) = (family::loss(name), sequences());

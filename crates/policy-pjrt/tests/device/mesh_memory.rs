@@ -19,7 +19,7 @@ fn the_memory_of_a_device_is_that_of_its_shards() {
 #[case::data(&[("data", 8)])]
 #[case::fsdp(&[("fsdp", 8)])]
 #[case::every_axis(&[("data", 2), ("fsdp", 2), ("tensor", 2)])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn the_memory_of_a_device_of_every_mesh_is_that_of_its_shards(#[case] axes: &[(&str, usize)]) {
     check(axes, &[0, 1, 2, 3]);
 }

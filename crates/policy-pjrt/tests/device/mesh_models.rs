@@ -66,15 +66,15 @@ impl Model {
 
 /// The smallest error of a mesh, two shards of one tensor in each other's place, exceeds the bound of the model tenfold.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::dense(Model::Dense)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::qwen3_moe(Model::Qwen3Moe)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::gpt_oss(Model::GptOss)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::gated_delta_nets(Model::GatedDeltaNets)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::other_heads(Model::OtherHeads)]
 fn two_exchanged_shards_of_any_tensor_exceed_the_bounds(#[case] model: Model) {
     let (config, bound) = (model.config(), model.bound());
@@ -144,9 +144,9 @@ pub(crate) fn with_experts() -> [ModelConfig; 2] {
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::dense_products(&[("fsdp", 4), ("tensor", 2)], ExpertProducts::Dense)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::grouped_products(&[("data", 4), ("tensor", 2)], ExpertProducts::Grouped { rows: NonZeroUsize::new(4) })]
 fn replayed_experts_on_meshes_match_one_device(
     #[case] axes: &[(&'static str, usize)],

@@ -37,7 +37,7 @@ policy::contract_tests!(
 
 mod whole_contract {
     policy::contract_tests!(
-        #[ignore = "a product of cases"]
+        #[ignore = "GRPO_TESTS=all"]
         super::OnMesh
     );
 }

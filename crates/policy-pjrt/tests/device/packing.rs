@@ -24,7 +24,7 @@ fn gradients_of_packed_rows_match_torch_and_the_cpu_policy() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn gradients_of_packed_rows_of_every_family_match_torch_and_the_cpu_policy() {
     assert_packed(checkpoint::ALL);
 }
@@ -85,9 +85,9 @@ fn extended(checkpoint: &Checkpoint, options: PjrtPolicyOptions) -> PjrtPolicy {
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::materialised("qwen2", options()[0].clone())]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::blockwise("llama3", options()[1].clone())]
 fn packed_adapters_values_and_losses_match_separate_rows(#[case] name: &str, #[case] options: PjrtPolicyOptions) {
     let checkpoint = Checkpoint::open(name);

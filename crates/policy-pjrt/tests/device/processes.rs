@@ -44,9 +44,9 @@ fn in_processes<T: Send>(owners: &[usize], run: impl Fn(&Arc<Store>, Runtime) ->
 const OWNERS: [[usize; 8]; 2] = [[0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 2, 2, 0, 1]];
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::of_two_hosts(OWNERS[0], None, None)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::in_another_order(
     OWNERS[1],
     Some(LoraConfig { r: 2, ..LoraConfig::default() }),

@@ -84,21 +84,21 @@ pub(crate) fn quantized(quantization: Quantization) -> PjrtPolicyOptions {
 
 /// On one device, on a mesh, and with a rollout on a mesh of its own.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::one_device(Quantization::Nf4, &[], None)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::every_axis(Quantization::Int8, &[("data", 2), ("fsdp", 2), ("tensor", 2)], None)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::one_device(Quantization::Int8, &[], None)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::every_axis(Quantization::Nf4, &[("data", 2), ("fsdp", 2), ("tensor", 2)], None)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::fsdp(Quantization::Int8, &[("fsdp", 2)], None)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::fsdp(Quantization::Nf4, &[("fsdp", 2)], None)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::own_mesh(Quantization::Int8, &[("data", 2), ("fsdp", 2)], Some(rules(&[("data", 2), ("tensor", 2)])))]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::own_mesh(Quantization::Nf4, &[("data", 2), ("fsdp", 2)], Some(rules(&[("data", 2), ("tensor", 2)])))]
 fn quantised_training_and_sampling_equal_those_of_dequantised_weights(
     #[case] quantization: Quantization,
@@ -117,9 +117,9 @@ fn quantised_training_and_sampling_equal_those_of_dequantised_weights(
 
 /// A model with Gated DeltaNets, whose layers have other matrices.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(Quantization::Nf4)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(Quantization::Int8)]
 fn quantised_gated_delta_nets_match_the_cpu(#[case] quantization: Quantization) {
     let linear = LinearAttention {
@@ -145,7 +145,7 @@ fn quantised_gated_delta_nets_match_the_cpu(#[case] quantization: Quantization) 
 
 #[rstest]
 #[case(Quantization::Int8)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(Quantization::Nf4)]
 fn quantised_policies_match_the_cpu(#[case] quantization: Quantization) {
     matches_the_cpu(&config(), quantization, 1e-5);
@@ -179,7 +179,7 @@ fn matches_the_cpu(config: &ModelConfig, quantization: Quantization, tolerance: 
 
 #[rstest]
 #[case(Quantization::Nf4)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(Quantization::Int8)]
 fn bf16_products_dequantise_to_bf16(#[case] quantization: Quantization) {
     let config = config();

@@ -11,15 +11,15 @@ use rstest::rstest;
 /// Rows of 192 values are three blocks of 64, and the 24 rows of keys are three words of eight codes, or six of four.
 #[rstest]
 #[case(Quantization::Nf4, &[("fsdp", 8)])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(Quantization::Nf4, &[("data", 2), ("fsdp", 4)])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(Quantization::Nf4, &[("fsdp", 2), ("tensor", 4)])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(Quantization::Int8, &[("fsdp", 8)])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(Quantization::Int8, &[("data", 2), ("fsdp", 4)])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(Quantization::Int8, &[("fsdp", 2), ("tensor", 4)])]
 fn uneven_blocks_and_words_match_one_device(#[case] quantization: Quantization, #[case] axes: &[(&str, usize)]) {
     let config = ModelConfig {

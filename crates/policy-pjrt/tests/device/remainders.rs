@@ -107,9 +107,9 @@ fn rest_of_arguments(module: &Module, given: usize) -> Vec<DeviceTensor> {
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("qwen2")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("qwen3")]
 #[case("llama3_bf16")]
 fn gradients_of_bf16_weights_match_f32_weights_of_equal_values(#[case] name: &str) {
@@ -148,7 +148,7 @@ fn patterns(state: &[Vec<NamedTensor>; 3]) -> Vec<u32> {
 
 #[rstest]
 #[case::with_roll_back_and_mixed(true, true)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::without_roll_back(false, false)]
 fn a_bf16_policy_is_restored_bit_for_bit_by_import_and_roll_back(#[case] can_roll_back: bool, #[case] mixed: bool) {
     let checkpoint = Checkpoint::open("qwen2");
@@ -196,7 +196,7 @@ fn a_bf16_policy_is_restored_bit_for_bit_by_import_and_roll_back(#[case] can_rol
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn the_reference_policy_is_bf16_until_it_is_mixed() {
     let checkpoint = Checkpoint::open("qwen3");
     let sequences = checkpoint.completions();

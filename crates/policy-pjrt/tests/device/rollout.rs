@@ -50,7 +50,7 @@ fn greedy_completions_of_two_families_match_the_cpu_policy() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn greedy_completions_of_every_family_match_the_cpu_policy() {
     checkpoint::ALL.iter().for_each(|name| assert_greedy(name, &prompts(), 2, 9, [8, 4], &[[0, 2], [4, 5]]));
 }
@@ -79,9 +79,9 @@ impl policy::StopCondition for Fives {
 /// Slots that others leave are used again, and a call adds tokens behind the end.
 #[rstest]
 #[case(3, 4)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(64, 16)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(20, 1)]
 fn a_stop_condition_ends_completions_where_it_does_on_the_host(#[case] slots: usize, #[case] tokens_per_call: usize) {
     let (checkpoint, prompts) = (Checkpoint::open("qwen2"), prompts());
@@ -106,10 +106,10 @@ fn a_stop_condition_ends_completions_where_it_does_on_the_host(#[case] slots: us
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(1)]
 #[case(12)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case(17)]
 fn a_sample_does_not_depend_on_its_slot_or_on_other_samples(#[case] slots: usize) {
     let (checkpoint, prompts) = (Checkpoint::open("qwen2"), prompts());
@@ -130,10 +130,10 @@ fn a_sample_does_not_depend_on_its_slot_or_on_other_samples(#[case] slots: usize
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::top_k(LogitsProcessors { top_k: Some(7), ..LogitsProcessors::default() }, 7)]
 #[case::top_p(LogitsProcessors { top_p: Some(0.8), min_p: Some(0.05), ..LogitsProcessors::default() }, VOCAB - 1)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::every_token(LogitsProcessors { top_k: Some(VOCAB), ..LogitsProcessors::default() }, 0)]
 fn sampling_masks_have_the_kept_tokens_of_every_call_and_slot(
     #[case] processors: LogitsProcessors,

@@ -40,7 +40,7 @@ fn assert_same_metrics(what: &str, found: &LossOutput, expected: &LossOutput) {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn loads_and_load_balancing_losses_match_transformers_and_the_cpu_policy() {
     let mut saves = [Save::Carry, Save::Every(1), Save::Everything].into_iter().cycle();
     for name in checkpoint::ROUTERS {
@@ -89,7 +89,7 @@ fn grouped_products_match_transformers_and_dense_products() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn grouped_products_of_every_checkpoint_match_transformers_and_dense_products() {
     assert_grouped_products(checkpoint::ROUTERS);
 }
@@ -177,7 +177,7 @@ fn replayed_experts_match_transformers_and_the_cpu_policy() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn replayed_experts_of_every_checkpoint_match_transformers_and_the_cpu_policy() {
     assert_replayed_experts(checkpoint::ROUTERS, &[PjrtPolicyOptions::default(), grouped(2)]);
 }
@@ -269,7 +269,7 @@ fn experts_of_a_rollout_are_those_of_the_cpu_policy() {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn experts_of_a_rollout_of_other_checkpoints_are_those_of_the_cpu_policy() {
     assert_routed_experts(["qwen3_moe_one", "qwen3_moe_idle", "gpt_oss"]);
 }

@@ -186,7 +186,7 @@ fn tiling() -> Tiling {
 }
 
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn sharded_gradients_of_every_family_match_one_device() {
     let attentions = [Attention::Materialised, blocks_of(5)];
     for (i, name) in ["qwen2_pad", "qwen3", "llama3", "qwen2_5_sharded"].into_iter().enumerate() {
@@ -273,7 +273,7 @@ fn updates_agree(name: &str, one: &TrainPrograms, parameters: &[Array], gradient
 
 #[rstest]
 #[case::fsdp_and_tensor(&meshes()[2..])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::others(&meshes()[..2])]
 fn sharded_gradients_of_adapters_a_value_head_and_a_sequence_level_loss_match_one_device(#[case] meshes: &[Mesh]) {
     let checkpoint = Checkpoint::open("qwen3");
@@ -292,9 +292,9 @@ fn sharded_gradients_of_adapters_a_value_head_and_a_sequence_level_loss_match_on
 
 /// Prefill, admission, and one call of the decode loop.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::fsdp_and_tensor(&meshes()[2..])]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::others(&meshes()[..2])]
 fn a_sharded_greedy_rollout_matches_one_device(#[case] meshes: &[Mesh]) {
     rollouts_agree(&Sampling::Greedy, meshes);
@@ -302,9 +302,9 @@ fn a_sharded_greedy_rollout_matches_one_device(#[case] meshes: &[Mesh]) {
 
 /// The programs of each kind of device read weights and cache in another layout. With sliding windows, and with sinks, too.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("qwen3")]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("qwen2_window")]
 #[case("gpt_oss")]
 fn the_rollouts_of_all_kinds_of_devices_match(#[case] name: &str) {
@@ -321,7 +321,7 @@ fn the_rollouts_of_all_kinds_of_devices_match(#[case] name: &str) {
 
 /// Random numbers do not depend on the device that draws them.
 #[test]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 fn a_sharded_rollout_that_samples_matches_one_device() {
     let all = LogitsProcessors::default();
     let likeliest = LogitsProcessors { top_k: Some(9), top_p: Some(0.9), ..all };

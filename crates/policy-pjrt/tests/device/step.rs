@@ -44,14 +44,14 @@ fn assert_same_state(what: &str, found: &PjrtPolicy, expected: &PjrtPolicy) {
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("qwen2", Compute::F32, false, false)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("qwen2", Compute::Bf16, false, false)]
 #[case("qwen3", Compute::F32, true, true)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("llama3", Compute::F32, false, true)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("llama3", Compute::Bf16, true, false)]
 fn a_fused_step_matches_gradient_and_update(
     #[case] name: &str,

@@ -64,13 +64,13 @@ fn converse(
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::plain("qwen2", 16)]
 #[case::fewer_slots_than_conversations("qwen2", 8)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::sliding_windows("gemma3", 16)]
 #[case::other_heads("gemma4", 16)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::layers_without_rotation("smollm3", 16)]
 fn turns_that_continue_sample_what_a_prefill_does(#[case] name: &str, #[case] slots: usize) {
     let checkpoint = Checkpoint::open(name);
@@ -86,7 +86,7 @@ fn turns_that_continue_sample_what_a_prefill_does(#[case] name: &str, #[case] sl
 
 /// The state of a Gated DeltaNet cannot drop tokens: a conversation is prefilled again if the stop condition drops a token that is in the state.
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case::as_many_slots_as_conversations(16)]
 #[case::fewer_slots(8)]
 fn turns_that_continue_states_sample_what_a_prefill_does(#[case] slots: usize) {

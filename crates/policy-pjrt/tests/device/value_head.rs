@@ -43,12 +43,12 @@ pub(crate) fn parts<'a>(whole: &SequenceBatch<'a>, size: usize) -> Vec<SequenceB
 }
 
 #[rstest]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("qwen2", false)]
 #[case("qwen3", true)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("llama3", false)]
-#[ignore = "a product of cases"]
+#[ignore = "GRPO_TESTS=all"]
 #[case("llama3", true)]
 fn values_and_both_losses_match_the_cpu_policy(#[case] name: &str, #[case] adapted: bool) {
     let checkpoint = Checkpoint::open(name);
