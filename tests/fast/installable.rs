@@ -1,4 +1,4 @@
-//! The Python package, the images and the workflow of CI agree with the repository. `tests/python/installable.rs` runs their own checkers.
+//! The Python package, the images and the workflows of CI agree with the repository. `tests/python/installable.rs` runs their own checkers.
 
 use parse_dockerfile::{Instruction, Source};
 use serde_json::Value;
@@ -8,6 +8,7 @@ use std::path::Path;
 const DOCKERFILE: &str = include_str!("../../Dockerfile");
 const DOCKERIGNORE: &str = include_str!("../../.dockerignore");
 const WORKFLOW: &str = include_str!("../../.github/workflows/ci.yml");
+const NIGHTLY: &str = include_str!("../../.github/workflows/nightly.yml");
 
 /// Returns `true` if the repository has this file or folder.
 fn exists(path: &str) -> bool {
@@ -119,13 +120,40 @@ fn commands(workflow: &str) -> Vec<String> {
     steps.filter_map(|step| Some(step["run"].as_str()?.to_owned())).collect()
 }
 
+/// Returns the scripts of the repository that commands run.
+fn scripts(commands: &[String]) -> BTreeSet<&str> {
+    let words = commands.iter().flat_map(|command| command.split_whitespace());
+    let scripts: BTreeSet<&str> =
+        words.filter(|word| word.starts_with("scripts/") || word.starts_with(".ci/")).collect();
+    for script in &scripts {
+        assert!(exists(script), "a workflow runs {script}, which is not there");
+    }
+    scripts
+}
+
+#[test]
+fn every_night_runs_miri_and_each_fuzz_target_with_its_seeds() {
+    let commands = commands(NIGHTLY);
+    assert_eq!(scripts(&commands), BTreeSet::from(["scripts/fuzz.sh", "scripts/miri.sh"]));
+    let nightly: Value = serde_saphyr::from_str(NIGHTLY).expect("YAML");
+    let matrix = nightly["jobs"]["fuzz"]["strategy"]["matrix"]["target"].as_array().expect("targets");
+    let nightly: Vec<&str> = matrix.iter().map(|target| target.as_str().expect("a name")).collect();
+    let manifest = parse_toml(include_str!("../../fuzz/Cargo.toml"));
+    let targets = manifest["bin"].as_array().expect("targets").iter();
+    let targets: Vec<&str> = targets.map(|target| target["name"].as_str().expect("a name")).collect();
+    assert_eq!(nightly, targets);
+    for target in targets {
+        assert!(exists(&format!("fuzz/fuzz_targets/{target}.rs")), "{target} has no file");
+        let seeds = std::fs::read_dir(format!("../fuzz/corpus/{target}")).expect("seeds");
+        assert!(seeds.count() >= 3, "{target} has fewer than 3 seeds");
+    }
+    assert!(manifest["workspace"].as_table().expect("a table").is_empty(), "fuzz/ is not part of this workspace");
+}
+
 #[test]
 fn the_workflow_runs_ci_and_every_script_of_an_installation() {
     let commands = commands(WORKFLOW);
-    let words: BTreeSet<&str> = commands.iter().flat_map(|command| command.split_whitespace()).collect();
-    for script in words.iter().filter(|word| word.starts_with("scripts/") || word.starts_with(".ci/")) {
-        assert!(exists(script), "ci.yml runs {script}, which is not there");
-    }
+    let words = scripts(&commands);
     for needed in [".ci/run", "scripts/wheel.sh", "scripts/try_binary.sh", "scripts/release.sh"] {
         assert!(words.contains(needed), "ci.yml does not run {needed}");
     }

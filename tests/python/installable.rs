@@ -1,4 +1,4 @@
-//! The source distribution, the images and the workflow of CI, checked by the programs of their formats.
+//! The source distribution, the images, and the files in `.github`, checked by the programs of their formats.
 
 use crate::support::repository;
 use serde_json::Value;
@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use testkit::python::Python;
 
 const WORKFLOW: &str = ".github/workflows/ci.yml";
+const NIGHTLY: &str = ".github/workflows/nightly.yml";
 
 /// Runs a program of the Python packages, or of this system, in a folder.
 fn run(program: impl AsRef<Path>, arguments: &[&str], folder: &Path) -> Output {
@@ -74,20 +75,47 @@ fn the_source_distribution_has_the_packages_of_the_binary_and_no_tests() {
     assert!(readme.starts_with("# grpo"), "{readme}");
 }
 
+/// Returns the output of check-jsonschema for a schema that it has.
+fn check_schema(python: &Python, schema: &str, path: &Path) -> Output {
+    let mut command = python.command();
+    command.args(["-m", "check_jsonschema", "--builtin-schema", &format!("vendor.{schema}")]).arg(path);
+    command.output().expect("python3 starts")
+}
+
 #[test]
 #[ignore = "GRPO_TESTS=all: Python packages"]
-fn the_workflow_of_ci_is_valid_and_safe() {
+fn forms_of_issues_and_dependabot_have_their_schemas() {
+    let (python, folder) = (Python::install(), tempfile::tempdir().expect("a folder"));
+    for (schema, file, key) in [
+        ("github-issue-forms", "ISSUE_TEMPLATE/bug.yml", "body:"),
+        ("github-issue-forms", "ISSUE_TEMPLATE/feature.yml", "description:"),
+        ("github-issue-config", "ISSUE_TEMPLATE/config.yml", "url:"),
+        ("dependabot", "dependabot.yml", "package-ecosystem:"),
+    ] {
+        let path = PathBuf::from(repository(&format!(".github/{file}")));
+        succeed(check_schema(&python, schema, &path));
+        // The schema requires the key.
+        let text = fs::read_to_string(&path).expect("a file");
+        assert!(text.contains(key), "{file} has no {key}");
+        let damaged = folder.path().join("damaged.yml");
+        fs::write(&damaged, text.replacen(key, "unknown:", 1)).expect("written");
+        assert!(!check_schema(&python, schema, &damaged).status.success(), "{file} without {key} is accepted");
+    }
+}
+
+#[test]
+#[ignore = "GRPO_TESTS=all: Python packages"]
+fn the_workflows_are_valid_and_safe() {
     let (python, folder) = (Python::install(), tempfile::tempdir().expect("a folder"));
     let check = |path: &Path| {
-        let mut schema = python.command();
-        schema.args(["-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]).arg(path);
+        let schema = check_schema(&python, "github-workflows", path);
         let path = path.display().to_string();
         let zizmor = ["--offline", "--persona", "pedantic", "--no-progress", &path];
         let zizmor = run(python.scripts().join("zizmor"), &zizmor, folder.path());
-        [schema.output().expect("python3 starts"), zizmor]
+        [schema, zizmor]
     };
-    let workflow = PathBuf::from(repository(WORKFLOW));
-    check(&workflow).into_iter().for_each(|output| drop(succeed(output)));
+    let [workflow, nightly] = [WORKFLOW, NIGHTLY].map(|path| PathBuf::from(repository(path)));
+    check(&workflow).into_iter().chain(check(&nightly)).for_each(|output| drop(succeed(output)));
     // Each program finds the defects of its kind.
     let text = fs::read_to_string(workflow).expect("a workflow");
     for (checker, found, replaced) in [
