@@ -9,6 +9,9 @@ use grpo_files::Layers;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::sync::LazyLock;
+
+static EVERYTHING: LazyLock<Value> = LazyLock::new(everything);
 
 /// Returns a value at a dotted path, with `any` for `*`.
 fn nested(path: &str, value: Value) -> Value {
@@ -18,7 +21,7 @@ fn nested(path: &str, value: Value) -> Value {
 
 /// Returns the configuration with a value in every section, and `value` at `path`.
 fn with(path: &str, value: Value) -> grpo_files::Result<TrainConfig> {
-    let layers = Layers::new().value("everything", everything())?;
+    let layers = Layers::new().value("everything", EVERYTHING.clone())?;
     layers.value("reference", nested(path, value))?.resolve::<TrainConfig>()
 }
 
@@ -59,16 +62,17 @@ fn legal_values(path: &str) -> String {
 /// Returns the default of a key in YAML's flow style. The defaults of sections that are off apply when the section is given. A key that
 /// [`everything`] sets there has none.
 fn default_of(path: &str) -> String {
+    static DEFAULT: LazyLock<Value> = LazyLock::new(|| serde_json::to_value(TrainConfig::default()).unwrap());
+    static WITH_SECTIONS: LazyLock<Value> =
+        LazyLock::new(|| serde_json::to_value(with("seed", json!(0)).unwrap()).unwrap());
     let pointer = format!("/{}", path.replace('*', "any").replace('.', "/"));
-    let default = serde_json::to_value(TrainConfig::default()).unwrap();
-    if let Some(value) = default.pointer(&pointer) {
+    if let Some(value) = DEFAULT.pointer(&pointer) {
         return value.to_string();
     }
-    if everything().pointer(&pointer).is_some() {
+    if EVERYTHING.pointer(&pointer).is_some() {
         return String::new();
     }
-    let value = serde_json::to_value(with("seed", json!(0)).unwrap()).unwrap();
-    value.pointer(&pointer).map(Value::to_string).unwrap_or_default()
+    WITH_SECTIONS.pointer(&pointer).map(Value::to_string).unwrap_or_default()
 }
 
 fn page() -> String {
