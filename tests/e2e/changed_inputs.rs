@@ -19,6 +19,7 @@ fn with_field(path: &Path, name: &str, to: Value) -> Vec<u8> {
 
 /// With LoRA, the base model is read from its folder again; without LoRA, only the reference may be.
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn another_model_of_a_run_is_refused() {
     for settings in [&["lora={r: 4}"][..], &[]] {
         let runs = Runs::small();

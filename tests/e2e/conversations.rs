@@ -270,6 +270,7 @@ fn wrong_environments_are_refused_before_anything_is_written() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn messages_without_room_name_the_key_that_cuts_them() {
     let runs = runs();
     let words = "of the first step's conversations ended because a message of a tool or an environment had no room in \

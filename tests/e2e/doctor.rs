@@ -224,6 +224,7 @@ fn closed_port() -> String {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn a_hub_that_does_not_respond_is_a_problem_unless_it_is_switched_off() {
     let runs = Runs::new(&[]);
     let address = closed_port();

@@ -177,6 +177,7 @@ fn a_model_without_a_chat_template_gets_texts() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn few_rows_are_all_trained_on() {
     let runs = Runs::small();
     runs.write_rows(3, |i| json!({"question": format!("What is {i} + 1?"), "answer": i + 1}));

@@ -91,6 +91,7 @@ fn sampled_completions_are_a_table_on_a_terminal_and_nothing_in_a_pipe() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn the_line_of_progress_fits_and_is_made_of_whole_fields() {
     for columns in [30, 80] {
         let runs = Runs::new(&["grpo.max_steps=12", "run.log_completions_steps=0"]);

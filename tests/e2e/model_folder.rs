@@ -162,6 +162,7 @@ fn a_stored_model_larger_than_memory_is_refused_before_it_is_read() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn a_run_reads_its_prompts_through_the_chat_template_of_its_configuration() {
     let runs = Runs::small();
     // Completions of one token: whatever else is counted are prompts.

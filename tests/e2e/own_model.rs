@@ -84,6 +84,7 @@ fn a_section_of_rewards_is_all_the_rewards_of_a_run() {
 }
 
 #[test]
+#[ignore = "GRPO_TESTS=all"]
 fn sampling_is_plain_unless_the_run_asks_for_the_models_own() {
     let runs = Runs::small();
     let generation =

@@ -82,7 +82,7 @@ fn memory_is_as_reported() {
     let backend = CpuBackend::with_threads(2).unwrap();
     let [of_tokens, of_sequences] = [(Dtype::F32, HeadLayout::VocabHidden), (Dtype::Bf16, HeadLayout::HiddenVocab)];
     for ((dtype, layout), loss_type) in [(of_tokens, "grpo"), (of_sequences, "gspo")] {
-        let shape = |lengths| Shape { lengths, h: 160, v: 12_000, dtype, layout, ..Shape::default() };
+        let shape = |lengths| Shape { lengths, h: 64, v: 12_000, dtype, layout, ..Shape::default() };
         let case = Case::new(&loss("grpo"), &shape(&[100, 220, 130]), 59);
         let short = Case::new(&loss("grpo"), &shape(&[20, 10]), 59);
         let mut loss = loss(loss_type);

@@ -38,11 +38,13 @@ fn plain_attention(qkv: &[f64], heads: Heads, scores: Scores, spans: &[Span]) ->
     out
 }
 
+/// The rows and the prefix of each span, and the number of rows.
+type Rows<'a> = (&'a [(Range<usize>, Range<usize>)], usize);
+
 /// Two prompts, one with three completions, one of them empty.
-const SMALL: (&[(Range<usize>, Range<usize>)], usize) =
-    (&[(0..5, 0..0), (5..8, 0..5), (8..8, 0..5), (8..10, 0..5), (10..13, 0..0)], 13);
+const SMALL: Rows<'_> = (&[(0..5, 0..0), (5..8, 0..5), (8..8, 0..5), (8..10, 0..5), (10..13, 0..0)], 13);
 /// A span of more than one tile with a prefix.
-const LARGE: (&[(Range<usize>, Range<usize>)], usize) = (&[(0..20, 0..0), (20..95, 0..20)], 95);
+const LARGE: Rows<'_> = (&[(0..20, 0..0), (20..95, 0..20)], 95);
 
 #[test]
 fn attention_and_its_gradient_match_the_formulas() {
@@ -55,7 +57,7 @@ fn attention_of_several_tiles_and_its_gradient_match_the_formulas() {
     assert_formulas([(LARGE, SCORES[0]), (LARGE, SCORES[2])]);
 }
 
-fn assert_formulas<const CASES: usize>(cases: [((&[(Range<usize>, Range<usize>)], usize), Scores); CASES]) {
+fn assert_formulas<const CASES: usize>(cases: [(Rows<'_>, Scores); CASES]) {
     for ((of, n), scores) in cases {
         let spans = &spans(of);
         let (qkv, dout) = (noise(n * HEADS.row(), 1), noise(n * 24, 2));
