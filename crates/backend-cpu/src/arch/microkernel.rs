@@ -14,6 +14,7 @@ use super::{Isa, IsaToken, generic};
 /// The prefetches of a kernel: the cache line at `from`, then the one `step` bytes after it, and so on, [`RhsPanel::prefetches`] of them. A
 /// prefetch of any address is harmless.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct Ahead {
     pub(crate) from: *const u8,
     pub(crate) step: usize,
@@ -21,6 +22,7 @@ pub(crate) struct Ahead {
 
 /// A panel `[words, 32]` of a packed rhs.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) enum RhsPanel {
     /// Words of f32.
     F32(*const u32),

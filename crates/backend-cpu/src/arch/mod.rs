@@ -21,7 +21,7 @@ pub(crate) mod tiles;
 pub(crate) mod x86_64;
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-mod no_amx;
+pub(crate) mod no_amx;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 pub(crate) use no_amx as amx;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

@@ -4,7 +4,9 @@
 //! The sums of 8 rows and 32 columns stay in 16 AVX-512 registers. Every element is one chain of multiply-adds in the order of K.
 #![allow(unsafe_code)]
 
-use super::{Isa, IsaToken, MulAdd, simd_dispatch};
+#[cfg(target_arch = "x86_64")]
+use super::Isa;
+use super::{IsaToken, MulAdd, simd_dispatch};
 use std::ops::Range;
 
 /// The columns of a vector.
@@ -15,6 +17,7 @@ pub(crate) const ROWS: usize = 8;
 /// Up to 32 columns of a matrix with K rows, as two vectors of 16 columns. The rows of a vector start `step` elements apart, and the second
 /// vector starts `second` elements after the first.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct Strip<'a> {
     pub(crate) values: &'a [f32],
     pub(crate) step: usize,
