@@ -4,3 +4,5 @@ mod endpoint;
 mod openenv;
 mod programs;
 mod protocols;
+
+testkit::tiers!();

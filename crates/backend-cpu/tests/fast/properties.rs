@@ -74,7 +74,7 @@ fn on_every_loss(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(25))]
+    #![proptest_config(ProptestConfig::with_cases(if testkit::tier::is_all() { 25 } else { 8 }))]
 
     /// Gradients of a step's micro-batches add up to the step's; log-probabilities are bit-identical.
     #[test]

@@ -15,6 +15,8 @@ use policy_cpu::CpuPolicy;
 use std::path::Path;
 use tempfile::TempDir;
 
+testkit::tiers!();
+
 const PROMPTS: usize = 3;
 const PER_PROMPT: usize = 2;
 const STOP: u32 = 2;

@@ -8,3 +8,5 @@ mod math;
 #[cfg(unix)]
 mod programs;
 mod support;
+
+testkit::tiers!();
