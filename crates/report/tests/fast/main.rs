@@ -3,4 +3,5 @@
 mod axis;
 mod folders;
 mod pages;
+mod sample;
 mod support;
