@@ -178,14 +178,11 @@ const MLP: (&str, [usize; 3]) = ("mlp", [64, 256, 1 << 13]);
 // Only one test runs in a process, because the counters are global.
 #[test]
 fn checkpoints_and_model_folders_are_streamed_by_tensor() {
-    let [_, eight] = runtimes();
-    let folder = tempfile::tempdir().unwrap();
-    models_are_streamed(&eight, folder.path(), EMBEDDING, Compute::Bf16);
-}
-
-#[test]
-#[ignore = "GRPO_TESTS=all"]
-fn checkpoints_and_model_folders_of_every_dtype_are_streamed_by_tensor() {
+    if !testkit::tier::includes("grpo-run device_memory: other dtypes, one device, and adapters") {
+        let [_, eight] = runtimes();
+        let folder = tempfile::tempdir().unwrap();
+        return models_are_streamed(&eight, folder.path(), EMBEDDING, Compute::Bf16);
+    }
     for runtime in runtimes() {
         println!("devices: {}", runtime.devices().len());
         let folder = tempfile::tempdir().unwrap();
@@ -195,8 +192,6 @@ fn checkpoints_and_model_folders_of_every_dtype_are_streamed_by_tensor() {
         adapters_are_streamed(&runtime, folder.path());
     }
 }
-
-testkit::tiers!();
 
 fn models_are_streamed(runtime: &Runtime, folder: &Path, (name, sizes): (&str, [usize; 3]), compute: Compute) {
     println!("{name} {compute:?}");

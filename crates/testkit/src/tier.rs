@@ -55,16 +55,27 @@ pub fn run(binary: &str) {
     let listed = Command::new(&program).args(["--ignored", "--list", "--format", "terse"]).output().expect("a list");
     let count = String::from_utf8_lossy(&listed.stdout).lines().filter(|line| line.ends_with(": test")).count();
     assert!(count > 0, "{binary} has no ignored tests: remove `tiers!`");
-    let all = is_all();
-    let line = match all {
-        true => format!("{binary}: running the ignored tests\n"),
-        false => format!("{binary}: {count} tests omitted, run them with {VARIABLE}=all cargo test --workspace\n"),
-    };
-    // Unlike `println`, this is not captured.
-    std::io::stderr().write_all(line.as_bytes()).expect("standard error is open");
-    if !all {
+    if !includes(&format!("{binary}: {count} tests")) {
         return;
     }
+    print(&format!("{binary}: running the ignored tests"));
     let status = Command::new(&program).arg("--ignored").stdin(Stdio::null()).status().expect("the tests run");
     assert!(status.success(), "{binary}: tests of the tier `all` failed, see above ({status})");
+}
+
+/// Returns [`is_all`], and names `cases` as omitted if they are: for cases within a test.
+///
+/// # Panics
+/// Panics if the variable has an unknown value.
+pub fn includes(cases: &str) -> bool {
+    let all = is_all();
+    if !all {
+        print(&format!("{cases} omitted, run with {VARIABLE}=all cargo test --workspace"));
+    }
+    all
+}
+
+/// Prints a line to standard error that, unlike a line of `println`, is not captured.
+fn print(line: &str) {
+    std::io::stderr().write_all(format!("{line}\n").as_bytes()).expect("standard error is open");
 }
