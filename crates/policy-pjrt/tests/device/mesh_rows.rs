@@ -87,7 +87,7 @@ rows! {
 fn check(name: &str) {
     let (_, row) = ROWS.iter().find(|(of, _)| *of == name).expect("a row");
     println!("{name}: {row:?}");
-    println!("cargo test -p grpo-policy-pjrt --test device -- --include-ignored mesh_rows::{name}");
+    println!("cargo test -p grpo-policy-pjrt --test device -- --include-ignored --exact mesh_rows::{name}");
     row.check(name);
 }
 
