@@ -44,8 +44,8 @@ pub trait Fixture {
     fn policy(setup: &Setup) -> Result<Box<dyn Policy>>;
 }
 
-/// Runs every test of [`contract`](crate::contract) on a [`Fixture`](crate::contract::Fixture), or the tests behind `:`. An attribute in front of
-/// the fixture is that of every test.
+/// Runs every test of [`contract`](crate::contract) on a [`Fixture`](crate::contract::Fixture), or the tests behind `:`. Every test gets the
+/// attribute in front of the fixture.
 #[macro_export]
 macro_rules! contract_tests {
     ($(#[$attribute:meta])? $fixture:ty) => {

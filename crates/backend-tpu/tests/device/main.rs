@@ -141,7 +141,7 @@ fn a_mesh_without_devices_is_refused() {
     assert!(matches!(variant.spec(), Err(Error::Config(text)) if text.contains("mesh.data")));
 }
 
-/// Every mesh is that of some request.
+/// Each mesh runs with one of the requests.
 #[test]
 fn every_mesh_matches_the_gradients_of_one_device() {
     assert_meshes(&[&[(8, 1), (2, 4)], &[(1, 8), (3, 1)], &[(4, 2), (2, 2)]]);

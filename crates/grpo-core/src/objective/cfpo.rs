@@ -6,8 +6,8 @@
 //! **When to use it.** Several updates per batch, if a clip leaves many tokens without a gradient. The penalty grows with the
 //! square of the ratio, so single tokens that move very far dominate the loss.
 //!
-//! **Source.** CFPO, arXiv 2601.22801; SPO, arXiv 2401.16025, has the same objective. The average is that of [grpo](super::grpo),
-//! in which the paper replaces the clip. Preset: `configs/loss/cfpo.yaml`.
+//! **Source.** CFPO, arXiv 2601.22801; SPO, arXiv 2401.16025, has the same objective. The paper replaces the clip of
+//! [grpo](super::grpo) and keeps its average. Preset: `configs/loss/cfpo.yaml`.
 //!
 //! ## Formula
 //!

@@ -91,7 +91,7 @@ fn invalid_safetensors_files_are_refused() {
     says(&folder.refused(), &["model.safetensors", "not readable as safetensors"]);
 }
 
-/// Without values, a header of a few bytes could name 2^40 experts, each of which would become a tensor.
+/// A header of a few bytes could name 2^40 experts without values, and each expert would become a tensor.
 #[test]
 fn tensors_of_experts_without_values_are_refused() {
     let folder = Folder::whole();

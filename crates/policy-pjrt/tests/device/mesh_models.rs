@@ -27,7 +27,7 @@ const OTHER_HEADS: f32 = 4e-5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Model {
     Dense,
-    /// Like Qwen3-MoE.
+    /// Experts as in Qwen3-MoE: without biases, with norms of queries and keys.
     Qwen3Moe,
     GptOss,
     GatedDeltaNets,

@@ -157,7 +157,7 @@ fn assert_close(what: &str, found: &Array, expected: &Array) {
     assert_below(what, largest_difference(&found, &expected) / largest, 1e-5);
 }
 
-/// Checks that the gradients match on these meshes, and returns those of one device.
+/// Checks that the gradients match on these meshes, and returns the gradients of one device.
 fn gradients_agree(
     what: &str,
     one: TrainPrograms,

@@ -1,8 +1,8 @@
-//! Roman numerals.
+//! Answers that are Roman numerals, such as `XIV`.
 
 use crate::patterns::regex;
 
-/// The numerals of which a Roman number is a sum, in descending order.
+/// Numerals with their values, in descending order. A Roman number is a sum of these values.
 const NUMERALS: [(&str, u32); 13] = [
     ("M", 1000),
     ("CM", 900),

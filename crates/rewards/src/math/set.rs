@@ -146,8 +146,8 @@ pub(super) fn builder(tokens: &[Token]) -> Option<Form> {
 /// The maximum number of elements of a set of integers that is listed.
 const MAX_INTEGERS: f64 = 100.0;
 
-/// Lists the integers that meet conditions, one of which names the set: 1, 2, 3 for `x \in \mathbb{Z}` and `1 \le x \le 3`. `None` without
-/// such a set, and for infinite or large sets.
+/// Lists the integers that meet conditions, such as 1, 2, 3 for `x \in \mathbb{Z}` and `1 \le x \le 3`. Returns `None` unless a condition
+/// names a set of integers, and for infinite or large sets.
 pub(super) fn integers(conditions: &[&[Token]]) -> Option<Form> {
     let (least, is_zero_certain) = conditions.iter().find_map(|condition| least_integer(condition))?;
     let others = conditions.iter().filter(|part| least_integer(part).is_none() && !matches!(part, [Token::Letter(_)]));
