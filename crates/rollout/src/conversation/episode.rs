@@ -368,11 +368,11 @@ impl<'a> Talk<'a> {
             return Ok(());
         }
         let calls = if role == "tool" { &self.asked[..] } else { &[] };
-        let next = match turns.rewrites() {
-            true => turns
-                .whole(tokenizer, self.history.as_deref().unwrap_or_default(), self.documents.as_ref())
-                .map(|ids| self.continued(ids)),
-            false => turns.following(tokenizer, last, calls, &messages).map(Next::Behind),
+        let next = match &self.history {
+            Some(history) if turns.rewrites() => {
+                turns.whole(tokenizer, history, self.documents.as_ref()).map(|ids| self.continued(ids))
+            }
+            _ => turns.following(tokenizer, last, calls, &messages).map(Next::Behind),
         };
         match next {
             Ok(Next::Behind(ids)) if ids.len() < left => self.completion.append_given(&ids),
