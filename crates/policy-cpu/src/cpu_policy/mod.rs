@@ -1,7 +1,9 @@
 //! [`CpuPolicy`]: the decoder, its loss and its optimizer on the CPU, as a [`Policy`].
 
 use crate::adamw::AdamW;
-use crate::decoder::{Decoder, Which, export_parameters, replace_parameters, to_host, trained_tensors, trained_values};
+use crate::decoder::{
+    Decoder, Which, export_parameters, fork, replace_parameters, to_host, trained_tensors, trained_values,
+};
 use crate::gradients::GradientSum;
 use crate::loss::{PartialLoss, PlannedLoss, PolicyLoss};
 use crate::micro_batch::accumulate;
@@ -337,7 +339,8 @@ impl Policy for CpuPolicy {
                 StepLoss::Grpo => match (value_loss, batch.tokens.value_targets()) {
                     (None, None) => grpo.loss(hidden, model.lm_head()?, &batch.tokens),
                     (Some(of_values), Some(_)) => {
-                        let values = model.values(hidden.clone())?;
+                        let [hidden, of_values_head] = fork(hidden)?;
+                        let values = model.values(of_values_head)?;
                         let of_policy = grpo.loss(hidden, model.lm_head()?, &batch.tokens)?;
                         of_policy.with_values(values, of_values, grpo.config(), &batch.tokens)
                     }

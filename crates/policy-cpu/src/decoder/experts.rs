@@ -2,7 +2,7 @@
 //!
 //! Letters in shapes: E experts, k experts of a token, I width of an expert's MLP, r rank of an expert's adapter.
 
-use super::autodiff_ops::{fitting, operand, read, reread};
+use super::autodiff_ops::{fitting, fork, operand, read, reread};
 use super::build::Builder;
 use super::layers::{Linear, activation};
 use super::lora::LowRank;
@@ -83,9 +83,11 @@ impl ExpertsMlp {
 
     /// Returns the weighted sum of the outputs of each token's experts, `x` `[N, H]` -> `[N, H]`.
     pub(crate) fn forward(&self, x: Tensor<2>, routers: &mut Routers) -> Result<Tensor<2>> {
-        let logits = self.router.forward(x.clone())?;
-        let (weights, routing) = route(logits.clone(), &self.spec, routers)?;
-        routers.observe(logits, &routing)?;
+        let [to_router, x] = fork(x)?;
+        let logits = self.router.forward(to_router)?;
+        let [logits, observed] = if routers.with_aux_loss() { fork(logits)? } else { [logits.clone(), logits] };
+        let (weights, routing) = route(logits, &self.spec, routers)?;
+        routers.observe(observed, &routing)?;
         self.mix(x, weights, routing)
     }
 

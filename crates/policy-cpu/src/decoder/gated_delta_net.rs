@@ -1,12 +1,11 @@
-//! The Gated DeltaNet of a layer, and attention's output gate.
+//! The Gated DeltaNet of a layer.
 
 use super::autodiff_ops::{self, Sequences};
 use super::build::Builder;
 use super::layers::Linear;
-use backend_cpu::layers::{DeltaHeads, Heads};
+use backend_cpu::layers::DeltaHeads;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use burn::tensor::activation::sigmoid;
 use models::LinearAttention;
 use policy::Result;
 use std::sync::Arc;
@@ -78,18 +77,4 @@ impl GatedDeltaNet {
             sequences,
         )
     }
-}
-
-/// Splits rows `[N, (2A + 2K) D]`, with a gate behind every query head, into queries, keys and values `[N, (A + 2K) D]` and gates `[N, A D]`.
-pub(super) fn split_gates(rows: Tensor<2>, heads: Heads) -> (Tensor<2>, Tensor<2>) {
-    let ([n, columns], Heads { query, width, .. }) = (rows.dims(), heads);
-    let queries = rows.clone().slice([0..n, 0..2 * query * width]).reshape([n, query, 2 * width]);
-    let part = |from: usize| queries.clone().slice([0..n, 0..query, from..from + width]).reshape([n, query * width]);
-    let rest = rows.slice([0..n, 2 * query * width..columns]);
-    (Tensor::cat(vec![part(0), rest], 1), part(width))
-}
-
-/// Returns the values of attention `[N, A D]` times the sigmoid of their gates.
-pub(super) fn gated_values(values: Tensor<2>, gates: Tensor<2>) -> Tensor<2> {
-    values * sigmoid(gates)
 }

@@ -3,8 +3,9 @@
 use super::autodiff_ops::{self, Addend, Sequences};
 use super::build::Builder;
 use super::experts::ExpertsMlp;
-use super::gated_delta_net::{GatedDeltaNet, gated_values, split_gates};
+use super::gated_delta_net::GatedDeltaNet;
 use super::lora::LowRank;
+use super::params;
 use super::rope::RopeTables;
 use super::routers::Routers;
 use super::values::{ValueHeads, heads, with_values};
@@ -49,8 +50,16 @@ impl Linear {
     }
 
     fn run(&self, x: Tensor<2>, add: Addend) -> Result<Tensor<2>> {
-        let y = autodiff_ops::linear(self.kernels, x.clone(), &self.weight, add)?;
-        self.adapters.iter().try_fold(y, |y, adapter| adapter.forward(x.clone(), y))
+        let Some((last, adapters)) = self.adapters.split_last() else {
+            return autodiff_ops::linear(self.kernels, x, &self.weight, add);
+        };
+        let [first, mut x] = autodiff_ops::fork(x)?;
+        let mut y = autodiff_ops::linear(self.kernels, first, &self.weight, add)?;
+        for adapter in adapters {
+            let [first, rest] = autodiff_ops::fork(x)?;
+            (y, x) = (adapter.forward(first, y)?, rest);
+        }
+        last.forward(x, y)
     }
 
     /// Returns the weight `[in, out]` with merged adapters.
@@ -81,6 +90,11 @@ impl RmsNorm {
 
     /// Normalises `x: [N, H]` -> `[N, H]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        self.forward_with_residual(x).map(|[y, _]| y)
+    }
+
+    /// Normalises `x: [N, H]`, and returns `x` for a second use.
+    fn forward_with_residual(&self, x: Tensor<2>) -> Result<[Tensor<2>; 2]> {
         autodiff_ops::rms_norm(x, self.weight.val(), self.offset as f32, self.eps)
     }
 }
@@ -131,11 +145,11 @@ pub(super) fn activation(config: &ModelConfig) -> Activation {
     }
 }
 
-/// Returns the norm's output, or `x` if there is no norm.
-fn normalised(norm: &Option<RmsNorm>, x: Tensor<2>) -> Result<Tensor<2>> {
+/// Returns the norm's output, or `x` if there is no norm, and `x` for a second use.
+fn normalised(norm: &Option<RmsNorm>, x: Tensor<2>) -> Result<[Tensor<2>; 2]> {
     match norm {
-        Some(norm) => norm.forward(x),
-        None => Ok(x),
+        Some(norm) => norm.forward_with_residual(x),
+        None => autodiff_ops::fork(x),
     }
 }
 
@@ -167,7 +181,7 @@ impl Attention {
         let mut qkv = self.qkv_proj.forward(x)?;
         let mut gates = None;
         if self.has_gates {
-            let (rows, of_queries) = split_gates(qkv, self.heads);
+            let (rows, of_queries) = autodiff_ops::split_gates(qkv, self.heads)?;
             (qkv, gates) = (rows, Some(of_queries));
         }
         if let Some(values) = self.values {
@@ -180,10 +194,10 @@ impl Attention {
         let sinks = self.sinks.as_ref().map(Param::val);
         let rope = ropes.get(self.spec.rope);
         let values = autodiff_ops::attention(qkv, self.heads, self.scores, rope, sinks, sequences)?;
-        Ok(match gates {
-            Some(gates) => gated_values(values, gates),
-            None => values,
-        })
+        match gates {
+            Some(gates) => autodiff_ops::gated_values(values, gates),
+            None => Ok(values),
+        }
     }
 }
 
@@ -365,36 +379,39 @@ impl Block {
         sequences: &Arc<Sequences>,
         routers: &mut Routers,
     ) -> Result<Tensor<2>> {
-        let normed = normalised(&self.input_norm, x.clone())?;
+        let [normed, x] = normalised(&self.input_norm, x)?;
         let mixed = self.attn.forward(normed, ropes, sequences)?;
         let [_, (_, project)] = self.attn.linears();
         let x = self.add(x, mixed, project, &self.attn_output_norm)?;
-        let normed = normalised(&self.post_norm, x.clone())?;
+        let [normed, x] = normalised(&self.post_norm, x)?;
         let x = match &self.mlp {
             Mlp::Dense(mlp) => self.add(x, mlp.forward(normed)?, &mlp.down_proj, &self.mlp_output_norm)?,
             Mlp::Experts(mlp) => {
-                let update = normalised(&self.mlp_output_norm, mlp.forward(normed, routers)?)?;
-                x + times(update, self.residual_multiplier)
+                let update = mlp.forward(normed, routers)?;
+                let update = match &self.mlp_output_norm {
+                    Some(norm) => norm.forward(update)?,
+                    None => update,
+                };
+                autodiff_ops::add_scaled(x, update, self.residual_multiplier as f32)?
             }
         };
-        Ok(match &self.layer_scalar {
-            Some(factor) => x * factor.val().detach().unsqueeze(),
-            None => x,
-        })
+        match &self.layer_scalar {
+            Some(factor) => {
+                let factor = params::storage(factor.val())?;
+                autodiff_ops::scaled(x, params::read(&factor)?[0])
+            }
+            None => Ok(x),
+        }
     }
 
     /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.
     fn add(&self, x: Tensor<2>, mixed: Tensor<2>, project: &Linear, norm: &Option<RmsNorm>) -> Result<Tensor<2>> {
+        let factor = self.residual_multiplier as f32;
         match norm {
             // The projection is linear.
-            None if project.bias.is_none() => project.add_to(x, times(mixed, self.residual_multiplier)),
-            None => Ok(x + times(project.forward(mixed)?, self.residual_multiplier)),
-            Some(norm) => Ok(x + times(norm.forward(project.forward(mixed)?)?, self.residual_multiplier)),
+            None if project.bias.is_none() => project.add_to(x, autodiff_ops::scaled(mixed, factor)?),
+            None => autodiff_ops::add_scaled(x, project.forward(mixed)?, factor),
+            Some(norm) => autodiff_ops::add_scaled(x, norm.forward(project.forward(mixed)?)?, factor),
         }
     }
-}
-
-/// Returns `x` times `factor`, without an operation if it is 1.
-pub(super) fn times(x: Tensor<2>, factor: f64) -> Tensor<2> {
-    if factor == 1.0 { x } else { x.mul_scalar(factor as f32) }
 }

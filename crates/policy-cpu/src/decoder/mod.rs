@@ -34,6 +34,7 @@ pub use model::Decoder;
 pub(crate) use model::EMBED_TOKENS;
 pub use weight::{Stored, Weight};
 
+pub(crate) use autodiff_ops::fork;
 pub(crate) use embedded::{EmbeddedRows, RowGradients};
 pub(crate) use hugging_face::{Part, Tensors, export_parts, parts, trained_tensors};
 pub(crate) use params::{

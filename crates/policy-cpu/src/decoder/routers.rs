@@ -69,6 +69,11 @@ impl Routers {
         chosen
     }
 
+    /// Returns `true` if the load balancing loss is computed.
+    pub(super) fn with_aux_loss(&self) -> bool {
+        self.with_aux_loss
+    }
+
     /// Adds the router of the next layer, with its logits `[N, E]`.
     pub(super) fn observe(&mut self, logits: Tensor<2>, routing: &Routing) -> Result<()> {
         let [n, experts] = logits.dims();

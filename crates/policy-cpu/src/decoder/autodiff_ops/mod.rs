@@ -3,12 +3,18 @@
 //! All tensors are f32 rows `[N, ..]`. Operands of the forward pass are saved for the backward pass; storage is shared, not copied.
 
 mod attention;
+mod gates;
 mod linear;
 mod norms;
+mod residual;
+mod second;
 
 pub(crate) use attention::{Sequences, attention, gated_delta_net};
+pub(crate) use gates::{gated_values, split_gates};
 pub(crate) use linear::{Addend, adapted_head, embedding, linear, low_rank};
 pub(crate) use norms::{gated, norm_heads, rms_norm};
+pub(crate) use residual::{add_scaled, scaled, select_rows};
+pub(crate) use second::fork;
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;

@@ -1,5 +1,6 @@
 //! RMSNorm, also of queries and keys, and gated activations.
 
+use super::second::{Second, add};
 use super::{fitting, operand, read, reread};
 use backend_cpu::layers::{Activation, HeadNorms, HeadNormsGrad, Heads, Layers};
 use burn::backend::flex::FlexTensor;
@@ -17,16 +18,21 @@ fn shifted(weight: FlexTensor, offset: f32) -> Result<FlexTensor> {
     Ok(tensor(sums, [count]))
 }
 
-/// Computes x / sqrt(mean(x^2) + eps) * (w + offset) for x `[N, H]` and a weight w `[H]`.
-pub(crate) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, offset: f32, eps: f64) -> Result<Tensor<2>> {
+/// Computes x / sqrt(mean(x^2) + eps) * (w + offset) for x `[N, H]` and a weight w `[H]`. Also returns x for a second use; the loss must depend
+/// on the norm.
+pub(crate) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, offset: f32, eps: f64) -> Result<[Tensor<2>; 2]> {
     let dims = x.dims();
     let mut graph = Graph::default();
+    let residual = x.clone();
     let x = operand(&mut graph, "x", x)?;
     let weight = operand(&mut graph, "weight", weight)?;
     let factor = shifted(weight.storage, offset)?;
     let (y, scale) = Layers::new().rms_norm(read("x", &x.storage)?, read("weight", &factor)?, eps)?;
-    let derivative = RmsNormGrad { x: x.storage, weight: factor, scale, dims };
-    Ok(record(graph, tensor(y, dims), [x.node, weight.node], derivative))
+    let second = Second::default();
+    let derivative = RmsNormGrad { x: x.storage.clone(), weight: factor, scale, dims, residual: second.clone() };
+    let y = record(graph, tensor(y, dims), [x.node, weight.node], derivative);
+    let residual = if x.tracked { second.output(x.storage, &y)? } else { residual };
+    Ok([y, residual])
 }
 
 #[derive(Clone, Debug)]
@@ -35,12 +41,17 @@ struct RmsNormGrad {
     weight: FlexTensor,
     scale: Vec<f32>,
     dims: [usize; 2],
+    /// The gradient of the second use of x.
+    residual: Second,
 }
 
 impl Derivative<2> for RmsNormGrad {
     fn gradients(self, upstream: FlexTensor, _: [bool; 2]) -> [Option<FlexTensor>; 2] {
         let (x, weight, dy) = (reread(&self.x), reread(&self.weight), reread(&upstream));
-        let (dx, dweight) = fitting(Layers::new().rms_norm_grad(x, weight, &self.scale, dy));
+        let (mut dx, dweight) = fitting(Layers::new().rms_norm_grad(x, weight, &self.scale, dy));
+        if let Some(residual) = self.residual.take() {
+            add(&mut dx, reread(&residual));
+        }
         [Some(tensor(dx, self.dims)), Some(tensor(dweight, [self.dims[1]]))]
     }
 }

@@ -6,7 +6,7 @@ use super::build::{Builder, Source};
 use super::embedded::EmbeddedRows;
 use super::hugging_face::{Read, Tensors, trained_tensors};
 use super::inference::Inference;
-use super::layers::{Block, Linear, Mlp, RmsNorm, times};
+use super::layers::{Block, Linear, Mlp, RmsNorm};
 use super::lora::{Adapted, LowRank};
 use super::params::{Which, export_parameters, replace_parameters};
 use super::rope::Ropes;
@@ -14,7 +14,7 @@ use super::routers::Routers;
 use super::weight::{Stored, Weight};
 use backend_cpu::layers::Layers;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use grpo_core::Dtype;
 use models::{ModelConfig, NamedTensor, Quantization, Weights};
 use policy::{Error, InitialWeights, Result, RoutedExperts, TensorSource, check_tensors};
@@ -252,7 +252,7 @@ impl Decoder {
 
     /// Applies the final norm to the residual stream `[N, H]`.
     fn hidden(&self, x: Tensor<2>) -> Result<Tensor<2>> {
-        Ok(times(self.norm.forward(x)?, 1.0 / self.config.logits_scaling))
+        autodiff_ops::scaled(self.norm.forward(x)?, (1.0 / self.config.logits_scaling) as f32)
     }
 
     /// Returns `routers`, which replay the recorded experts of the sequences of `batch`, if there are any.
@@ -279,10 +279,7 @@ impl Decoder {
     ) -> Result<(Tensor<2>, Option<EmbeddedRows>)> {
         let (x, embedded) = self.embedded(batch)?;
         let x = self.run(x, batch, routers)?;
-        let rows: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
-        let count = rows.len();
-        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [count]), &x.device());
-        Ok((self.hidden(x.select(0, rows))?, embedded))
+        Ok((self.hidden(autodiff_ops::select_rows(x, rows)?)?, embedded))
     }
 
     /// Returns the embedding `[N, H]` of the tokens, and the same as a leaf if the embedding is trained.
@@ -338,7 +335,7 @@ impl Decoder {
     /// Returns the residual stream `[N, H]` after the last layer, from the embedding `x: [N, H]`.
     fn run(&self, x: Tensor<2>, batch: &PackedBatch, routers: &mut Routers) -> Result<Tensor<2>> {
         let ropes = self.ropes.tables(batch.longest())?;
-        let mut x = times(x, self.config.embedding_multiplier);
+        let mut x = autodiff_ops::scaled(x, self.config.embedding_multiplier as f32)?;
         for layer in &self.layers {
             x = layer.forward(x, &ropes, &batch.sequences, routers)?;
         }

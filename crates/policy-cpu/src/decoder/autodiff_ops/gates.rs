@@ -1,0 +1,105 @@
+//! The output gates of attention.
+//!
+//! Legend: N rows, A query heads, K key/value heads, D head width.
+
+use super::second::Second;
+use super::{operand, read, reread};
+use backend_cpu::layers::Heads;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use grpo_burn::custom_op::{Derivative, Graph, record, tensor};
+use policy::Result;
+use rayon::prelude::*;
+
+/// Splits rows `[N, (2A + 2K) D]`, with a gate behind every query head, into queries, keys and values `[N, (A + 2K) D]` and gates `[N, A D]`.
+pub(crate) fn split_gates(rows: Tensor<2>, heads: Heads) -> Result<(Tensor<2>, Tensor<2>)> {
+    let [n, columns] = rows.dims();
+    let mut graph = Graph::default();
+    let rows = operand(&mut graph, "qkv", rows)?;
+    let (queries, width) = (heads.query * heads.width, heads.width.max(1));
+    let [mut qkv, mut gates] = [columns - queries, queries].map(|width| Vec::with_capacity(n * width));
+    for row in read("qkv", &rows.storage)?.chunks_exact(columns.max(1)) {
+        for head in row[..2 * queries].chunks_exact(2 * width) {
+            qkv.extend_from_slice(&head[..width]);
+            gates.extend_from_slice(&head[width..]);
+        }
+        qkv.extend_from_slice(&row[2 * queries..]);
+    }
+    let second = Second::default();
+    let derivative = SplitGatesGrad { gates: second.clone(), heads, dims: [n, columns] };
+    let qkv = record(graph, tensor(qkv, [n, columns - queries]), [rows.node], derivative);
+    let gates = second.output(tensor(gates, [n, queries]), &qkv)?;
+    Ok((qkv, gates))
+}
+
+#[derive(Clone, Debug)]
+struct SplitGatesGrad {
+    gates: Second,
+    heads: Heads,
+    dims: [usize; 2],
+}
+
+impl Derivative<1> for SplitGatesGrad {
+    fn gradients(self, upstream: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+        let [n, columns] = self.dims;
+        let (queries, width) = (self.heads.query * self.heads.width, self.heads.width.max(1));
+        let dgates = self.gates.take();
+        let mut gradient = vec![0.0; n * columns];
+        for (row, dqkv) in
+            gradient.chunks_exact_mut(columns.max(1)).zip(reread(&upstream).chunks_exact(columns - queries))
+        {
+            let (dqueries, rest) = dqkv.split_at(queries);
+            let of_heads = row[..2 * queries].chunks_exact_mut(2 * width).zip(dqueries.chunks_exact(width));
+            of_heads.for_each(|(to, from)| to[..width].copy_from_slice(from));
+            row[2 * queries..].copy_from_slice(rest);
+        }
+        let dgates = dgates.iter().flat_map(|dgates| reread(dgates).chunks_exact(queries.max(1)));
+        for (row, dgates) in gradient.chunks_exact_mut(columns.max(1)).zip(dgates) {
+            let of_heads = row[..2 * queries].chunks_exact_mut(2 * width).zip(dgates.chunks_exact(width));
+            of_heads.for_each(|(to, from)| to[width..].copy_from_slice(from));
+        }
+        [Some(tensor(gradient, self.dims))]
+    }
+}
+
+/// Returns the values of attention `[N, A D]` times the sigmoid of their gates.
+pub(crate) fn gated_values(values: Tensor<2>, gates: Tensor<2>) -> Result<Tensor<2>> {
+    let dims = values.dims();
+    let mut graph = Graph::default();
+    let values = operand(&mut graph, "values", values)?;
+    let gates = operand(&mut graph, "gates", gates)?;
+    let factors: Vec<f32> = read("gates", &gates.storage)?.par_iter().with_min_len(ROWS).map(|x| sigmoid(*x)).collect();
+    let mut y = read("values", &values.storage)?.to_vec();
+    y.iter_mut().zip(&factors).for_each(|(y, factor)| *y *= factor);
+    let derivative = GatedValuesGrad { values: values.storage, factors, dims };
+    Ok(record(graph, tensor(y, dims), [values.node, gates.node], derivative))
+}
+
+/// The smallest number of sigmoids of a parallel task.
+const ROWS: usize = 1 << 10;
+
+#[derive(Clone, Debug)]
+struct GatedValuesGrad {
+    values: FlexTensor,
+    /// The sigmoids of the gates.
+    factors: Vec<f32>,
+    dims: [usize; 2],
+}
+
+impl Derivative<2> for GatedValuesGrad {
+    fn gradients(self, upstream: FlexTensor, _: [bool; 2]) -> [Option<FlexTensor>; 2] {
+        let (values, dy) = (reread(&self.values), reread(&upstream));
+        let dvalues: Vec<f32> = dy.iter().zip(&self.factors).map(|(dy, factor)| dy * factor).collect();
+        let dgates = dy.iter().zip(values).zip(&self.factors);
+        let dgates: Vec<f32> = dgates.map(|((dy, value), factor)| dy * value * factor * (1.0 - factor)).collect();
+        [Some(tensor(dvalues, self.dims)), Some(tensor(dgates, self.dims))]
+    }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    if x >= 0.0 {
+        return 1.0 / (1.0 + (-x).exp());
+    }
+    let e = x.exp();
+    e / (1.0 + e)
+}
