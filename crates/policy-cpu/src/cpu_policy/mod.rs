@@ -20,7 +20,7 @@ use policy::{
     TensorSink, TensorSource, UpdateReport, Weights, check_tensors, imitation,
 };
 use rayon::prelude::*;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Default of the largest number of sequences that decode together.
 const ROLLOUT_BATCH_SIZE: usize = 256;
@@ -43,8 +43,6 @@ pub struct CpuPolicy {
     /// The packed weights of the last request, and its KV caches if it had a turn, until a call other than [`Policy::generate`]. A mutex,
     /// because exports, which need the memory, do not change the policy.
     prepared: Mutex<Option<Prepared>>,
-    /// The measured peak of multiply-adds in the dtype of products.
-    peak_flops: OnceLock<f64>,
     remembered: Option<Remembered>,
     /// The initial weights, memory-mapped; `None` after the first change of the policy's weights.
     in_files: Option<Decoder>,
@@ -147,7 +145,6 @@ impl CpuPolicy {
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
             prepared: Mutex::default(),
-            peak_flops: OnceLock::new(),
             remembered: None,
             in_files: None,
             router_aux_loss_coef: 0.0,
@@ -171,7 +168,7 @@ impl CpuPolicy {
         self.in_files = self.in_files.map(|model| model.with_products(dtype));
         self.ref_policy = self.ref_policy.map(|model| model.with_products(dtype));
         self.release();
-        (self.remembered, self.peak_flops) = (None, OnceLock::new());
+        self.remembered = None;
         Ok(self)
     }
 
@@ -283,7 +280,7 @@ impl Policy for CpuPolicy {
     }
 
     fn peak_flops(&self) -> Option<f64> {
-        Some(*self.peak_flops.get_or_init(|| backend_cpu::peak::flops(self.products(), rayon::current_num_threads())))
+        Some(backend_cpu::peak::flops(self.products(), rayon::current_num_threads()))
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
