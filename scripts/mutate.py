@@ -4,17 +4,21 @@
     scripts/mutate.py --count 12 --seed 1       # in a clean checkout; hours on two cores
 
 Each mutation is in another crate: an operator, a constant or a condition. `cargo fast` runs first, then `cargo test --workspace`, then
-`GRPO_TESTS=all cargo test --workspace`; the first one that fails is the result. Mutations that do not compile are replaced. The table is
-printed as Markdown, one row as soon as it is known.
+`GRPO_TESTS=all cargo test --workspace`; the first one that fails is the result. The crate's own tests of `cargo fast` run before those of other
+crates, while cargo still builds: their failure is a failure of `cargo fast`. A tier that exceeds its limit of time counts as failed. Mutations
+that do not compile are replaced. The table is printed as Markdown, one row as soon as it is known.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import random
 import re
+import signal
 import subprocess
 import sys
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Pattern and replacement: operators of comparison, arithmetic and logic, constants, conditions.
@@ -38,7 +42,12 @@ CHANGES = [
     (r"\.min\(", ".max("),
     (r"\.max\(", ".min("),
 ]
-TIERS = [("fast", {}, "fast"), ("default", {}, "test"), ("all", {"GRPO_TESTS": "all"}, "test")]
+# Names, arguments of cargo, environments, and limits of time in seconds, which include building.
+TIERS = [
+    ("fast", ["fast"], {}, 1800),
+    ("default", ["test", "--workspace"], {}, 3600),
+    ("all", ["test", "--workspace"], {"GRPO_TESTS": "all"}, 3 * 3600),
+]
 
 
 def lines_of(path):
@@ -67,16 +76,59 @@ def mutations(generator):
         yield found
 
 
-def cargo(arguments, more=None):
-    environment = {**os.environ, **(more or {})}
-    command = ["cargo", *arguments, "--offline"]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).returncode == 0
+def succeeds(command, environment, limit, folder=ROOT):
+    """Returns whether a command ends with status 0 within `limit` seconds. A command that does not end is killed with its children."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(limit) == 0
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return False
 
 
-def caught_by():
-    for name, environment, command in TIERS:
-        arguments = ["fast"] if command == "fast" else ["test", "--workspace"]
-        if not cargo(arguments, environment):
+def test_environment():
+    """Returns the environment that cargo gives to tests: the section `env` of .cargo/config.toml."""
+    section = tomllib.loads((ROOT / ".cargo/config.toml").read_text())["env"]
+    return {**section, **os.environ}
+
+
+def own_tests_pass(crate):
+    """Builds the tests of `cargo fast`, and runs those of one crate as soon as they are built: `cargo test -p` would build other features.
+
+    Returns None if the build fails. A failing test ends the build.
+    """
+    environment = test_environment() | {"CARGO_MANIFEST_DIR": str(crate)}
+    command = ["cargo", "fast", "--no-run", "--offline", "--message-format=json"]
+    build = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    for line in build.stdout:
+        artifact = json.loads(line)
+        is_own = artifact.get("manifest_path") == str(crate / "Cargo.toml")
+        if is_own and artifact.get("executable") and artifact["profile"]["test"]:
+            if not succeeds([artifact["executable"]], environment, TIERS[0][3], crate):
+                os.killpg(build.pid, signal.SIGKILL)
+                build.wait()
+                return False
+    return True if build.wait() == 0 else None
+
+
+def caught_by(crate):
+    """Returns the first tier that fails, "none", or None if the mutation does not compile."""
+    passed = own_tests_pass(crate)
+    if not passed:
+        return None if passed is None else TIERS[0][0]
+    for name, arguments, more, limit in TIERS:
+        if not succeeds(["cargo", *arguments, "--offline"], os.environ | more, limit):
             return name
     return "none"
 
@@ -99,11 +151,11 @@ def main():
             lines[number] = changed + "\n"
             path.write_text("".join(lines))
             try:
-                if not cargo(["test", "--workspace", "--no-run"]):
-                    continue
-                result = caught_by()
+                result = caught_by(path.parents[len(path.relative_to(ROOT / "crates").parts) - 2])
             finally:
                 path.write_text(original)
+            if result is None:
+                continue
             cells = [str(path.relative_to(ROOT)), str(number + 1), f"`{line.strip()}`", f"`{changed.strip()}`", result]
             print("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |", flush=True)
             done += 1
