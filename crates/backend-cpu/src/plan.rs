@@ -13,7 +13,7 @@ use grpo_core::{GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, Polic
 /// (`traps/masks.rs`); log-probabilities of [`Head::gradient`] and [`Head::score`] are bit-identical, for any other
 /// content of the batch (`properties.rs`); if tokens share a ratio, the evaluator gets whole sequences
 /// ([`crate::tokens::Chunks`]); nothing is written before the first error; the workspace matches the plan within 5 %
-/// (`tests/fast_memory.rs`).
+/// (`tests/slow_memory.rs`).
 pub(crate) struct CpuPlan<H> {
     request: PlanRequest,
     memory: MemoryReport,

@@ -1,14 +1,11 @@
 //! Compares the CPU backend with the f64 oracle: every implementation, loss, shape, dtype, instruction set and
 //! blocking.
 
-mod bf16_products;
 mod experts;
 mod grpo_loss;
 mod metrics;
 mod oracle;
 mod parity;
-mod properties;
-mod sampling_mask;
 mod transforms;
 mod traps;
 

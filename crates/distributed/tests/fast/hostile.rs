@@ -1,22 +1,11 @@
 //! Peers that do not speak the protocol, or break it.
 
-use super::{LONG, processes};
+use crate::support::{LONG, frame, processes};
 use distributed::{Error, Options, Store};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
-
-/// Returns a message as bytes.
-pub(super) fn frame(verb: u8, key: &str, value: &[u8]) -> Vec<u8> {
-    let mut bytes = ((11 + key.len() + value.len()) as u32).to_le_bytes().to_vec();
-    bytes.push(verb);
-    bytes.extend_from_slice(&0_u64.to_le_bytes());
-    bytes.extend_from_slice(&(key.len() as u16).to_le_bytes());
-    bytes.extend_from_slice(key.as_bytes());
-    bytes.extend_from_slice(value);
-    bytes
-}
 
 fn connect(options: &Options) -> TcpStream {
     loop {

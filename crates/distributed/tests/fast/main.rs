@@ -1,52 +1,14 @@
 //! The store between threads, each with its own connection, and against hostile peers.
 
-mod faults;
 mod hostile;
+#[path = "../support/mod.rs"]
+mod support;
 
-use distributed::{Error, MAX_KEY, MAX_VALUE, Options, Result, Store};
+use distributed::{Error, MAX_KEY, MAX_VALUE, Options, Store};
 use std::net::TcpListener;
-use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
-
-const LONG: Duration = Duration::from_secs(60);
-const SHORT: Duration = Duration::from_millis(50);
-
-/// Returns the options of each process at a free port of this machine.
-fn processes(num_processes: usize) -> Vec<Options> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = format!("127.0.0.1:{port}");
-    (0..num_processes).map(|process| Options::new(&address, num_processes, process)).collect()
-}
-
-/// Runs `work` in a thread per process and returns the results.
-fn run<T: Send + 'static>(
-    options: Vec<Options>,
-    facts: impl Fn(usize) -> Vec<(&'static str, &'static str)>,
-    work: impl Fn(Result<Store>) -> T + Send + Sync + 'static,
-) -> Vec<T> {
-    let work = Arc::new(work);
-    let threads: Vec<_> = options
-        .into_iter()
-        .map(|options| {
-            let (work, facts) = (Arc::clone(&work), facts(options.process_id));
-            thread::spawn(move || work(Store::open(&options, &facts)))
-        })
-        .collect();
-    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-}
-
-/// Like [`run`], with equal facts and an open store. Work begins when all processes have opened theirs: otherwise a failure of one may be the
-/// error of another one's [`Store::open`].
-fn run_open<T: Send + 'static>(num: usize, work: impl Fn(Store) -> T + Send + Sync + 'static) -> Vec<T> {
-    let all_open = Barrier::new(num);
-    let when_open = move |store: Result<Store>| {
-        let store = store.unwrap();
-        all_open.wait();
-        work(store)
-    };
-    run(processes(num), |_| vec![("version", "1")], when_open)
-}
+use support::{LONG, SHORT, processes, run_open};
 
 #[test]
 fn values_of_every_process_reach_every_process() {

@@ -1,6 +1,6 @@
 //! Processes that end, hang, come late, or do something else.
 
-use super::{LONG, SHORT, processes, run, run_open};
+use crate::support::{LONG, SHORT, frame, processes, run, run_open};
 use distributed::{Error, Options, Store};
 use std::net::TcpListener;
 use std::thread;
@@ -204,7 +204,7 @@ fn a_machine_that_falls_silent_is_lost_after_the_heartbeat_limit() {
     let listener = TcpListener::bind(&options.coordinator_address).unwrap();
     let silent = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        std::io::Write::write_all(&mut stream, &super::hostile::frame(2, "", b"")).unwrap();
+        std::io::Write::write_all(&mut stream, &frame(2, "", b"")).unwrap();
         stream
     });
     let store = Store::open(&options, &[]).unwrap();

@@ -1,4 +1,6 @@
 //! A local hub, and a cache that it may try to leave.
+// Each test binary uses some of it.
+#![allow(dead_code)]
 
 use crate::support::{Folder, says};
 use models::{Hub, ModelFolder};

@@ -8,8 +8,6 @@ mod folder;
 #[cfg(feature = "hub")]
 mod hub;
 #[cfg(all(unix, feature = "hub"))]
-mod hub_attack;
-#[cfg(all(unix, feature = "hub"))]
 mod hub_dataset;
 #[cfg(feature = "hub")]
 mod hub_server;
@@ -17,11 +15,7 @@ mod lora;
 mod numbers;
 mod quantization;
 mod support;
-mod template_limits;
 mod tokenizer;
-mod tokenizer_limits;
 mod turns;
 mod weights;
 mod wrapper;
-
-testkit::tiers!();

@@ -1,11 +1,12 @@
 //! The CPU policy against results of transformers and torch.
 
+// Each test binary uses some of it.
+#[allow(dead_code)]
 #[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
 mod families;
-mod lora;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
-mod quantization;
 mod routers;
-mod value_head;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,7 +1,7 @@
 //! The statistics and the load balancing loss of routers match transformers.
 
 use crate::checkpoint::{self, Checkpoint, Tensors};
-use crate::families::{assert_close, policy, policy_loss};
+use crate::support::{assert_close, policy, policy_loss};
 use grpo_core::LossOutput;
 use models::{Dtype, TrainingMemory};
 use policy::{
@@ -382,6 +382,6 @@ fn experts_that_do_not_fit_are_errors() {
         assert!(error.contains(words), "{error}");
     }
     let dense = Checkpoint::open("qwen3");
-    let error = crate::families::policy(&dense).generate(&request(&[vec![5]], None)).unwrap_err().to_string();
+    let error = crate::support::policy(&dense).generate(&request(&[vec![5]], None)).unwrap_err().to_string();
     assert!(error.contains("a model with a mixture of experts"), "{error}");
 }

@@ -1,7 +1,7 @@
 //! LoRA: the adapted model matches peft, and the base model is frozen.
 
 use crate::checkpoint::{self, Checkpoint, Tensors};
-use crate::families::{accumulate, assert_close, logits, policy, policy_loss};
+use crate::support::{accumulate, assert_close, logits, policy, policy_loss};
 use burn::tensor::Device;
 use models::{Adapter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelFolder, TargetModules};
 use policy::{Policy, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};

@@ -1,7 +1,7 @@
 //! LoRA on quantised weights: results are those of the dequantised weights, and only the adapter is written.
 
 use crate::checkpoint::Checkpoint;
-use crate::families::{accumulate, assert_close, logits, policy_loss};
+use crate::support::{accumulate, assert_close, logits, policy_loss};
 use burn::tensor::Device;
 use models::{Dtype, Experts, ExportOptions, FolderWriter, LoraConfig, Quantization, QuantizedMatrix, TargetModules};
 use models::{ModelConfig, Weights as Files};

@@ -1,7 +1,7 @@
 //! The value head on every family, with and without adapters: its gradients, and the decoder's, match finite differences of the value loss.
 
 use crate::checkpoint::Checkpoint;
-use crate::families::policy;
+use crate::support::policy;
 use grpo_core::Advantages;
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::ValueTargets;

@@ -9,44 +9,15 @@ mod documents;
 #[path = "../../../engines/tests/fast/fake.rs"]
 mod fake;
 mod history;
-mod losses;
 mod own_policy;
-mod ppo;
 mod processes;
 mod rollout;
 mod routers;
 mod steps;
 mod stop_tokens;
+#[path = "../support/mod.rs"]
+mod support;
 
 testkit::tiers!();
 
-use rewards::{RewardFn, RewardInput, Rewards};
-use trainer::{Phase, Trainer};
-
-/// A reward function from a closure.
-struct Scored<F>(&'static str, F);
-
-impl<F: Fn(&RewardInput<'_>) -> Option<f32> + Send + Sync> RewardFn for Scored<F> {
-    fn name(&self) -> &str {
-        self.0
-    }
-    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        self.1(input)
-    }
-}
-
-/// Returns the rewards of a run with a single reward function.
-fn scored<F>(name: &'static str, score: F) -> Rewards
-where
-    F: Fn(&RewardInput<'_>) -> Option<f32> + Send + Sync + 'static,
-{
-    Rewards::from_terms(vec![(Box::new(Scored(name, score)), 1.0)]).unwrap()
-}
-
-/// Returns a run after its warm-up.
-fn warm(mut run: Trainer) -> Trainer {
-    while run.phase() == Phase::Warmup {
-        run.warmup_step().unwrap();
-    }
-    run
-}
+use support::{Scored, scored};

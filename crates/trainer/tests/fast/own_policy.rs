@@ -1,7 +1,7 @@
 //! The loop trains a custom policy that is not a decoder and uses no tensor library.
 
-use super::losses::Latin1;
 use super::scored;
+use super::support::Latin1;
 use data::{Dataset, Item};
 use grpo_core::{LossOutput, Scores};
 use models::{CharTokenizer, NamedTensor, Tokenizer};

@@ -1,9 +1,12 @@
 //! Features around the loss: KL in the reward, adaptive entropy bonus, dynamic sampling, synced reference policy.
 
-use super::*;
-use crate::scored;
+use crate::support::*;
 use grpo_core::AdvantageEstimator;
+use models::NamedTensor;
+use rstest::rstest;
+use run_config::KlControlType;
 use trainer::coefficients::Exact;
+use trainer::{Error, Parts, TrainConfig, Trainer};
 
 /// Returns a configuration with the KL in the reward only and completions of one token.
 fn one_token_kl() -> TrainConfig {
@@ -51,32 +54,44 @@ fn the_adaptive_kl_coefficient_follows_the_kl() {
     assert!(coefs.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-15), "{coefs:?}");
 }
 
+const ESTIMATORS: [&str; 12] = [
+    "group",
+    "mean_only",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "reinforce",
+    "opo",
+    "remax",
+    "gpg",
+    "grpo_passk",
+    "gdpo",
+    "dapo_mix",
+];
+
+/// Every pair of estimator, KL and whitening.
 #[rstest]
-fn every_estimator_trains_with_and_without_the_kl(
-    #[values(
-        "group",
-        "mean_only",
-        "rloo",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "reinforce",
-        "opo",
-        "remax",
-        "gpg",
-        "grpo_passk",
-        "gdpo",
-        "dapo_mix"
-    )]
-    estimator: &str,
-    #[values(false, true)] kl: bool,
-    #[values("none", "tokens")] whiten: &str,
-) {
+fn every_estimator_trains_with_and_without_the_kl(#[values(false, true)] kl: bool) {
+    for (index, estimator) in ESTIMATORS.into_iter().enumerate() {
+        assert_estimator_trains(estimator, kl, (index % 2 == 0) == kl);
+    }
+}
+
+#[rstest]
+#[ignore = "GRPO_TESTS=all"]
+fn every_estimator_trains_with_the_other_whitening(#[values(false, true)] kl: bool) {
+    for (index, estimator) in ESTIMATORS.into_iter().enumerate() {
+        assert_estimator_trains(estimator, kl, (index % 2 == 0) != kl);
+    }
+}
+
+fn assert_estimator_trains(estimator: &str, kl: bool, whitens: bool) {
     let mut config = small();
     config.grpo.max_steps = 2;
     config.grpo.use_kl_in_reward = kl;
     let mut advantages = serde_json::json!({"estimator": estimator});
     // reinforce_plus_plus is defined with this whitening.
-    if whiten == "tokens" || estimator == "reinforce_plus_plus" {
+    if whitens || estimator == "reinforce_plus_plus" {
         advantages["whiten"] = "tokens".into();
     }
     config.grpo.advantages = serde_json::from_value(advantages).unwrap();
@@ -88,8 +103,9 @@ fn every_estimator_trains_with_and_without_the_kl(
     let mut run = warmed_up(config);
     for _ in 0..2 {
         let report = run.grpo_step().unwrap();
-        assert!(report.samples.iter().any(|s| s.advantage != 0.0) && report.metric("grad_norm") > 0.0);
-        assert!(report.samples.iter().all(|s| s.advantage.is_finite()));
+        let trains = report.samples.iter().any(|s| s.advantage != 0.0) && report.metric("grad_norm") > 0.0;
+        assert!(trains, "{estimator}: {:?}", report.metrics);
+        assert!(report.samples.iter().all(|s| s.advantage.is_finite()), "{estimator}");
     }
 }
 

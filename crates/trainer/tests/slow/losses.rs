@@ -1,49 +1,13 @@
 //! Every loss trains pretrained models of every family for a whole step, from sampling to AdamW.
 
-use super::scored;
+use crate::support::{Latin1, scored};
 use grpo_core::{AdvantageEstimator, LossConfig};
 use grpo_files::Layers;
-use models::{NamedTensor, Tokenizer};
+use models::NamedTensor;
 use rstest::rstest;
 use std::path::{Path, PathBuf};
 use testkit::family;
 use trainer::{Error, ModelSource, Parts, TrainConfig, Trainer};
-
-/// A tokenizer with one token per character of Latin-1, for models without one.
-pub(crate) struct Latin1 {
-    pub(crate) vocab_size: usize,
-}
-
-impl Tokenizer for Latin1 {
-    fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
-    fn eos_id(&self) -> u32 {
-        2
-    }
-
-    /// Returns one token in eight, so that some completions end and some are truncated.
-    fn stop_ids(&self) -> Vec<u32> {
-        (self.eos_id()..self.vocab_size as u32).step_by(8).collect()
-    }
-
-    fn pad_id(&self) -> u32 {
-        0
-    }
-
-    fn encode(&self, text: &str) -> models::Result<Vec<u32>> {
-        Ok(text.chars().map(u32::from).collect())
-    }
-
-    fn encode_prompt(&self, text: &str) -> models::Result<Vec<u32>> {
-        self.encode(text)
-    }
-
-    fn decode(&self, ids: &[u32]) -> models::Result<String> {
-        Ok(ids.iter().filter_map(|id| char::from_u32(*id)).collect())
-    }
-}
 
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)

@@ -46,10 +46,9 @@ fn large_bf16_weights_in_less_memory_give_the_same_bits() {
         assert!(packed.bytes() < words.bytes() || layers.gemm.isa().get() < Isa::Avx512, "{layers:?}");
         for n in [1, 4, 5, 31, 33, 70] {
             let (x, residual) = (noise(n * input, 8), noise(n * output, 9));
-            for add in [Add::Nothing, Add::Residual(&residual)] {
-                let expected = layers.linear_packed(&x, &words, add, n).unwrap();
-                assert_eq!(layers.linear_packed(&x, &packed, add, n).unwrap(), expected, "{n} rows, {layers:?}");
-            }
+            let add = if n % 2 == 0 { Add::Nothing } else { Add::Residual(&residual) };
+            let expected = layers.linear_packed(&x, &words, add, n).unwrap();
+            assert_eq!(layers.linear_packed(&x, &packed, add, n).unwrap(), expected, "{n} rows, {layers:?}");
         }
     }
 }
