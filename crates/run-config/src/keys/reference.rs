@@ -19,10 +19,27 @@ fn nested(path: &str, value: Value) -> Value {
     keys.into_iter().rev().fold(value, |value, key| json!({ key: value }))
 }
 
-/// Returns the configuration with a value in every section, and `value` at `path`.
-fn with(path: &str, value: Value) -> grpo_files::Result<TrainConfig> {
-    let layers = Layers::new().value("everything", EVERYTHING.clone())?;
-    layers.value("reference", nested(path, value))?.resolve::<TrainConfig>()
+/// Replaces values of `base` by those of `top`, key by key.
+fn merge(base: &mut Value, top: Value) {
+    match (base, top) {
+        (Value::Object(base), Value::Object(top)) => {
+            top.into_iter().for_each(|(key, value)| merge(base.entry(key).or_insert(Value::Null), value));
+        }
+        (base, top) => *base = top,
+    }
+}
+
+/// Returns a configuration with a value in every section, and `value` at `path`.
+fn with(path: &str, value: Value) -> Value {
+    let mut config = EVERYTHING.clone();
+    merge(&mut config, nested(path, value));
+    config
+}
+
+/// Returns the error that users see about a value.
+fn refusal(path: &str, value: Value) -> Option<String> {
+    let layers = Layers::new().value("reference", with(path, value)).ok()?;
+    layers.resolve::<TrainConfig>().err().map(|error| whole(&error))
 }
 
 /// Returns the part of an error between "expected" and the value found.
@@ -42,7 +59,7 @@ fn whole(error: &dyn std::error::Error) -> String {
 fn legal_values(path: &str) -> String {
     let mut ranges = BTreeSet::new();
     for value in [json!(-1), json!(0), json!(2), json!(1e30), json!(u64::MAX)] {
-        let Ok(config) = with(path, value) else { continue };
+        let Ok(config) = serde_json::from_value::<TrainConfig>(with(path, value)) else { continue };
         if let Err(Error::Key { key, expected, .. }) = config.validate()
             && key == path
         {
@@ -53,18 +70,19 @@ fn legal_values(path: &str) -> String {
         return range;
     }
     // A string is not a valid choice, and a list is not a valid string or number.
-    let errors = [json!("?"), json!([[]])].map(|value| with(path, value).err().map(|error| whole(&error)));
-    let choice = errors[0].as_deref().filter(|text| text.contains("unknown variant"));
-    let text = choice.or(errors[1].as_deref()).or(errors[0].as_deref());
-    text.and_then(expectation).unwrap_or_else(|| "any".into())
+    let choice = refusal(path, json!("?"));
+    let text = choice.as_ref().filter(|text| text.contains("unknown variant")).cloned();
+    let text = text.or_else(|| refusal(path, json!([[]]))).or(choice);
+    text.as_deref().and_then(expectation).unwrap_or_else(|| "any".into())
 }
 
 /// Returns the default of a key in YAML's flow style. The defaults of sections that are off apply when the section is given. A key that
 /// [`everything`] sets there has none.
 fn default_of(path: &str) -> String {
     static DEFAULT: LazyLock<Value> = LazyLock::new(|| serde_json::to_value(TrainConfig::default()).unwrap());
-    static WITH_SECTIONS: LazyLock<Value> =
-        LazyLock::new(|| serde_json::to_value(with("seed", json!(0)).unwrap()).unwrap());
+    static WITH_SECTIONS: LazyLock<Value> = LazyLock::new(|| {
+        serde_json::to_value(serde_json::from_value::<TrainConfig>(EVERYTHING.clone()).unwrap()).unwrap()
+    });
     let pointer = format!("/{}", path.replace('*', "any").replace('.', "/"));
     if let Some(value) = DEFAULT.pointer(&pointer) {
         return value.to_string();

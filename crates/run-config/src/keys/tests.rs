@@ -14,7 +14,22 @@ struct Field {
     meaning: String,
 }
 
-/// Returns the source code of the crates with structs of the configuration.
+/// Returns the structs of a source file, in rustfmt's formatting.
+fn structs(source: &str) -> String {
+    let mut is_inside = false;
+    let mut text = String::new();
+    for line in source.lines() {
+        is_inside |= line.starts_with("pub struct ") && line.ends_with(" {");
+        if is_inside {
+            text += line;
+            text.push('\n');
+        }
+        is_inside &= line != "}";
+    }
+    text
+}
+
+/// Returns the structs of the crates with structs of the configuration.
 fn sources() -> &'static str {
     static SOURCES: OnceLock<String> = OnceLock::new();
     SOURCES.get_or_init(|| {
@@ -25,7 +40,7 @@ fn sources() -> &'static str {
             for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
                 match path.is_dir() {
                     true => folders.push(path),
-                    false => text += &std::fs::read_to_string(path).unwrap(),
+                    false => text += &structs(&std::fs::read_to_string(path).unwrap()),
                 }
             }
         }
