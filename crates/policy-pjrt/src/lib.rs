@@ -26,6 +26,7 @@
 
 pub mod decoder;
 mod error;
+mod leaves;
 mod memory;
 mod pjrt_policy;
 mod processes;

@@ -2,13 +2,16 @@
 //!
 //! Legend: B rows, T tokens of a row, H hidden size, A query heads, K key/value heads, R = A / K, D head dimension.
 
-use super::block::last_columns;
 use super::blockwise::Blockwise;
-use super::layer_ops::{Broadcast, dot};
+use super::layer_loop::Layer;
+use super::layer_ops::{Broadcast, Dims, dot};
+use super::traced::last_columns;
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
+use crate::leaves::Leaves;
 use models::{AttentionHeads, LayerSpec, Mixer};
-use stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Unary, Value};
+use stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Value};
 use std::num::NonZeroUsize;
+use std::slice::Iter;
 
 /// Score of masked pairs: far below any score, but finite, so that no softmax becomes NaN.
 pub(crate) const MASKED: f64 = -1e30;
@@ -22,8 +25,36 @@ pub struct Heads {
     pub keys: Value,
     /// `[B, K, T, D]`.
     pub values: Value,
-    /// The gates of the outputs before the sigmoid, `[B, T, A D]`, f32, if the model has them.
-    pub gates: Option<Value>,
+}
+
+/// Queries, keys and values of a layer with tokens in the last dimension. The two halves of a head that the rotary embedding combines are
+/// then in different registers, and attention reads blocks of tokens without a copy.
+#[derive(Clone, Debug)]
+pub(super) struct Projected {
+    /// `[B, A D, T]`, or by head `[B, K, R, D, T]`.
+    queries: Value,
+    /// `[B, K D, T]`, or by head `[B, K, D, T]`.
+    keys: Value,
+    /// Like `keys`.
+    values: Value,
+    heads: AttentionHeads,
+}
+
+impl Projected {
+    /// Returns the same with a dimension of heads.
+    fn by_head(self) -> Self {
+        let AttentionHeads { query, key_value: kv, width } = self.heads;
+        let [b, t] = [0, self.keys.shape().len() - 1].map(|d| self.keys.shape()[d]);
+        let [keys, values] = [&self.keys, &self.values].map(|part| part.reshape(&[b, kv, width, t]));
+        Self { queries: self.queries.reshape(&[b, kv, query / kv, width, t]), keys, values, ..self }
+    }
+
+    /// Applies the rotary embedding; queries and keys are then of dtype `result`.
+    pub(super) fn rotated(self, rotary: &Rotary, result: Dtype) -> Self {
+        let heads = self.by_head();
+        let (queries, keys) = (rotary.turn_queries(&heads.queries, result), rotary.turn(&heads.keys, result));
+        Self { queries, keys, ..heads }
+    }
 }
 
 /// How attention among the tokens of a row is computed. All variants use f32 for sums and statistics, and agree up to rounding.
@@ -71,56 +102,55 @@ enum MaskKind {
     Blocks { block: usize, window: Option<usize>, positions: Option<Value> },
 }
 
-/// The masks of all layers of a model, by the sizes of their windows.
+/// A value for each window of the layers of a model: a mask, for example.
 #[derive(Clone, Debug)]
-pub struct Masks(Vec<(Option<usize>, Mask)>);
+pub(crate) struct ByWindow<T>(Vec<(Option<usize>, T)>);
 
-impl Masks {
-    /// Returns the mask of layers with this window.
+impl<T> ByWindow<T> {
+    /// Creates the values with `new` for each of [`Decoder::windows`].
+    pub(crate) fn new(decoder: &Decoder, mut new: impl FnMut(Option<usize>) -> T) -> Self {
+        Self(decoder.windows().into_iter().map(|window| (window, new(window))).collect())
+    }
+
+    /// Returns the value of layers with this window.
     ///
     /// # Panics
     /// Panics if no layer has it.
-    pub fn of(&self, window: Option<usize>) -> &Mask {
-        let found = self.0.iter().find(|(of, _)| *of == window);
-        found.map(|(_, mask)| mask).unwrap_or_else(|| panic!("no layer has the window {window:?}"))
+    pub(crate) fn of(&self, window: Option<usize>) -> &T {
+        let found = self.0.iter().find(|(other, _)| *other == window);
+        found.map(|(_, value)| value).unwrap_or_else(|| panic!("no layer has the window {window:?}"))
+    }
+}
+
+impl<T: Leaves> Leaves for ByWindow<T> {
+    fn leaves(&self) -> Vec<&Value> {
+        self.0.iter().flat_map(|(_, value)| value.leaves()).collect()
     }
 
-    /// Returns all values, which are constants of a loop over layers.
-    pub(crate) fn values(&self) -> Vec<&Value> {
-        self.0.iter().flat_map(|(_, mask)| mask.values()).collect()
+    fn take(&self, values: &mut Iter<'_, Value>) -> Self {
+        Self(self.0.iter().map(|(window, value)| (*window, value.take(values))).collect())
+    }
+}
+
+impl Leaves for Mask {
+    fn leaves(&self) -> Vec<&Value> {
+        match &self.0 {
+            MaskKind::Pairs(pairs) => pairs.leaves(),
+            MaskKind::Blocks { positions, .. } => positions.leaves(),
+        }
     }
 
-    /// Takes the same values in another function from the front of `values`.
-    pub(crate) fn take(&self, values: &mut &[Value]) -> Self {
-        let same = |(window, mask): &(Option<usize>, Mask)| {
-            let (own, rest) = values.split_at(mask.values().len());
-            *values = rest;
-            (*window, mask.with(own))
-        };
-        Self(self.0.iter().map(same).collect())
+    fn take(&self, values: &mut Iter<'_, Value>) -> Self {
+        Self(match &self.0 {
+            MaskKind::Pairs(pairs) => MaskKind::Pairs(pairs.take(values)),
+            MaskKind::Blocks { block, window, positions } => {
+                MaskKind::Blocks { block: *block, window: *window, positions: positions.take(values) }
+            }
+        })
     }
 }
 
 impl Mask {
-    /// Returns the values of the mask.
-    fn values(&self) -> Vec<&Value> {
-        match &self.0 {
-            MaskKind::Pairs(pairs) => vec![pairs],
-            MaskKind::Blocks { positions, .. } => positions.iter().collect(),
-        }
-    }
-
-    /// Returns the same mask with its values in another function.
-    fn with(&self, values: &[Value]) -> Self {
-        Self(match (&self.0, values) {
-            (MaskKind::Pairs(_), [pairs]) => MaskKind::Pairs(pairs.clone()),
-            (MaskKind::Blocks { block, window, .. }, _) => {
-                MaskKind::Blocks { block: *block, window: *window, positions: values.first().cloned() }
-            }
-            (MaskKind::Pairs(_), _) => unreachable!("one value, as `values` returned"),
-        })
-    }
-
     fn pairs(rows: &Rows, window: Option<usize>) -> Value {
         let (b, t) = (rows.ids.shape()[0], rows.ids.shape()[1]);
         let builder = rows.ids.builder();
@@ -147,13 +177,12 @@ impl Decoder {
     }
 
     /// Returns the masks of all layers.
-    pub fn masks(&self, rows: &Rows) -> Masks {
-        let mask = |window| (window, self.mask(rows, window));
-        Masks(self.windows().into_iter().map(mask).collect())
+    pub(crate) fn masks(&self, rows: &Rows) -> ByWindow<Mask> {
+        ByWindow::new(self, |window| self.mask(rows, window))
     }
 
     /// Returns the different windows of layers with attention.
-    pub(crate) fn windows(&self) -> Vec<Option<usize>> {
+    fn windows(&self) -> Vec<Option<usize>> {
         let mut windows = Vec::new();
         for layer in self.config.period().into_iter().filter(|layer| layer.mixer == Mixer::Attention) {
             if !windows.contains(&layer.sliding_window) {
@@ -163,55 +192,41 @@ impl Decoder {
         windows
     }
 
-    /// Computes attention `[B, T, H]`, f32, for the normalised input `x` `[B, T, H]` of a layer with this specification: `attend` computes the
-    /// outputs of the heads `[B, T, A D]`, f32, from the queries, keys and values of these tokens.
-    pub fn attention(
-        &self,
-        spec: LayerSpec,
-        layer: &ParameterValues,
-        x: &Value,
-        rotary: Option<&Rotary>,
-        attend: impl FnOnce(&Heads) -> Value,
-    ) -> Value {
-        let heads = self.heads(spec, layer, x, rotary);
-        let mixed = attend(&heads);
-        let mixed = heads.gates.map_or(mixed.clone(), |gates| mixed * gates.unary(Unary::Logistic));
-        let mixed = self.split.constrain(&mixed, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
-        self.linear(layer, &mixed, Matrix::OProj, layer.get(Role::OBias))
+    /// Returns queries, keys and values, f32, of `x` `[B, T, H]`, and the gates of the outputs before the sigmoid, `[B, T, A D]`, f32, if the
+    /// model has them.
+    pub(super) fn projected(&self, layer: &Layer<'_>, x: &Value) -> (Projected, Option<Value>) {
+        let heads = self.config.heads(layer.spec);
+        let [queries, keys, values] = self.queries_keys_values(layer.spec, layer.parameters, x);
+        let (queries, gates) = self.queries_and_gates(queries, heads.width);
+        (Projected { queries, keys, values, heads }, gates)
     }
 
-    /// Returns queries, keys and values of `x` `[B, T, H]`, with QK norm if the model has it, after the rotary embedding, if any.
-    ///
-    /// They are computed with tokens in the last dimension, `[..., D, T]`. The two halves of a head that the rotary embedding combines are
-    /// then in different registers, and attention reads blocks of tokens without a copy.
-    pub(crate) fn heads(&self, spec: LayerSpec, layer: &ParameterValues, x: &Value, rotary: Option<&Rotary>) -> Heads {
-        let (b, t) = (x.shape()[0], x.shape()[1]);
-        let AttentionHeads { query: heads, key_value: kv, width: d } = self.config.heads(spec);
-        let over_heads = self.config.qk_norm_over_heads;
-        let normed = |x: Value, norm, whole: bool| match layer.get(norm).filter(|_| whole == over_heads) {
-            Some(weight) => self.norm_over(&x, weight, x.shape().len() - 2),
-            None => x,
-        };
-        let [queries, keys, values] = self.queries_keys_values(spec, layer, x);
-        let (queries, gates) = self.queries_and_gates(queries, d);
-        // Of dimensions [B, A D, T], then of [B, K, R, D, T].
-        let (queries, keys) = (normed(queries, Role::QNorm, true), normed(keys, Role::KNorm, true));
-        let queries = normed(queries.reshape(&[b, kv, heads / kv, d, t]), Role::QNorm, false);
-        let queries = rotary.map_or_else(
-            || queries.convert(self.compute.dtype()),
-            |rotary| rotary.turn_queries(&queries, self.compute.dtype()),
-        );
-        let [keys, values] = [keys, values].map(|part| part.reshape(&[b, kv, d, t]));
-        let keys = normed(keys, Role::KNorm, false);
-        let narrow = |part: &Value| part.convert(self.compute.dtype());
-        let keys = rotary.map_or_else(|| narrow(&keys), |rotary| rotary.turn(&keys, self.compute.dtype()));
-        let values = if self.config.value_norm { self.unweighted_norm(&values, 2) } else { values };
-        let values = narrow(&values);
+    /// Normalises the values, if the model does.
+    pub(super) fn with_values(&self, heads: Projected) -> Projected {
+        if !self.config.value_norm {
+            return heads;
+        }
+        let values = self.unweighted_norm(&heads.clone().by_head().values, 2);
+        Projected { values, ..heads }
+    }
+
+    /// Normalises queries and keys, each head alone or all together.
+    pub(super) fn with_norms(&self, layer: &ParameterValues, heads: Projected) -> Projected {
+        let heads = if self.config.qk_norm_over_heads { heads } else { heads.by_head() };
+        let normed = |x: &Value, norm| self.norm_over(x, &layer[norm], x.shape().len() - 2);
+        let (queries, keys) = (normed(&heads.queries, Role::QNorm), normed(&heads.keys, Role::KNorm));
+        Projected { queries, keys, ..heads }
+    }
+
+    /// Returns the heads in the dtype of matrix products.
+    pub(super) fn heads(&self, heads: Projected) -> Heads {
+        let Projected { queries, keys, values, .. } = heads.by_head();
+        let [queries, keys, values] = [queries, keys, values].map(|part| part.convert(self.compute.dtype()));
         let [batch, kv_heads, heads_of_each, dim] = [Axis::Batch, Axis::Kv, Axis::Heads, Axis::HeadDim].map(Some);
-        let (of_keys, of_queries) = ([batch, kv_heads, None, dim], [batch, kv_heads, heads_of_each, None, dim]);
-        let [keys, values] = [keys, values].map(|part| self.split.constrain(&part.transpose(&[0, 1, 3, 2]), &of_keys));
-        let queries = self.split.constrain(&queries.transpose(&[0, 1, 2, 4, 3]), &of_queries);
-        Heads { queries, keys, values, gates }
+        let (key_axes, query_axes) = ([batch, kv_heads, None, dim], [batch, kv_heads, heads_of_each, None, dim]);
+        let [keys, values] = [keys, values].map(|part| self.split.constrain(&part.transpose(&[0, 1, 3, 2]), &key_axes));
+        let queries = self.split.constrain(&queries.transpose(&[0, 1, 2, 4, 3]), &query_axes);
+        Heads { queries, keys, values }
     }
 
     /// Separates the queries `[B, A D, T]` and the gates `[B, T, A D]` of a projection whose heads, of width `d`, have a query and then its gate.
@@ -354,13 +369,13 @@ impl Decoder {
 
     /// Computes attention with materialised scores `[B, K, R, T, T]`; `sinks` are `[K, R]`.
     fn attend_pairs(&self, heads: &Heads, mask: &Value, sinks: Option<&Value>) -> Value {
-        let Heads { queries, keys, values, .. } = heads;
-        let [b, kv, r, t, d] = queries.shape() else { unreachable!("queries have five dimensions") };
+        let Heads { queries, keys, values } = heads;
+        let [b, kv, r, t, d] = queries.dims();
         // [B, K, R, T, T]
         let scores = dot(queries, keys, (&[0, 1], &[0, 1]), (4, 3), self.compute);
         let pairs = [Some(Axis::Batch), Some(Axis::Kv), Some(Axis::Heads), None, None];
         let scores = self.split.constrain(&scores, &pairs);
-        let scores = &scores * scores.like(self.score_scale(*d));
+        let scores = &scores * scores.like(self.score_scale(d));
         let mask = match mask.shape().len() {
             2 => mask.broadcast_in_dim(scores.shape(), &[3, 4]),
             _ => mask.broadcast_in_dim(scores.shape(), &[0, 3, 4]),
@@ -370,7 +385,7 @@ impl Decoder {
         let weights = softmax(&scores, sinks.as_ref()).convert(self.compute.dtype());
         // [B, K, R, T, D]
         let mixed = dot(&weights, values, (&[0, 1], &[0, 1]), (4, 2), self.compute);
-        mixed.transpose(&[0, 3, 1, 2, 4]).reshape(&[*b, *t, kv * r * d])
+        mixed.transpose(&[0, 3, 1, 2, 4]).reshape(&[b, t, kv * r * d])
     }
 }
 

@@ -14,28 +14,29 @@
 //! are not in it.
 
 use super::{Axis, Decoder, Matrix, ParameterValues, Role};
+use crate::leaves::Leaves;
 use models::LayerSpec;
 use stablehlo::{Builder, Dtype, Result, Save, TensorType, Traced, Value, try_trace};
 use std::ops::Range;
 
 /// How a program iterates over the layers.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Layers {
+pub(crate) enum Layers {
     /// A loop; [`Save`] selects the activations that are saved for the backward pass.
     Loop(Save),
     /// Unrolled. Inside another loop, slices of stacked weights are then loop-invariant: compilers hoist them, or products read them in place.
     Unrolled,
 }
 
-/// The inputs of the body of a loop over layers, apart from the layer's parameters.
+/// A layer in the body of a loop over layers.
 #[derive(Clone, Copy, Debug)]
-pub struct LayerValues<'a> {
-    /// The results of the layer before.
-    pub carry: &'a [Value],
+pub(crate) struct Layer<'a> {
+    /// Its mixer, window, rotary embedding and heads.
+    pub(crate) spec: LayerSpec,
+    /// Its parameters.
+    pub(crate) parameters: &'a ParameterValues,
     /// The number of the layer among the layers with the same mixer, heads and sliding window, an i32 scalar.
-    pub number: &'a Value,
-    /// Inputs that are the same for all layers.
-    pub constants: &'a [Value],
+    pub(crate) number: &'a Value,
     place: Place,
 }
 
@@ -50,9 +51,9 @@ struct Place {
     period: usize,
 }
 
-impl LayerValues<'_> {
+impl Layer<'_> {
     /// Returns the number of the layer among all layers, an i32 scalar.
-    pub fn layer(&self) -> Value {
+    pub(crate) fn index(&self) -> Value {
         let Place { index, alike, period } = self.place;
         let of = |count: usize| self.number.like(count as i64);
         (self.number / of(alike)) * of(period) + of(index)
@@ -85,82 +86,100 @@ impl Stack {
 }
 
 impl Decoder {
-    /// Runs all layers, in a loop or unrolled, and returns the last carry. `body` gets the specification of a layer, its parameters and
-    /// [`LayerValues`]; it returns the next carry. Each layer's weights are sliced from their stacks and rounded, or dequantised, to the compute dtype
+    /// Runs all layers, in a loop or unrolled, and returns the last carry. `body` gets a layer, the results of the layer before, and the
+    /// constants, which are the same for all layers; it returns the next carry. Each layer's weights are sliced from their stacks and rounded, or dequantised, to the compute dtype
     /// inside the loop body, so there is never such a copy of all weights.
     ///
     /// # Errors
     /// An operation of `body` cannot be built.
-    pub fn over_layers(
+    pub(crate) fn over_layers<C: Leaves, K: Leaves>(
         &self,
         weights: &ParameterValues,
-        carry: &[&Value],
-        constants: &[&Value],
+        carry: &C,
+        constants: &K,
         layers: Layers,
-        mut body: impl FnMut(LayerSpec, &ParameterValues, &LayerValues<'_>) -> Result<Vec<Value>>,
-    ) -> Result<Vec<Value>> {
+        mut body: impl FnMut(&Layer<'_>, C, K) -> Result<C>,
+    ) -> Result<C> {
         let (count, builder) = (self.config.num_hidden_layers, weights[Role::Norm].builder());
+        let numbers = Stack { value: self.numbers(&builder), layers: (0..count).collect(), axes: Vec::new() };
+        let (roles, stacks) = self.stacks(weights);
+        let all: Vec<Stack> = std::iter::once(numbers).chain(stacks).collect();
+        let mut traced = |(layer, spec): (usize, LayerSpec)| {
+            let slices = all.iter().filter(|stack| stack.has(layer)).map(Stack::slice_type).collect();
+            let parameters = roles.iter().copied().zip(&all[1..]).filter(|(_, stack)| stack.has(layer));
+            let parameters: Vec<(Role, &Stack)> = parameters.collect();
+            try_trace(&[carry.types(), slices, constants.types()].concat(), |builder, values| {
+                let mut values = values.iter();
+                let (carry, number) = (carry.take(&mut values), all[0].value.take(&mut values));
+                let (slices, rest) = values.as_slice().split_at(parameters.len());
+                let constants = K::from_leaves(constants, rest);
+                let parameters = &self.layer_parameters(builder, weights, &parameters, slices);
+                let layer = Layer { spec, parameters, number: &number, place: self.place(layer) };
+                Ok(body(&layer, carry, constants)?.to_leaves())
+            })
+        };
+        let period = self.config.period().into_iter().enumerate();
+        let bodies = period.map(&mut traced).collect::<Result<Vec<_>>>()?;
+        let (first, constants) = (carry.leaves(), constants.leaves());
+        let last = match (layers, &bodies[..]) {
+            (Layers::Loop(save), [body]) => {
+                let all: Vec<&Value> = all.iter().map(|stack| &stack.value).collect();
+                builder.scan(count, body, &first, &all, &constants, save).carry
+            }
+            (Layers::Loop(save), bodies) => over_periods(&builder, count, bodies, &first, &all, &constants, &save)?,
+            (Layers::Unrolled, bodies) => unrolled(&builder, count, bodies, &first, &all, &constants),
+        };
+        Ok(C::from_leaves(carry, &last))
+    }
+
+    /// Returns the stacks of the layers' parameters, with their roles.
+    fn stacks(&self, weights: &ParameterValues) -> (Vec<Role>, Vec<Stack>) {
         let table = self.parameters();
         let stack = |((role, number), value): ((Role, usize), &Value)| {
             let parameter = table.iter().find(|parameter| parameter.id() == (role, number))?;
             let axes = parameter.axes[1..].iter().map(|axis| axis.unpacked()).collect();
-            let layers = parameter.layers.clone();
-            Some((role, Stack { value: value.clone(), layers, axes }))
+            Some((role, Stack { value: value.clone(), layers: parameter.layers.clone(), axes }))
         };
-        let of_layers = weights.iter().filter(|((role, _), _)| role.is_of_layers());
-        let (roles, stacks): (Vec<Role>, Vec<Stack>) = of_layers.filter_map(stack).unzip();
-        let numbers = Stack { value: self.numbers(&builder), layers: (0..count).collect(), axes: Vec::new() };
-        let all: Vec<Stack> = std::iter::once(numbers).chain(stacks).collect();
-        let mut of_layer = |(layer, spec): (usize, LayerSpec)| {
-            let there = all.iter().filter(|stack| stack.has(layer)).map(Stack::slice_type);
-            let types = carry.iter().map(type_of).chain(there).chain(constants.iter().map(type_of));
-            let types: Vec<TensorType> = types.collect();
-            let of_roles = roles.iter().copied().zip(&all[1..]);
-            let parameters: Vec<(Role, &Stack)> = of_roles.filter(|(_, stack)| stack.has(layer)).collect();
-            try_trace(&types, |builder, values| {
-                let (carry, rest) = values.split_at(carry.len());
-                let [number, rest @ ..] = rest else { unreachable!("a layer has a number") };
-                let (slices, constants) = rest.split_at(parameters.len());
-                let scales = |role: Role| {
-                    let role = Role::Scales(Matrix::of(role)?);
-                    parameters.iter().position(|(other, _)| *other == role).map(|at| &slices[at])
+        weights.iter().filter(|((role, _), _)| role.is_of_layers()).filter_map(stack).unzip()
+    }
+
+    /// Returns the parameters of a layer in the compute dtype, given its slices of these stacks.
+    fn layer_parameters(
+        &self,
+        builder: &Builder,
+        weights: &ParameterValues,
+        stacks: &[(Role, &Stack)],
+        slices: &[Value],
+    ) -> ParameterValues {
+        let scales = |role: Role| {
+            let role = Role::Scales(Matrix::of(role)?);
+            stacks.iter().position(|(other, _)| *other == role).map(|at| &slices[at])
+        };
+        let values = stacks.iter().zip(slices).filter(|((role, _), _)| !matches!(role, Role::Scales(_)));
+        let (roles, slices): (Vec<Role>, Vec<Value>) = values
+            .map(|(&(role, stack), slice)| {
+                let slice = match self.quantization.zip(scales(role)) {
+                    Some((quantization, scales)) => self.dequantized(quantization, slice, scales),
+                    None => slice.clone(),
                 };
-                let of_products = |(&(role, stack), slice): (&(Role, &Stack), &Value)| {
-                    let slice = match self.quantization.zip(scales(role)) {
-                        Some((quantization, scales)) => self.dequantized(quantization, slice, scales),
-                        None => slice.clone(),
-                    };
-                    (role, self.split_slice(weights, role, &stack.axes, &slice))
-                };
-                let there = parameters.iter().zip(slices).filter(|((role, _), _)| !matches!(role, Role::Scales(_)));
-                let (of_slices, slices): (Vec<Role>, Vec<Value>) = there.map(of_products).unzip();
-                let matrix = |slice: &Value| slice.shape().len() > 1;
-                let converts = slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype());
-                let slices = match converts || self.quantization.is_some() {
-                    true => {
-                        let of_products = |slice: &Value| {
-                            if matrix(slice) { slice.convert(self.compute.dtype()) } else { slice.clone() }
-                        };
-                        let rounded: Vec<Value> = slices.iter().map(of_products).collect();
-                        // Without the barrier, compilers round the slice again for every product.
-                        builder.optimization_barrier(&rounded.iter().collect::<Vec<_>>())
-                    }
-                    false => slices,
-                };
-                let of_layer = weights.of_layer(of_slices.into_iter().zip(slices));
-                body(spec, &of_layer, &LayerValues { carry, number, constants, place: self.place(layer) })
+                (role, self.split_slice(weights, role, &stack.axes, &slice))
             })
-        };
-        let period = self.config.period().into_iter().enumerate();
-        let bodies = period.map(&mut of_layer).collect::<Result<Vec<_>>>()?;
-        match (layers, &bodies[..]) {
-            (Layers::Loop(save), [body]) => {
-                let all: Vec<&Value> = all.iter().map(|stack| &stack.value).collect();
-                Ok(builder.scan(count, body, carry, &all, constants, save).carry)
+            .unzip();
+        let is_matrix = |slice: &Value| slice.shape().len() > 1;
+        let converts = slices.iter().any(|slice| is_matrix(slice) && slice.dtype() != self.compute.dtype());
+        let slices = match converts || self.quantization.is_some() {
+            true => {
+                let rounded = slices.iter().map(|slice| match is_matrix(slice) {
+                    true => slice.convert(self.compute.dtype()),
+                    false => slice.clone(),
+                });
+                let rounded: Vec<Value> = rounded.collect();
+                // Without the barrier, compilers round the slice again for every product.
+                builder.optimization_barrier(&rounded.iter().collect::<Vec<_>>())
             }
-            (Layers::Loop(save), bodies) => over_periods(&builder, count, bodies, carry, &all, constants, &save),
-            (Layers::Unrolled, bodies) => Ok(unrolled(&builder, count, bodies, carry, &all, constants)),
-        }
+            false => slices,
+        };
+        weights.of_layer(roles.into_iter().zip(slices))
     }
 
     /// Returns the number of each layer among the layers with the same mixer, heads and sliding window, `[L]`, i32.
@@ -177,12 +196,12 @@ impl Decoder {
     }
 
     /// Returns how many of these layers have the mixer, heads and sliding window of `layer`.
-    fn alike(&self, layer: usize, of: Range<usize>) -> usize {
+    fn alike(&self, layer: usize, others: Range<usize>) -> usize {
         let kind = |layer: usize| {
             let layer = self.config.layer(layer);
             (layer.mixer, self.config.heads(layer), layer.sliding_window)
         };
-        of.filter(|other| kind(*other) == kind(layer)).count()
+        others.filter(|other| kind(*other) == kind(layer)).count()
     }
 }
 
@@ -201,8 +220,8 @@ fn unrolled(
 ) -> Vec<Value> {
     let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
     for layer in 0..count {
-        let there = stacks.iter().filter(|stack| stack.has(layer));
-        let slices: Vec<Value> = there.map(|stack| slice(&stack.value, stack.count(0..layer))).collect();
+        let own = stacks.iter().filter(|stack| stack.has(layer));
+        let slices: Vec<Value> = own.map(|stack| slice(&stack.value, stack.count(0..layer))).collect();
         let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
         carried = builder.call(&bodies[layer % bodies.len()], &arguments);
     }
@@ -226,11 +245,10 @@ fn over_periods(
             continue;
         }
         let layers = first..first + bodies.len();
-        let there: Vec<&Stack> = stacks.iter().filter(|stack| stack.count(layers.clone()) > 0).collect();
-        let of_group =
-            |stack: &&Stack| grouped(&stack.value, stack.count(0..first), [trips, stack.count(layers.clone())]);
-        let groups: Vec<Value> = there.iter().map(of_group).collect();
-        let body = of_period(bodies, first, &carried, (&there, &groups), constants)?;
+        let own: Vec<&Stack> = stacks.iter().filter(|stack| stack.count(layers.clone()) > 0).collect();
+        let group = |stack: &&Stack| grouped(&stack.value, stack.count(0..first), [trips, stack.count(layers.clone())]);
+        let groups: Vec<Value> = own.iter().map(group).collect();
+        let body = period(bodies, first, &carried, (&own, &groups), constants)?;
         let (carry, groups): (Vec<&Value>, Vec<&Value>) = (carried.iter().collect(), groups.iter().collect());
         carried = builder.scan(trips, &body, &carry, &groups, constants, saved(save, trips, bodies.len())).carry;
     }
@@ -239,23 +257,23 @@ fn over_periods(
 
 /// Traces the layers of a period, which begins with layer `first`, one after the other: from the carry, slices `[S, ...]` of the groups of
 /// stacks, and constants, to the carry.
-fn of_period(
+fn period(
     bodies: &[Traced],
     first: usize,
     carry: &[Value],
     (stacks, groups): (&[&Stack], &[Value]),
     constants: &[&Value],
 ) -> Result<Traced> {
-    let of_group = |group: &Value| TensorType::new(group.dtype(), &group.shape()[1..]);
-    let types = carry.iter().map(|value| value.ty().clone()).chain(groups.iter().map(of_group));
+    let slice_type = |group: &Value| TensorType::new(group.dtype(), &group.shape()[1..]);
+    let types = carry.iter().map(|value| value.ty().clone()).chain(groups.iter().map(slice_type));
     let types: Vec<TensorType> = types.chain(constants.iter().map(type_of)).collect();
     stablehlo::trace(&types, |f, values| {
         let (carry, rest) = values.split_at(carry.len());
         let (groups, constants) = rest.split_at(groups.len());
         let mut carried = carry.to_vec();
         for (layer, body) in (first..).zip(bodies) {
-            let there = stacks.iter().zip(groups).filter(|(stack, _)| stack.has(layer));
-            let slices: Vec<Value> = there.map(|(stack, group)| slice(group, stack.count(first..layer))).collect();
+            let own = stacks.iter().zip(groups).filter(|(stack, _)| stack.has(layer));
+            let slices: Vec<Value> = own.map(|(stack, group)| slice(group, stack.count(first..layer))).collect();
             let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants).collect();
             carried = f.call(body, &arguments);
         }

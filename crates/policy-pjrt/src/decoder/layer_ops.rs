@@ -24,6 +24,25 @@ impl Broadcast for Value {
     }
 }
 
+/// The sizes of a value whose number of dimensions is known.
+pub(crate) trait Dims {
+    /// Returns the sizes of all dimensions.
+    ///
+    /// # Panics
+    /// Panics if there are not N dimensions.
+    fn dims<const N: usize>(&self) -> [usize; N];
+}
+
+impl Dims for Value {
+    #[track_caller]
+    fn dims<const N: usize>(&self) -> [usize; N] {
+        match self.shape().try_into() {
+            Ok(sizes) => sizes,
+            Err(_) => unreachable!("operations of a layer know the number of dimensions, and {} is not {N}", self.ty()),
+        }
+    }
+}
+
 /// Computes a product with batch dimensions and one contracted dimension; the result is f32.
 #[track_caller]
 pub(crate) fn dot(

@@ -9,7 +9,6 @@
 mod adapters;
 mod attention;
 mod axis_rules;
-mod block;
 mod blockwise;
 mod delta_net;
 mod experts;
@@ -19,25 +18,29 @@ mod parameters;
 mod quantized;
 mod rope;
 mod split;
+mod traced;
 
 pub use adapters::{Adapters, Matrix};
-pub use attention::{Attention, Heads, Mask, Masks};
+pub use attention::{Attention, Heads, Mask};
 pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
+use experts::RouterCounts;
 pub use experts::{ExpertProducts, RouterSums, Routing};
 pub use parameters::{Axis, Format, Parameter, ParameterId, ParameterValues, Role, parameters};
 pub use quantized::{check_quantization, quantized_parameters};
 pub use rope::{Rotaries, Rotary};
 
-pub(crate) use attention::{MASKED, of_groups};
+pub(crate) use attention::{ByWindow, MASKED, of_groups};
 pub(crate) use delta_net::{DELTA, DeltaStates, NextTokens};
-pub use layer_loop::{LayerValues, Layers};
-pub(crate) use layer_ops::{Broadcast, dot, layer_at, put_layer, rows_at};
+pub(crate) use layer_loop::{Layer, Layers};
+pub(crate) use layer_ops::{Broadcast, Dims, dot, layer_at, put_layer, rows_at};
 pub(crate) use quantized::words;
 use split::RESIDUAL;
 pub(crate) use split::Split;
+pub(crate) use traced::LayerCache;
 
-use models::{Mixer, ModelConfig, Quantization};
+use crate::leaves::leaves;
+use models::{ModelConfig, Quantization};
 use stablehlo::{Builder, Dtype, Precision, Result, Save, TensorType, Value};
 
 /// The dtype of the operands of matrix products and of the layers' results. Sums, norms and softmax are always f32.
@@ -97,6 +100,54 @@ impl Rows {
             true => self.positions.clone(),
             false => self.positions.slice(&[0, 0], &[1, self.positions.shape()[1]]),
         }
+    }
+}
+
+/// What the layers read of rows of whole sequences.
+struct WholeRows {
+    rotaries: Rotaries,
+    masks: ByWindow<Mask>,
+    /// `[B, T]`, i32, for a model with Gated DeltaNets.
+    positions: Option<Value>,
+    /// See [`Rows::counted`].
+    counted: Option<Value>,
+    /// See [`Rows::routed`].
+    routed: Option<Value>,
+}
+
+leaves!(WholeRows { rotaries, masks, positions, counted, routed });
+
+/// What a loop over layers carries.
+struct Carry {
+    /// The residual stream `[B, T, H]`.
+    x: Value,
+    counts: Option<RouterCounts>,
+}
+
+leaves!(Carry { x, counts });
+
+/// A layer's view of rows of whole sequences: no token is in a cache.
+struct LayerOfRows<'a> {
+    tokens: &'a WholeRows,
+    /// The recorded experts of the layer, `[B, T, k]`.
+    recorded: Option<Value>,
+}
+
+impl LayerCache for LayerOfRows<'_> {
+    fn rotaries(&self) -> &Rotaries {
+        &self.tokens.rotaries
+    }
+
+    fn recorded_experts(&self) -> Option<&Value> {
+        self.recorded.as_ref()
+    }
+
+    fn attend(&mut self, decoder: &Decoder, layer: &Layer<'_>, heads: &Heads) -> Value {
+        decoder.attend(heads, self.tokens.masks.of(layer.spec.sliding_window), layer.parameters.get(Role::Sinks))
+    }
+
+    fn gated_delta_net(&mut self, decoder: &Decoder, layer: &Layer<'_>, x: &Value) -> Result<Value> {
+        decoder.delta_net(layer.parameters, x, self.tokens.positions.as_ref())
     }
 }
 
@@ -268,46 +319,24 @@ impl Decoder {
     /// # Errors
     /// See [`Decoder::hidden`].
     pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<(Value, Option<RouterSums>)> {
-        let (rotaries, masks) = (self.rotaries(&rows.distinct_positions()), self.masks(rows));
-        let x = self.embed(weights, &rows.ids);
-        let positions: Vec<&Value> = self.config.linear_attention.iter().map(|_| &rows.positions).collect();
-        let counted: Vec<&Value> = rows.counted.iter().collect();
-        let routed: Vec<&Value> = rows.routed.iter().collect();
-        let constants = [&rotaries.values()[..], &masks.values(), &positions, &counted, &routed].concat();
-        let sums = counted.first().map_or(vec![], |counted| self.empty_router_sums(&counted.builder()));
-        // The number of layers whose router chooses other experts than the recorded ones, `[B, T]`.
-        let differing = counted.iter().zip(&routed).map(|(counted, _)| counted.like(0.0));
-        let differing: Vec<Value> = differing.collect();
-        let carry: Vec<&Value> = std::iter::once(&x).chain(&sums).chain(&differing).collect();
-        let carried = self.over_layers(weights, &carry, &constants, Layers::Loop(save), |spec, layer, values| {
-            let mut constants = values.constants;
-            let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));
-            let (positions, constants) = constants.split_at(positions.len());
-            let (counted, routed) = constants.split_at(counted.len());
-            let routed = routed.first().map(|routed| layer_at(routed, &values.layer()));
-            let (x, routing) = self.block(layer, &values.carry[0], routed.as_ref(), |x| match spec.mixer {
-                Mixer::Attention => Ok(self.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
-                    self.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
-                })),
-                Mixer::GatedDeltaNet => self.delta_net(layer, x, &positions[0]),
-            })?;
-            let of_layer = routing.iter().zip(counted);
-            let of_layer = of_layer.flat_map(|(routing, counted)| routing.sums(counted, self.router_aux_loss));
-            let (sums, differing) = values.carry[1..].split_at(sums.len());
-            let sums = sums.iter().zip(of_layer).map(|(sums, of_layer)| experts::append(sums, &of_layer));
-            let differs = routing.iter().filter_map(|routing| routing.differs.as_ref());
-            let differing = differing.iter().zip(differs).map(|(count, differs)| count + differs);
-            Ok(std::iter::once(x).chain(sums).chain(differing).collect())
-        })?;
-        let (of_routers, differing) = carried[1..].split_at(sums.len());
-        let sums = match (of_routers, counted.first()) {
-            ([tokens, shares @ ..], Some(counted)) => {
-                let replay = routed.first().copied().zip(differing.first());
-                Some(RouterSums::new(tokens, shares.first(), counted, replay))
-            }
-            _ => None,
+        let tokens = WholeRows {
+            rotaries: self.rotaries(&rows.distinct_positions()),
+            masks: self.masks(rows),
+            positions: self.config.linear_attention.map(|_| rows.positions.clone()),
+            counted: rows.counted.clone(),
+            routed: rows.routed.clone(),
         };
-        Ok((carried[0].clone(), sums))
+        let x = self.embed(weights, &rows.ids);
+        let counts = rows.counted.as_ref().and_then(|counted| RouterCounts::new(self, counted, rows.routed.is_some()));
+        let carry = Carry { x, counts };
+        let carry = self.over_layers(weights, &carry, &tokens, Layers::Loop(save), |layer, carry: Carry, tokens| {
+            let recorded = tokens.routed.as_ref().map(|routed| layer_at(routed, &layer.index()));
+            let (x, _, routing) = self.block(layer, &carry.x, LayerOfRows { tokens: &tokens, recorded })?;
+            let counts = carry.counts.zip(routing).zip(tokens.counted.as_ref());
+            Ok(Carry { x, counts: counts.map(|((counts, routing), counted)| counts.with(&routing, counted)) })
+        })?;
+        let sums = carry.counts.zip(rows.counted.as_ref());
+        Ok((carry.x, sums.map(|(counts, counted)| RouterSums::new(&counts, counted, rows.routed.as_ref()))))
     }
 
     /// Returns the token embeddings `[B, T, H]` of token ids `[B, T]`.
@@ -323,7 +352,7 @@ impl Decoder {
         };
         let rows = match self.config.embedding_multiplier {
             1.0 => rows,
-            factor => block::scaled(rows.convert(Dtype::F32), factor),
+            factor => traced::scaled(rows.convert(Dtype::F32), factor),
         };
         let rows = rows.convert(self.compute.dtype());
         // If the columns of the embedding are sharded, a device first looks up its columns for all rows; devices then exchange them.
@@ -338,7 +367,7 @@ impl Decoder {
     /// Applies the final norm to `x` `[..., H]`, and divides by the divisor of logits.
     pub fn final_norm(&self, weights: &ParameterValues, x: &Value) -> Value {
         let hidden = self.norm(x, &weights[Role::Norm]);
-        block::scaled(hidden, 1.0 / self.config.logits_scaling).convert(self.compute.dtype())
+        traced::scaled(hidden, 1.0 / self.config.logits_scaling).convert(self.compute.dtype())
     }
 
     /// Returns the logits `[..., V]` in f32, with the model's softcap, of hidden states `[..., H]` after the final norm.

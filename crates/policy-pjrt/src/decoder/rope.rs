@@ -3,6 +3,7 @@
 //! Legend: B rows, T tokens of a row, D head dimension.
 
 use super::Decoder;
+use crate::leaves::leaves;
 use models::LayerRope;
 use stablehlo::{Dtype, TensorType, Unary, Value};
 
@@ -16,33 +17,25 @@ pub struct Rotary {
     pub(crate) queries: Option<Value>,
 }
 
+leaves!(Rotary { cos, sin, queries });
+
 /// The rotations of tokens in all layers of a model.
 #[derive(Clone, Debug)]
-pub struct Rotaries(Vec<(LayerRope, Rotary)>);
+pub struct Rotaries {
+    global: Option<Rotary>,
+    local: Option<Rotary>,
+}
+
+leaves!(Rotaries { global, local });
 
 impl Rotaries {
     /// Returns the rotations of layers with this rotary embedding; `None` if they have none.
     pub fn get(&self, rope: LayerRope) -> Option<&Rotary> {
-        self.0.iter().find(|(of, _)| *of == rope).map(|(_, rotary)| rotary)
-    }
-
-    /// Returns all values, which are constants of a loop over layers.
-    pub(crate) fn values(&self) -> Vec<&Value> {
-        self.0.iter().flat_map(|(_, rotary)| [&rotary.cos, &rotary.sin].into_iter().chain(&rotary.queries)).collect()
-    }
-
-    /// Takes the same values in another function from the front of `values`.
-    pub(crate) fn take(&self, values: &mut &[Value]) -> Self {
-        let mut next = || {
-            let (first, rest) = values.split_first().unwrap_or_else(|| unreachable!("as many as `values` returned"));
-            *values = rest;
-            first.clone()
-        };
-        let same = |(of, rotary): &(LayerRope, Rotary)| {
-            let (cos, sin) = (next(), next());
-            (*of, Rotary { cos, sin, queries: rotary.queries.as_ref().map(|_| next()) })
-        };
-        Self(self.0.iter().map(same).collect())
+        match rope {
+            LayerRope::Global => self.global.as_ref(),
+            LayerRope::Local => self.local.as_ref(),
+            LayerRope::None => None,
+        }
     }
 }
 
@@ -50,9 +43,11 @@ impl Decoder {
     /// Computes the rotations of tokens at `positions` `[B, T]`, or `[1, T]` for the same positions in all rows, i32.
     pub fn rotaries(&self, positions: &Value) -> Rotaries {
         let layers = self.config.period();
-        let is_used = |of: &LayerRope| layers.iter().any(|layer| layer.rope == *of);
-        let all = [LayerRope::Global, LayerRope::Local].into_iter().filter(is_used);
-        Rotaries(all.filter_map(|of| Some((of, rotary(&self.config.rotary(of)?, positions)))).collect())
+        let [global, local] = [LayerRope::Global, LayerRope::Local].map(|rope| {
+            let is_used = layers.iter().any(|layer| layer.rope == rope);
+            Some(rotary(&self.config.rotary(rope).filter(|_| is_used)?, positions))
+        });
+        Rotaries { global, local }
     }
 }
 

@@ -14,10 +14,11 @@
 //! Legend: L layers of a cache, P prompts, B slots, S columns of a cache, C columns of it that are read, T tokens, K key/value heads, D head
 //! dimension.
 
-use super::decode::Window;
+use super::layers::Window;
 use super::sizes::columns;
 use super::state::{CACHE, ROWS};
-use crate::decoder::{Broadcast, Compute, Decoder, zeros};
+use crate::decoder::{Broadcast, Compute, Decoder, Dims, zeros};
+use crate::leaves::Leaves;
 use models::{AttentionHeads, LayerSpec, ModelConfig};
 use stablehlo::{Dtype, Result, TensorType, Value};
 
@@ -78,10 +79,9 @@ impl CachedLayers {
         (self.heads, self.window) == (config.heads(layer), layer.sliding_window)
     }
 
-    /// Returns the index of the cache of a layer.
-    pub(super) fn position(caches: &[Self], config: &ModelConfig, layer: LayerSpec) -> usize {
-        let is_own = |cache: &Self| cache.has(config, layer);
-        caches.iter().position(is_own).unwrap_or_else(|| unreachable!("every layer with attention has a cache"))
+    /// Returns the index of the cache of a layer with attention.
+    pub(super) fn index(config: &ModelConfig, layer: LayerSpec) -> usize {
+        Self::of(config).iter().take_while(|cache| !cache.has(config, layer)).count()
     }
 
     /// Returns the type of keys, and of values, in `columns` columns of `rows` sequences.
@@ -95,7 +95,7 @@ impl CachedLayers {
 /// that `kept` `[P, T]` does not mark are not written, and empty columns are zero.
 pub(super) fn columns_of_prompts(part: &Value, kept: &Value, columns: usize) -> Value {
     let f = part.builder();
-    let [rows, heads, tokens, width] = *part.shape() else { unreachable!("keys and values have four dimensions") };
+    let [rows, heads, tokens, width] = part.dims();
     let mut cache: Option<Value> = None;
     // Later positions replace earlier ones.
     for first in (0..tokens).step_by(columns) {
@@ -112,33 +112,31 @@ pub(super) fn columns_of_prompts(part: &Value, kept: &Value, columns: usize) -> 
     cache.unwrap_or_else(|| part.clone())
 }
 
-/// Writes the tokens of a call, a window, into `caches`, keys and values `[L, B, K, S, D]` of each cache, row by row from position `first`
-/// (`[B]`, i32) on, and returns both. Tokens after the end of a finished sequence are written, too, and never read.
+/// Writes the tokens of a call, a window, into `caches`, row by row from position `first` (`[B]`, i32) on, and returns them. Tokens after the end
+/// of a finished sequence are written, too, and never read.
 ///
 /// Every device writes the rows of its own slots: the partitioner would gather the window, because the loop slices the sharded dimension of
 /// rows.
 pub(super) fn flush(
     decoder: &Decoder,
     columns: Columns,
-    caches: [&[Value]; 2],
+    caches: &Window,
     first: &Value,
     window: &Window,
-) -> Result<[Vec<Value>; 2]> {
+) -> Result<Window> {
     let f = first.builder();
     let is_ring = |cache: &CachedLayers| columns.of(cache.window) < columns.all;
     let rings: Vec<bool> = CachedLayers::of(decoder.config()).iter().map(is_ring).collect();
-    let count = 2 * rings.len();
-    if count == 0 {
-        return Ok([Vec::new(), Vec::new()]);
+    if rings.is_empty() {
+        return Ok(caches.clone());
     }
-    let of_caches = caches.into_iter().flatten().chain(window.parts()).map(|cache| (cache, &CACHE[..]));
-    let operands: Vec<_> = std::iter::once((first, &ROWS[..])).chain(of_caches).collect();
-    let results = vec![&CACHE[..]; count];
-    let flushed = decoder.split().on_shards(&f, &operands, &results, |f, shards| {
-        let [first, caches @ ..] = shards else { unreachable!("as passed in") };
-        let (caches, windows) = caches.split_at(count);
+    let all = (first.clone(), [caches.clone(), window.clone()]);
+    let axes = std::iter::once(&ROWS[..]).chain(std::iter::repeat(&CACHE[..]));
+    let operands: Vec<_> = all.leaves().into_iter().zip(axes).collect();
+    let flushed = decoder.split().on_shards(&f, &operands, &vec![&CACHE[..]; 2 * rings.len()], |f, shards| {
+        let (first, [caches, window]) = Leaves::from_leaves(&all, shards);
         let zero = f.scalar(0, Dtype::I32);
-        f.for_loop(first.shape()[0], &caches.iter().collect::<Vec<_>>(), |row, carried| {
+        f.for_loop(first.shape()[0], &caches.leaves(), |row, carried| {
             let first = first.dynamic_slice(&[row], &[1]).reshape(&[]);
             let place = |((cache, window), is_ring): ((&Value, &Value), &bool)| {
                 let mut sizes = window.shape().to_vec();
@@ -149,11 +147,10 @@ pub(super) fn flush(
                     false => cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &first, &zero]),
                 }
             };
-            carried.iter().zip(windows).zip(rings.iter().cycle()).map(place).collect()
+            carried.iter().zip(window.leaves()).zip(rings.iter().cycle()).map(place).collect()
         })
     })?;
-    let Window { keys, values } = Window::of(&flushed);
-    Ok([keys, values])
+    Ok(Window::from_leaves(caches, &flushed))
 }
 
 /// Writes the tokens `[L, 1, K, T, D]` of a row from position `first` on into a cache `[L, B, K, S, D]` whose columns are positions modulo S,

@@ -22,15 +22,19 @@
 //! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
 
 use super::cache::{CachedLayers, flush};
+use super::layers::{Carry, KvCache, Window, empty_record};
 use super::parts::{Part, attend_parts};
-use super::routed::{self, RoutedLayers};
+use super::routed;
 use super::sampling::{Sampler, SamplerValues, mask_words};
-use super::state::{Shape, StateValues};
-use crate::decoder::{Broadcast, Decoder, DeltaStates, Layers, NextTokens, ParameterValues, Role, zeros};
+use super::state::{Shape, SlotRows, StateValues};
+use crate::decoder::{
+    Broadcast, ByWindow, Decoder, DeltaStates, Dims, Heads, Layer, Layers, NextTokens, ParameterValues, Role, Rotaries,
+    zeros,
+};
 use crate::error::Result;
+use crate::leaves::{leaves, while_loop};
 use crate::program::program_error;
 use backend_tpu::plugins::Kind;
-use models::Mixer;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 /// Configuration of a decode program.
@@ -40,7 +44,7 @@ pub(crate) struct Decode {
     /// C of layers without a sliding window: the largest sequence length at the beginning of a call. Later columns are empty.
     pub(crate) columns_read: usize,
     /// W: the largest number of decode steps of a call.
-    pub(crate) turns: usize,
+    pub(crate) steps: usize,
     pub(crate) sampler: Sampler,
     pub(crate) layout: DecodeLayout,
     /// E; unused entries are -1.
@@ -95,15 +99,62 @@ pub(super) struct DecodeStep<'a> {
     decoder: &'a Decoder,
     /// The weights in the layout of the loop over tokens.
     weights: ParameterValues,
-    /// `[L, B, K, S, D]` of each cache.
-    keys: &'a [Value],
-    values: &'a [Value],
-    /// The keys that attention reads; `[L, B, K, D, C]` if they are transposed.
-    read: Vec<Value>,
-    /// The positions in the columns, `[B, C]`, i32, for each of [`Decoder::windows`]; negative in empty columns.
-    held: Vec<Value>,
+    caches: &'a Window,
+    /// The caches that attention reads: keys are `[L, B, K, D, C]` if they are transposed.
+    read: Window,
+    /// The positions in the columns, `[B, C]`, i32, for each window; negative in empty columns.
+    held: ByWindow<Value>,
     /// Position of the first token of this call, `[B]`, i32.
     base: Value,
+}
+
+/// What the layers of a decode step read.
+struct StepCache {
+    rotaries: Rotaries,
+    cached: Window,
+    /// The number of the step, an i32 scalar.
+    step: Value,
+    tokens: Option<NextTokens>,
+    /// The columns of the cache and of the window that the token attends to.
+    seen: ByWindow<[Value; 2]>,
+    decode: Decode,
+}
+
+leaves!(StepCache { rotaries, cached, step, tokens, seen }, copied: decode);
+
+impl KvCache for StepCache {
+    fn rotaries(&self) -> &Rotaries {
+        &self.rotaries
+    }
+
+    fn next_tokens(&self) -> Option<NextTokens> {
+        self.tokens.clone()
+    }
+
+    fn attend(&self, decoder: &Decoder, layer: &Layer<'_>, heads: &Heads, window: &mut Window) -> Value {
+        let Decode { shape, columns_read, steps, layout, .. } = self.decode;
+        let cache = CachedLayers::index(decoder.config(), layer.spec);
+        let columns_read = shape.columns.of(layer.spec.sliding_window).min(columns_read);
+        let [filled, done] = self.seen.of(layer.spec.sliding_window);
+        let (own_keys, own_values) = (&mut window.keys[cache], &mut window.values[cache]);
+        *own_keys = put_token(own_keys, &heads.keys, layer.number, &self.step);
+        *own_values = put_token(own_values, &heads.values, layer.number, &self.step);
+        let part = |keys: &Value, values: &Value, columns, transposed, seen: &Value| Part {
+            // Transposed keys are already cut to these columns; their last two dimensions are swapped.
+            keys: columns_of(keys, layer.number, if transposed { keys.shape()[3] } else { columns }),
+            transposed,
+            values: columns_of(values, layer.number, columns),
+            seen: seen.clone(),
+        };
+        let (keys, values) = (&self.cached.keys[cache], &self.cached.values[cache]);
+        let cached = part(keys, values, columns_read, layout.transposed, filled);
+        let own = part(own_keys, own_values, steps, false, done);
+        let parts = match cached.bytes() <= layout.joined_bytes {
+            true => vec![cached.joined(&own)],
+            false => vec![cached, own],
+        };
+        attend_parts(decoder, heads, &parts, layer.parameters.get(Role::Sinks))
+    }
 }
 
 /// The results of a decode step for the last token of every sequence.
@@ -119,6 +170,7 @@ pub(super) struct Forward {
 }
 
 /// Records of the tokens of a call, with a column for each decode step.
+#[derive(Clone)]
 struct Recorded {
     /// The sampling masks of the sampled tokens, `[B, W, words]`.
     masks: Option<Value>,
@@ -126,38 +178,19 @@ struct Recorded {
     routed: Option<Value>,
 }
 
-impl Recorded {
-    fn parts(&self) -> impl Iterator<Item = &Value> {
-        self.masks.iter().chain(&self.routed)
-    }
+leaves!(Recorded { masks, routed });
 
-    /// Returns the records in these values, which are in the order of [`Recorded::parts`].
-    fn with(&self, parts: &[Value]) -> Self {
-        let mut parts = parts.iter().cloned();
-        let mut next = |has: bool| if has { parts.next() } else { None };
-        Self { masks: next(self.masks.is_some()), routed: next(self.routed.is_some()) }
-    }
-}
-
-/// Keys and values of the tokens of this call, `[L, B, K, W, D]` of each cache.
+/// What the loop over tokens carries.
 #[derive(Clone)]
-pub(super) struct Window {
-    pub(super) keys: Vec<Value>,
-    pub(super) values: Vec<Value>,
+struct Call {
+    /// The number of the step, an i32 scalar.
+    step: Value,
+    window: Window,
+    rows: SlotRows,
+    recorded: Recorded,
 }
 
-impl Window {
-    /// Creates the window from keys, then values.
-    pub(super) fn of(parts: &[Value]) -> Self {
-        let (keys, values) = parts.split_at(parts.len() / 2);
-        Self { keys: keys.to_vec(), values: values.to_vec() }
-    }
-
-    /// Returns keys, then values.
-    pub(super) fn parts(&self) -> impl Iterator<Item = &Value> {
-        self.keys.iter().chain(&self.values)
-    }
-}
+leaves!(Call { step, window, rows, recorded });
 
 impl Decode {
     /// Builds the program from weights, state, sampling arguments, stop ids (`[E]`, i32) and the largest numbers of tokens of the
@@ -174,57 +207,41 @@ impl Decode {
             limits: f.argument("max_completion_length", TensorType::new(Dtype::I32, [self.shape.slots])),
         };
         // The host ends sequences that meet the stop condition. Their limit is 0, so that no later call changes their states.
-        let ended = &state.ended | state.count.ge(&arguments.limits);
-        let state = StateValues { ended, ..state };
+        let ended = &state.rows.ended | state.rows.count.ge(&arguments.limits);
+        let state = StateValues { rows: SlotRows { ended, ..state.rows }, ..state };
         let (step, window) = self.begin(decoder, &weights, &state);
 
-        let (zero, turns) = (f.scalar(0, Dtype::I32), f.scalar(self.turns as i64, Dtype::I32));
-        // The sampling masks of the call's tokens, `[B, W, words]`: the token of a row in step t of the call is column t.
-        let masks = self
-            .sampler
-            .sampling_mask
-            .then(|| zeros(&f, Dtype::U32, &[self.shape.slots, self.turns, mask_words(decoder.config().vocab_size)]));
+        let (zero, steps) = (f.scalar(0, Dtype::I32), f.scalar(self.steps as i64, Dtype::I32));
+        let record = |dtype, width| zeros(&f, dtype, &[self.shape.slots, self.steps, width]);
+        let words = self.sampler.sampling_mask.then(|| mask_words(decoder.config().vocab_size));
+        let masks = words.map(|words| record(Dtype::U32, words));
         let width = routed::width(decoder.config()).filter(|_| self.routed_experts);
-        let routed = width.map(|width| zeros(&f, Dtype::I32, &[self.shape.slots, self.turns, width]));
-        let recorded = Recorded { masks, routed };
-        let rows = state.rows();
-        // The carry: the number of the step, the window, the rows of the state, and the records of the tokens.
-        let first = 1 + 2 * state.keys.len();
-        let end = first + rows.len();
-        let carried = [&zero].into_iter().chain(window.parts()).chain(rows).chain(recorded.parts());
-        let carried: Vec<&Value> = carried.collect();
+        let routed = width.map(|width| record(Dtype::I32, width));
+        let call = Call { step: zero, window, rows: state.rows.clone(), recorded: Recorded { masks, routed } };
         let mut error = None;
-        let results = f.while_loop(
-            &carried,
-            |carried| {
-                let open = (!&state.with_rows(&carried[first..end]).ended).reduce(Reducer::Or, &[0]);
-                carried[0].lt(&turns) & open
+        let last = while_loop(
+            &f,
+            &call,
+            |call| {
+                let open = (!&call.rows.ended).reduce(Reducer::Or, &[0]);
+                call.step.lt(&steps) & open
             },
-            |carried| {
-                let window = Window::of(&carried[1..first]);
-                let (state, before) = (state.with_rows(&carried[first..end]), recorded.with(&carried[end..]));
-                let next = step.turn(&state, &window, &before, &carried[0], &arguments);
-                let (state, window, after) = next.unwrap_or_else(|source| {
+            |call| {
+                step.next(&call, &arguments).unwrap_or_else(|source| {
                     error = Some(source);
-                    (state, window, before)
-                });
-                let turn = &carried[0] + carried[0].like(1);
-                let rows = state.rows().into_iter().cloned();
-                let recorded = after.parts().cloned();
-                [turn].into_iter().chain(window.parts().cloned()).chain(rows).chain(recorded).collect()
+                    call
+                })
             },
         );
         let name = "rollout_decode";
         if let Some(source) = error {
             return Err(program_error(name)(source));
         }
-        let mut next = state.with_rows(&results[first..end]);
-        let window = Window::of(&results[1..first]);
-        [next.keys, next.values] = step.flush(&window).map_err(program_error(name))?;
-        let Recorded { masks, routed } = recorded.with(&results[end..]);
-        let masks = masks.iter().map(|masks| ("sampling_mask", masks));
-        let routed = routed.iter().map(|routed| ("routed_experts", routed));
-        decoder.split().finish(f, name, next.results().chain(masks).chain(routed))
+        let caches = step.flush(&last.window).map_err(program_error(name))?;
+        let next = StateValues { rows: last.rows, caches };
+        let masks = last.recorded.masks.iter().map(|masks| ("sampling_mask", masks));
+        let routed = last.recorded.routed.iter().map(|routed| ("routed_experts", routed));
+        decoder.split().finish(f.clone(), name, next.results().chain(masks).chain(routed))
     }
 
     /// Returns the decode step on the cache of `state`, and an empty window.
@@ -234,44 +251,37 @@ impl Decode {
         weights: &ParameterValues,
         state: &'a StateValues,
     ) -> (DecodeStep<'a>, Window) {
-        let f = state.length.builder();
+        let f = state.rows.length.builder();
         let weights = if self.layout.transposed { weights.transposed() } else { weights.clone() };
-        let base = &state.length - state.length.like(1);
-        let windows = decoder.windows().into_iter();
-        let held = windows.map(|window| self.shape.columns.positions(window, &base, self.columns_read)).collect();
-        let of_columns = |keys: &Value, columns: usize| {
+        let base = &state.rows.length - state.rows.length.like(1);
+        let held = ByWindow::new(decoder, |window| self.shape.columns.positions(window, &base, self.columns_read));
+        let with_columns = |keys: &Value, columns: usize| {
             let mut shape = keys.shape().to_vec();
             shape[3] = columns;
             shape
         };
+        let caches = &state.caches;
         let window: Vec<Value> =
-            state.keys.iter().map(|keys| zeros(&f, keys.dtype(), &of_columns(keys, self.turns))).collect();
+            caches.keys.iter().map(|keys| zeros(&f, keys.dtype(), &with_columns(keys, self.steps))).collect();
         let read = |keys: &Value| match self.layout.transposed {
             true => {
                 let columns = keys.shape()[3].min(self.columns_read);
-                keys.slice(&[0; 5], &of_columns(keys, columns)).transpose(&[0, 1, 2, 4, 3])
+                keys.slice(&[0; 5], &with_columns(keys, columns)).transpose(&[0, 1, 2, 4, 3])
             }
             false => keys.clone(),
         };
-        let read = state.keys.iter().map(read).collect();
-        let (keys, values) = (&state.keys, &state.values);
-        let step = DecodeStep { decode: self, decoder, weights, keys, values, read, held, base };
+        let read = Window { keys: caches.keys.iter().map(read).collect(), values: caches.values.clone() };
+        let step = DecodeStep { decode: self, decoder, weights, caches, read, held, base };
         (step, Window { keys: window.clone(), values: window })
     }
 }
 
 impl DecodeStep<'_> {
-    /// Samples the next token of every unfinished sequence, and writes the kept tokens and the experts into `recorded`.
-    fn turn(
-        &self,
-        state: &StateValues,
-        window: &Window,
-        recorded: &Recorded,
-        turn: &Value,
-        arguments: &Arguments,
-    ) -> stablehlo::Result<(StateValues, Window, Recorded)> {
+    /// Samples the next token of every unfinished sequence, and records the kept tokens and the experts.
+    fn next(&self, call: &Call, arguments: &Arguments) -> stablehlo::Result<Call> {
+        let (state, step) = (&call.rows, &call.step);
         let Decode { shape, sampler, stop_ids, .. } = self.decode;
-        let Forward { logits, window, delta, routed } = self.forward(state, window, turn)?;
+        let Forward { logits, window, delta, routed } = self.forward(state, &call.window, step)?;
         let (split, seen) = (self.decoder.split(), state.seen.as_ref());
         let chosen = sampler.choose(split, &logits, &arguments.sampling, &state.random, &state.count, seen);
 
@@ -279,8 +289,8 @@ impl DecodeStep<'_> {
         let index = state.ids.builder().iota(1, state.ids.ty().clone());
         let here = index.eq(&state.count.along_first(&index)) & open.along_first(&index);
         let put = |new: &Value, old: &Value| here.select(&new.along_first(old), old);
-        let step = open.convert(Dtype::I32);
-        let count = &state.count + &step;
+        let more = open.convert(Dtype::I32);
+        let count = &state.count + &more;
         let stop_ids = arguments.stop_ids.broadcast_in_dim(&[shape.slots, stop_ids], &[1]);
         let stopped = chosen.ids.along_first(&stop_ids).eq(&stop_ids).reduce(Reducer::Or, &[1]);
         let ends = stopped | count.ge(&arguments.limits);
@@ -288,127 +298,74 @@ impl DecodeStep<'_> {
             let tokens = seen.builder().iota(1, seen.ty().with_dtype(Dtype::I32));
             seen | tokens.eq(&chosen.ids.along_first(&tokens))
         });
-        let next = StateValues {
+        let rows = SlotRows {
             ids: put(&chosen.ids, &state.ids),
             logps: put(&chosen.logps, &state.logps),
             last: open.select(&chosen.ids, &state.last),
-            length: &state.length + &step,
+            length: &state.length + &more,
             count,
             ended: &state.ended | ends,
             seen,
             delta,
             ..state.clone()
         };
-        let put = |(all, of_step): (&Value, Value)| {
-            let [slots, width] = [0, 1].map(|d| of_step.shape()[d]);
-            all.dynamic_update_slice(&of_step.reshape(&[slots, 1, width]), &[&turn.like(0), turn, &turn.like(0)])
+        let put = |(all, new): (&Value, Value)| {
+            let [slots, width] = new.dims();
+            all.dynamic_update_slice(&new.reshape(&[slots, 1, width]), &[&step.like(0), step, &step.like(0)])
         };
-        let masks = recorded.masks.as_ref().zip(chosen.kept).map(put);
-        let routed = recorded.routed.as_ref().zip(routed).map(put);
-        Ok((next, window, Recorded { masks, routed }))
+        let masks = call.recorded.masks.as_ref().zip(chosen.kept).map(put);
+        let routed = call.recorded.routed.as_ref().zip(routed).map(put);
+        Ok(Call { step: step + step.like(1), window, rows, recorded: Recorded { masks, routed } })
     }
 
     /// Computes the last token of every sequence.
-    pub(super) fn forward(&self, state: &StateValues, window: &Window, turn: &Value) -> stablehlo::Result<Forward> {
-        let Self { decode, decoder, weights, read: keys, values, held, .. } = self;
+    pub(super) fn forward(&self, state: &SlotRows, window: &Window, step: &Value) -> stablehlo::Result<Forward> {
+        let Self { decode, decoder, weights, .. } = self;
         let slots = decode.shape.slots;
         let position = &state.length - state.length.like(1);
         let positions = position.reshape(&[slots, 1]);
         let rotaries = decoder.rotaries(&positions);
         let x = decoder.embed(weights, &state.last.reshape(&[slots, 1]));
         let f = x.builder();
-        // The token attends to itself through the window.
-        let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, decode.turns]));
-        let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
-        // The columns of the cache and of the window that the token attends to, for each sliding window of the model.
-        let caches = CachedLayers::of(decoder.config());
-        let windows = decoder.windows();
-        let seen: Vec<[Value; 2]> = windows
-            .iter()
-            .zip(held)
-            .map(|(window, held)| match window {
-                None => [held.ge(&held.like(0)), done.clone()],
-                Some(window) => {
-                    let first = |last: &Value| last - last.like(*window as i64 - 1);
-                    [
-                        held.ge(&first(&position).max(&position.like(0)).along_first(held)),
-                        &done & columns.ge(&first(turn).broadcast_in_dim(columns.shape(), &[])),
-                    ]
-                }
-            })
-            .collect();
+        let seen = self.seen(&position, step);
         // Finished sequences have no next token.
         let counts = (!&state.ended).convert(Dtype::I32);
-        let of_delta = [&positions, &counts];
-        let of_delta = if state.delta.is_some() { &of_delta[..] } else { &[] };
-        let cached: Vec<&Value> = keys.iter().chain(*values).collect();
-        let of_windows: Vec<&Value> = seen.iter().flatten().collect();
-        let constants = [&rotaries.values()[..], &cached, &[turn], of_delta, &of_windows].concat();
-        let of_states = cached.len() + state.delta.iter().flat_map(DeltaStates::parts).count();
-        let routed = RoutedLayers::of(decoder.config(), decode.routed_experts, [slots, 1]);
-        let empty = routed.empty(&f);
-        let carry = [&x].into_iter().chain(window.parts());
-        let carry = carry.chain(state.delta.iter().flat_map(DeltaStates::parts));
-        let carry: Vec<&Value> = carry.chain(&empty).collect();
+        let tokens = state.delta.as_ref().map(|_| NextTokens { positions, counts });
+        let (cached, step, decode) = (self.read.clone(), step.clone(), *decode);
+        let cache = StepCache { rotaries, cached, step, tokens, seen, decode };
+        let routed = decode.routed_experts.then(|| empty_record(&f, decoder.config(), [slots, 1])).flatten();
+        let carry = Carry { x, window: window.clone(), delta: state.delta.clone(), routed };
         let layers = if decode.layout.unrolled { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
-        let carried = decoder.over_layers(weights, &carry, &constants, layers, |spec, layer, of| {
-            let mut constants = of.constants;
-            let rotaries = rotaries.take(&mut constants);
-            let (cached, constants) = constants.split_at(cached.len());
-            let [turn, constants @ ..] = constants else { unreachable!("as passed in") };
-            let (of_delta, seen) = constants.split_at(of_delta.len());
-            let [x, carried @ ..] = of.carry else { unreachable!("as passed in") };
-            let (carried, of_experts) = carried.split_at(of_states);
-            let (window, delta) = carried.split_at(cached.len());
-            let (mut window, mut delta) = (Window::of(window), DeltaStates::of(delta));
-            let (x, routing) = decoder.block(layer, x, None, |x| match (spec.mixer, &mut delta, of_delta) {
-                (Mixer::GatedDeltaNet, Some(states), [positions, counts]) => {
-                    decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, of.number)
-                }
-                _ => Ok(decoder.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
-                    let cache = CachedLayers::position(&caches, decoder.config(), spec);
-                    let columns_read = decode.shape.columns.of(spec.sliding_window).min(decode.columns_read);
-                    let (keys, values) = (&cached[cache], &cached[caches.len() + cache]);
-                    let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
-                    let [filled, done] = &seen[at..at + 2] else { unreachable!("two for each window") };
-                    let (own_keys, own_values) = (&mut window.keys[cache], &mut window.values[cache]);
-                    *own_keys = put_token(own_keys, &heads.keys, of.number, turn);
-                    *own_values = put_token(own_values, &heads.values, of.number, turn);
-                    let part = |keys: &Value, values: &Value, columns, transposed, seen: &Value| Part {
-                        // Transposed keys are already cut to these columns; their last two dimensions are swapped.
-                        keys: columns_of(keys, of.number, if transposed { keys.shape()[3] } else { columns }),
-                        transposed,
-                        values: columns_of(values, of.number, columns),
-                        seen: seen.clone(),
-                    };
-                    let cached = part(keys, values, columns_read, decode.layout.transposed, filled);
-                    let own = part(own_keys, own_values, decode.turns, false, done);
-                    let parts = match cached.bytes() <= decode.layout.joined_bytes {
-                        true => vec![cached.joined(&own)],
-                        false => vec![cached, own],
-                    };
-                    attend_parts(decoder, heads, &parts, layer.get(Role::Sinks))
-                })),
-            })?;
-            let delta = delta.iter().flat_map(DeltaStates::parts);
-            let of_experts = routed.put(of_experts, of, routing.as_ref());
-            Ok([&x].into_iter().chain(window.parts()).chain(delta).cloned().chain(of_experts).collect())
-        })?;
-        let [x, carried @ ..] = &carried[..] else { unreachable!("as many as are carried") };
-        let (carried, of_experts) = carried.split_at(of_states);
-        let (window, delta) = carried.split_at(cached.len());
-        let hidden = decoder.final_norm(weights, x);
+        let Carry { x, window, delta, routed } = carry.over_layers(decoder, weights, &cache, layers)?;
+        let hidden = decoder.final_norm(weights, &x);
         let logits = decoder.logits(weights, &hidden.reshape(&[slots, decoder.config().hidden_size]));
-        let routed = of_experts.first().map(|all| {
-            let [layers, _, _, top] = *all.shape() else { unreachable!("four dimensions") };
+        let routed = routed.map(|all| {
+            let [layers, _, _, top] = all.dims();
             all.transpose(&[1, 2, 0, 3]).reshape(&[slots, layers * top])
         });
-        Ok(Forward { logits, window: Window::of(window), delta: DeltaStates::of(delta), routed })
+        Ok(Forward { logits, window, delta, routed })
     }
 
-    /// Writes the window into the columns of this call, and returns keys and values `[L, B, K, S, D]` of each cache.
-    pub(super) fn flush(&self, window: &Window) -> stablehlo::Result<[Vec<Value>; 2]> {
-        flush(self.decoder, self.decode.shape.columns, [self.keys, self.values], &self.base, window)
+    /// Returns the columns of the cache, `[B, C]`, and of the window, `[B, W]`, to which the token at `position` `[B]` attends. It attends to
+    /// itself through the window.
+    fn seen(&self, position: &Value, step: &Value) -> ByWindow<[Value; 2]> {
+        let Decode { shape, steps, .. } = self.decode;
+        let columns = position.builder().iota(1, TensorType::new(Dtype::I32, [shape.slots, steps]));
+        let done = columns.le(&step.broadcast_in_dim(columns.shape(), &[]));
+        ByWindow::new(self.decoder, |window| {
+            let held = self.held.of(window);
+            let Some(window) = window else { return [held.ge(&held.like(0)), done.clone()] };
+            let first = |last: &Value| last - last.like(window as i64 - 1);
+            [
+                held.ge(&first(position).max(&position.like(0)).along_first(held)),
+                &done & columns.ge(&first(step).broadcast_in_dim(columns.shape(), &[])),
+            ]
+        })
+    }
+
+    /// Writes the window into the columns of this call, and returns the caches.
+    pub(super) fn flush(&self, window: &Window) -> stablehlo::Result<Window> {
+        flush(self.decoder, self.decode.shape.columns, self.caches, &self.base, window)
     }
 }
 
@@ -420,10 +377,10 @@ pub(super) fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value 
     cache.dynamic_slice(&[layer, &zero, &zero, &zero, &zero], &sizes).reshape(&sizes[1..])
 }
 
-/// Writes the keys or values `[B, K, 1, D]` of one token of a layer into column `turn` of a window `[L, B, K, W, D]`.
-fn put_token(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Value {
-    let zero = turn.like(0);
+/// Writes the keys or values `[B, K, 1, D]` of one token of a layer into column `step` of a window `[L, B, K, W, D]`.
+fn put_token(window: &Value, token: &Value, layer: &Value, step: &Value) -> Value {
+    let zero = step.like(0);
     let mut column = window.shape().to_vec();
     (column[0], column[3]) = (1, 1);
-    window.dynamic_update_slice(&token.reshape(&column), &[layer, &zero, &zero, turn, &zero])
+    window.dynamic_update_slice(&token.reshape(&column), &[layer, &zero, &zero, step, &zero])
 }

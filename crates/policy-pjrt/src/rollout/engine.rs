@@ -450,8 +450,8 @@ impl DeviceRollout {
     ) -> Decode {
         let columns_read = columns_read(longest, shape.columns.all);
         let layout = DecodeLayout::of(self.runtime.kind(), &self.decoder);
-        let turns = self.options.tokens_per_call;
-        Decode { shape, columns_read, turns, sampler, layout, stop_ids, routed_experts }
+        let steps = self.options.tokens_per_call;
+        Decode { shape, columns_read, steps, sampler, layout, stop_ids, routed_experts }
     }
 
     /// Returns the program of `key`; compiles it on first use.

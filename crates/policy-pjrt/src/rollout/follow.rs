@@ -2,15 +2,17 @@
 //!
 //! Legend: B slots, W decode steps of a call, V vocabulary.
 
-use super::decode::{Decode, Forward, Window};
+use super::decode::{Decode, Forward};
 use super::engine::{DeviceRollout, Key, RolloutOptions};
+use super::layers::Window;
 use super::sampling::Sampler;
 use super::sizes::{RolloutSizes, places};
 use super::slots::Admission;
-use super::state::{State, StateValues};
+use super::state::{SlotRows, State, StateValues};
 use crate::Argument;
 use crate::decoder::{Decoder, DeltaStates};
 use crate::error::Result;
+use crate::leaves::{for_loop, leaves};
 use crate::program::program_error;
 use crate::weights::DeviceWeights;
 use models::ModelConfig;
@@ -51,7 +53,7 @@ struct Followed<'a> {
 
 impl Followed<'_> {
     /// Returns the number of positions that decode steps compute: the prompt's last token and all later ones.
-    fn turns(&self) -> usize {
+    fn steps(&self) -> usize {
         self.ids.len() - self.prompt + 1
     }
 }
@@ -88,11 +90,11 @@ impl DeviceRollout {
         let (runtime, vocab) = (self.runtime.clone(), self.decoder.config().vocab_size);
         let prompts: Vec<Vec<u32>> = all.iter().map(|followed| followed.ids[..followed.prompt].to_vec()).collect();
         let tokens_per_call = self.options.tokens_per_call;
-        let turns = all.iter().map(Followed::turns).max().unwrap_or(0).next_multiple_of(tokens_per_call);
+        let steps = all.iter().map(Followed::steps).max().unwrap_or(0).next_multiple_of(tokens_per_call);
         let request = RolloutRequest {
             prompts: &prompts,
             num_generations: 1,
-            max_completion_length: turns,
+            max_completion_length: steps,
             stop_ids: &[],
             stop: None,
             sampling: Sampling::Greedy,
@@ -108,7 +110,7 @@ impl DeviceRollout {
             (0..all.len()).map(|i| Admission { slot: i, sample: i, prompt: i, row: i }).collect();
         let empty = self.program(Key::Empty(shape))?.run(vec![])?;
         let mut state = self.admit(State { shape, tensors: empty }, &prefilled, &request, &admissions)?;
-        for done in (0..turns).step_by(tokens_per_call) {
+        for done in (0..steps).step_by(tokens_per_call) {
             let decode = self.decode_program(shape, sampler, sizes.longest_prompt + done, places(0), false);
             let mut next = vec![0; shape.slots * tokens_per_call];
             for (row, followed) in next.chunks_mut(tokens_per_call).zip(all) {
@@ -124,15 +126,29 @@ impl DeviceRollout {
             let logits: Vec<f32> = tensors.split_off(tensors.len().saturating_sub(1))[0].read("logits")?;
             state = State { shape, tensors };
             for (rows, followed) in logits.chunks(tokens_per_call * vocab).zip(all) {
-                let left = followed.turns().saturating_sub(done);
+                let left = followed.steps().saturating_sub(done);
                 let first = followed.prompt - 1 + done;
                 let rows = rows.chunks(vocab).take(left).enumerate();
-                rows.for_each(|(turn, logits)| see(followed.sequence, first + turn, logits));
+                rows.for_each(|(step, logits)| see(followed.sequence, first + step, logits));
             }
         }
         Ok(())
     }
 }
+
+/// What the loop over given tokens carries.
+#[derive(Clone)]
+struct Given {
+    /// See [`SlotRows`].
+    last: Value,
+    length: Value,
+    /// The logits of all steps, `[B, W, V]`.
+    logits: Value,
+    window: Window,
+    delta: Option<DeltaStates>,
+}
+
+leaves!(Given { last, length, logits, window, delta });
 
 impl Decode {
     /// Builds the decode program for given tokens: weights, state, and the next token after each decode step (`[B, W]`, i32) to the state
@@ -141,30 +157,27 @@ impl Decode {
         let (f, config, slots) = (Builder::new(), decoder.config(), self.shape.slots);
         let weights = decoder.declare(&f, weights);
         let state = self.shape.arguments(&f, decoder);
-        let next = f.argument("next_ids", TensorType::new(Dtype::I32, [slots, self.turns]));
+        let next = f.argument("next_ids", TensorType::new(Dtype::I32, [slots, self.steps]));
         let (step, window) = self.begin(decoder, &weights, &state);
-        let logits = f.splat(0.0, TensorType::new(Dtype::F32, [slots, self.turns, config.vocab_size]));
+        let logits = f.splat(0.0, TensorType::new(Dtype::F32, [slots, self.steps, config.vocab_size]));
         let zero = f.scalar(0, Dtype::I32);
         let mut error = None;
-        let carried = [&state.last, &state.length, &logits].into_iter().chain(window.parts());
-        let carried: Vec<&Value> = carried.chain(state.delta.iter().flat_map(DeltaStates::parts)).collect();
-        let delta_from = 3 + window.parts().count();
-        let results = f.for_loop(self.turns, &carried, |turn, carried| {
-            let [last, length, logits, ..] = carried else { unreachable!("as passed in") };
-            let (window, delta) = (Window::of(&carried[3..delta_from]), DeltaStates::of(&carried[delta_from..]));
-            let now = StateValues { last: last.clone(), length: length.clone(), delta, ..state.clone() };
-            match step.forward(&now, &window, turn) {
-                Ok(Forward { logits: of_turn, window, delta, .. }) => {
-                    let of_turn = of_turn.reshape(&[slots, 1, config.vocab_size]);
-                    let last = next.dynamic_slice(&[&zero, turn], &[slots, 1]).reshape(&[slots]);
-                    let logits = logits.dynamic_update_slice(&of_turn, &[&zero, turn, &zero]);
-                    let rows = [last, length + length.like(1), logits];
-                    let delta = delta.iter().flat_map(DeltaStates::parts);
-                    rows.iter().chain(window.parts()).chain(delta).cloned().collect()
+        let StateValues { rows, .. } = &state;
+        let (last, length, delta) = (rows.last.clone(), rows.length.clone(), rows.delta.clone());
+        let first = Given { last, length, logits, window, delta };
+        let given = for_loop(&f, self.steps, &first, |index, given| {
+            let Given { last, length, logits, window, delta } = given.clone();
+            let now = SlotRows { last, length: length.clone(), delta, ..rows.clone() };
+            match step.forward(&now, &window, index) {
+                Ok(Forward { logits: new, window, delta, .. }) => {
+                    let new = new.reshape(&[slots, 1, config.vocab_size]);
+                    let last = next.dynamic_slice(&[&zero, index], &[slots, 1]).reshape(&[slots]);
+                    let logits = logits.dynamic_update_slice(&new, &[&zero, index, &zero]);
+                    Given { last, length: &length + length.like(1), logits, window, delta }
                 }
                 Err(source) => {
                     error = Some(source);
-                    carried.to_vec()
+                    given
                 }
             }
         });
@@ -172,11 +185,9 @@ impl Decode {
         if let Some(source) = error {
             return Err(program_error(name)(source));
         }
-        let window = Window::of(&results[3..delta_from]);
-        let [keys, values] = step.flush(&window).map_err(program_error(name))?;
-        let (last, length) = (results[0].clone(), results[1].clone());
-        let delta = DeltaStates::of(&results[delta_from..]);
-        let after = StateValues { keys, values, last, length, delta, ..state.clone() };
-        decoder.split().finish(f.clone(), name, after.results().chain([("logits", &results[2])]))
+        let Given { last, length, logits, window, delta } = given;
+        let caches = step.flush(&window).map_err(program_error(name))?;
+        let after = StateValues { rows: SlotRows { last, length, delta, ..rows.clone() }, caches };
+        decoder.split().finish(f.clone(), name, after.results().chain([("logits", &logits)]))
     }
 }

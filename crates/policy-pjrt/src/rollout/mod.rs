@@ -9,6 +9,7 @@ mod decode;
 mod engine;
 mod extend;
 mod follow;
+mod layers;
 mod parts;
 mod prefill;
 mod routed;

@@ -1,6 +1,7 @@
 //! Attention of the tokens of a call to the cache and to the window.
 
-use crate::decoder::{Broadcast, Decoder, Heads, MASKED, dot, of_groups};
+use crate::decoder::{Broadcast, Decoder, Dims, Heads, MASKED, dot, of_groups};
+use crate::leaves::first;
 use stablehlo::{Reducer, Value};
 
 /// A source of keys and values: the cache, the window, or the columns of both.
@@ -32,16 +33,16 @@ impl Part {
 /// themselves. `sinks` `[A]` are the logits of sinks.
 pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part], sinks: Option<&Value>) -> Value {
     let compute = decoder.compute();
-    let [b, kv, r, t, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
-    let queries = heads.queries.reshape(&[*b, *kv, r * t, *d]);
+    let [b, kv, r, t, d] = heads.queries.dims();
+    let queries = heads.queries.reshape(&[b, kv, r * t, d]);
     // [B, K, R T, C]
     let scores = parts.iter().map(|part| {
         let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, if part.transposed { 2 } else { 3 }), compute);
-        let scores = &scores * scores.like(decoder.score_scale(*d));
+        let scores = &scores * scores.like(decoder.score_scale(d));
         let seen = match part.seen.shape() {
             [_, _, columns] => {
-                let of_heads = [*b, *kv, *r, *t, *columns];
-                part.seen.broadcast_in_dim(&of_heads, &[0, 3, 4]).reshape(scores.shape())
+                let by_head = [b, kv, r, t, *columns];
+                part.seen.broadcast_in_dim(&by_head, &[0, 3, 4]).reshape(scores.shape())
             }
             _ => part.seen.broadcast_in_dim(scores.shape(), &[0, 3]),
         };
@@ -49,11 +50,8 @@ pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part], sin
     });
     let scores: Vec<Value> = scores.collect();
     // [B, K, R T]
-    let max = over_parts(scores.iter().map(|scores| scores.reduce(Reducer::Max, &[3])), |a, b| a.max(&b));
-    let sinks = sinks.map(|sinks| {
-        let of_tokens = of_groups(sinks, *kv).broadcast_in_dim(&[*b, *kv, *r, *t], &[1, 2]);
-        of_tokens.reshape(max.shape())
-    });
+    let max = over_parts(scores.iter().map(|scores| scores.reduce(Reducer::Max, &[3])), Value::max);
+    let sinks = sinks.map(|sinks| of_groups(sinks, kv).broadcast_in_dim(&[b, kv, r, t], &[1, 2]).reshape(max.shape()));
     let max = sinks.as_ref().map_or(max.clone(), |sinks| max.max(sinks));
     let weights: Vec<Value> = scores.iter().map(|scores| (scores - max.along_first(scores)).exp()).collect();
     let sum = over_parts(weights.iter().map(|weights| weights.reduce(Reducer::Add, &[3])), |a, b| a + b);
@@ -65,15 +63,14 @@ pub(super) fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part], sin
     let mixed = over_parts(mixed, |a, b| a + b);
     let mixed = &mixed / sum.along_first(&mixed);
     match t {
-        1 => mixed.reshape(&[*b, 1, kv * r * d]),
-        _ => mixed.reshape(&[*b, *kv, *r, *t, *d]).transpose(&[0, 3, 1, 2, 4]).reshape(&[*b, *t, kv * r * d]),
+        1 => mixed.reshape(&[b, 1, kv * r * d]),
+        _ => mixed.reshape(&[b, kv, r, t, d]).transpose(&[0, 3, 1, 2, 4]).reshape(&[b, t, kv * r * d]),
     }
 }
 
 /// Combines the values of all parts, one or more.
-fn over_parts(values: impl Iterator<Item = Value>, join: impl FnMut(Value, Value) -> Value) -> Value {
-    match values.reduce(join) {
-        Some(value) => value,
-        None => unreachable!("there is a part"),
-    }
+fn over_parts(values: impl Iterator<Item = Value>, join: impl Fn(&Value, &Value) -> Value) -> Value {
+    let values: Vec<Value> = values.collect();
+    let ([one], others) = first(&values);
+    others.iter().fold(one.clone(), |all, other| join(&all, other))
 }

@@ -5,15 +5,15 @@
 //! vocabulary.
 
 use super::cache::{CachedLayers, Columns, columns_of_prompts};
-use super::decode::Window;
-use super::routed::RoutedLayers;
-use super::state::{CACHE, ROWS, Shape, StateValues, TABLE};
+use super::layers::{Carry, KvCache, Window, empty_record};
+use super::state::{CACHE, ROWS, Shape, SlotRows, StateValues, TABLE};
 use crate::decoder::{
-    Axis, Broadcast, Compute, DELTA, Decoder, DeltaStates, Layers, NextTokens, Role, Rows, put_layer, zeros,
+    Axis, Broadcast, ByWindow, Compute, DELTA, Decoder, DeltaStates, Dims, Heads, Layer, Layers, Mask, NextTokens,
+    Role, Rotaries, Rows, put_layer, zeros,
 };
 use crate::error::Result;
+use crate::leaves::{Leaves, leaves};
 use crate::program::program_error;
-use models::Mixer;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
 
 /// Shape of a prefill.
@@ -33,8 +33,44 @@ pub(crate) struct Prompts {
 
 impl Prompts {
     /// Returns the type of keys, and of values, of prompts.
-    fn ty(self, of: &CachedLayers, compute: Compute) -> TensorType {
-        of.ty(compute, self.rows, self.columns.of(of.window).min(self.tokens))
+    fn ty(self, layers: &CachedLayers, compute: Compute) -> TensorType {
+        layers.ty(compute, self.rows, self.columns.of(layers.window).min(self.tokens))
+    }
+}
+
+/// What the layers of a prefill read: no token is in a cache.
+struct PromptCache {
+    rotaries: Rotaries,
+    /// `true` for tokens whose keys and values are written, `[P, T]`.
+    kept: Value,
+    /// The number of these tokens, `[P]`, i32.
+    counts: Value,
+    /// The position of each token, `[P, T]`, i32, for a model with Gated DeltaNets.
+    positions: Option<Value>,
+    masks: ByWindow<Mask>,
+    prompts: Prompts,
+}
+
+leaves!(PromptCache { rotaries, kept, counts, positions, masks }, copied: prompts);
+
+impl KvCache for PromptCache {
+    fn rotaries(&self) -> &Rotaries {
+        &self.rotaries
+    }
+
+    fn next_tokens(&self) -> Option<NextTokens> {
+        let positions = self.positions.clone()?;
+        Some(NextTokens { positions, counts: self.counts.clone() })
+    }
+
+    fn attend(&self, decoder: &Decoder, layer: &Layer<'_>, heads: &Heads, window: &mut Window) -> Value {
+        let sliding_window = layer.spec.sliding_window;
+        let cache = CachedLayers::index(decoder.config(), layer.spec);
+        let columns = self.prompts.columns.of(sliding_window);
+        for (all, part) in [(&mut window.keys[cache], &heads.keys), (&mut window.values[cache], &heads.values)] {
+            *all = put_layer(all, layer.number, &columns_of_prompts(part, &self.kept, columns));
+        }
+        decoder.attend(heads, self.masks.of(sliding_window), layer.parameters.get(Role::Sinks))
     }
 }
 
@@ -56,79 +92,48 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let kept = rows.positions.lt(&counts.along_first(&ids));
     let x = decoder.embed(&weights, &ids);
     let delta = DeltaStates::types(config, prompts.rows, decoder.compute());
-    let positions = delta.is_some().then_some(&rows.positions);
-    let constants = [rotaries.values(), vec![&kept, &counts], positions.into_iter().collect(), masks.values()].concat();
-    let of_caches = CachedLayers::of(config);
+    let positions = delta.as_ref().map(|_| rows.positions.clone());
+    let cache = PromptCache { rotaries, kept, counts, positions, masks, prompts };
     let empty = |ty: &TensorType, axes| decoder.split().constrain(&zeros(&f, ty.dtype, &ty.shape), axes);
-    let empty_cache = |of: &CachedLayers| empty(&prompts.ty(of, decoder.compute()), &CACHE);
-    let caches: Vec<Value> = of_caches.iter().map(empty_cache).collect();
-    let states: Vec<Value> = delta.iter().flatten().map(|ty| empty(ty, &DELTA)).collect();
-    let routed = RoutedLayers::of(config, prompts.routed_experts, [prompts.rows, prompts.tokens]);
-    let record = routed.empty(&f);
-    let carry = [&x].into_iter().chain(&caches).chain(&caches).chain(&states).chain(&record);
-    let carry: Vec<&Value> = carry.collect();
-    let carried =
-        decoder.over_layers(&weights, &carry, &constants, Layers::Loop(Save::Carry), |spec, layer, values| {
-            let mut constants = values.constants;
-            let rotaries = rotaries.take(&mut constants);
-            let [kept, counts, constants @ ..] = constants else { unreachable!("as many as were passed in") };
-            let (positions, of_masks) = constants.split_at(positions.iter().len());
-            let masks = masks.take(&mut &*of_masks);
-            let [x, carried @ ..] = values.carry else { unreachable!("as many as are carried") };
-            let (caches, delta) = carried.split_at(2 * of_caches.len());
-            let (delta, of_experts) = delta.split_at(states.len());
-            let (mut caches, mut delta) = (Window::of(caches), DeltaStates::of(delta));
-            let (x, routing) = decoder.block(layer, x, None, |x| match (spec.mixer, &mut delta, positions) {
-                (Mixer::GatedDeltaNet, Some(states), [positions]) => {
-                    decoder.continue_delta_net(layer, x, NextTokens { positions, counts }, states, values.number)
-                }
-                _ => Ok(decoder.attention(spec, layer, x, rotaries.get(spec.rope), |heads| {
-                    let cache = CachedLayers::position(&of_caches, config, spec);
-                    let columns = prompts.columns.of(spec.sliding_window);
-                    for (all, part) in
-                        [(&mut caches.keys[cache], &heads.keys), (&mut caches.values[cache], &heads.values)]
-                    {
-                        *all = put_layer(all, values.number, &columns_of_prompts(part, kept, columns));
-                    }
-                    decoder.attend(heads, masks.of(spec.sliding_window), layer.get(Role::Sinks))
-                })),
-            })?;
-            let delta = delta.iter().flat_map(DeltaStates::parts);
-            let of_experts = routed.put(of_experts, values, routing.as_ref());
-            Ok([&x].into_iter().chain(caches.parts()).chain(delta).cloned().chain(of_experts).collect())
-        });
+    let caches = CachedLayers::of(config);
+    let window = caches.iter().map(|layers| empty(&prompts.ty(layers, decoder.compute()), &CACHE));
+    let window: Vec<Value> = window.collect();
+    let window = Window { keys: window.clone(), values: window };
+    let delta =
+        delta.map(|[inputs, memory]| DeltaStates { inputs: empty(&inputs, &DELTA), memory: empty(&memory, &DELTA) });
+    let sizes = [prompts.rows, prompts.tokens];
+    let routed = prompts.routed_experts.then(|| empty_record(&f, config, sizes)).flatten();
+    let carry = Carry { x, window, delta, routed };
+    let carried = carry.over_layers(decoder, &weights, &cache, Layers::Loop(Save::Carry));
     let name = "rollout_prefill";
-    let carried = carried.map_err(program_error(name))?;
-    let (caches, delta) = carried[1..].split_at(2 * of_caches.len());
-    let (delta, of_experts) = delta.split_at(states.len());
-    let caches = Window::of(caches);
+    let Carry { window, delta, routed, .. } = carried.map_err(program_error(name))?;
     let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));
-    let keys = caches.keys.iter().map(|keys| ("keys", keys, &CACHE[..]));
-    let results = keys.chain(caches.values.iter().map(|values| ("values", values, &CACHE[..])));
+    let keys = window.keys.iter().map(|keys| ("keys", keys, &CACHE[..]));
+    let results = keys.chain(window.values.iter().map(|values| ("values", values, &CACHE[..])));
     let results = results.chain(seen.iter().map(|seen| ("seen", seen, &[None, None][..])));
-    let of_delta = ["delta_inputs", "delta_memory"].into_iter().zip(delta);
-    let results = results.chain(of_delta.map(|(name, part)| (name, part, &DELTA[..])));
-    let of_experts = of_experts.iter().map(|record| ("routed_experts", record, &[None; 4][..]));
-    let results: Vec<_> = results.chain(of_experts).collect();
+    let delta = ["delta_inputs", "delta_memory"].into_iter().zip(delta.leaves());
+    let results = results.chain(delta.map(|(name, part)| (name, part, &DELTA[..])));
+    let routed = routed.iter().map(|record| ("routed_experts", record, &[None; 4][..]));
+    let results: Vec<_> = results.chain(routed).collect();
     results.iter().enumerate().for_each(|(index, (.., axes))| decoder.split().result(&f, index, axes));
     decoder.split().finish(f.clone(), name, results.into_iter().map(|(name, value, _)| (name, value)))
 }
 
-/// Returns the sets of tokens `[P, V]` among the ids `[P, T]` where `there` is true.
-fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
+/// Returns the sets of tokens `[P, V]` among the ids `[P, T]` where `is_token` is true.
+fn marks(ids: &Value, is_token: &Value, vocab: usize) -> Value {
     let f = ids.builder();
-    let [rows, tokens] = ids.shape() else { unreachable!("ids have two dimensions") };
-    let row = f.iota(0, ids.ty().clone()).reshape(&[*rows, *tokens, 1]);
+    let [rows, tokens] = ids.dims();
+    let row = f.iota(0, ids.ty().clone()).reshape(&[rows, tokens, 1]);
     // Padding gets an id outside the vocabulary, which the scatter ignores.
-    let column = there.select(ids, &ids.like(vocab as i64)).reshape(&[*rows, *tokens, 1]);
+    let column = is_token.select(ids, &ids.like(vocab as i64)).reshape(&[rows, tokens, 1]);
     let dimensions = ScatterDimensions {
         inserted_window_dims: vec![0, 1],
         scatter_dims_to_operand_dims: vec![0, 1],
         index_vector_dim: 2,
         ..ScatterDimensions::default()
     };
-    let none = zeros(&f, Dtype::Pred, &[*rows, vocab]);
-    let updates = f.splat(true, TensorType::new(Dtype::Pred, [*rows, *tokens]));
+    let none = zeros(&f, Dtype::Pred, &[rows, vocab]);
+    let updates = f.splat(true, TensorType::new(Dtype::Pred, [rows, tokens]));
     none.scatter(&f.concatenate(&[&row, &column], 2), &updates, dimensions, Reducer::Or)
 }
 
@@ -147,54 +152,61 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let (f, config, compute, split) = (Builder::new(), decoder.config(), decoder.compute(), decoder.split());
     let state = shape.arguments(&f, decoder);
     let caches = CachedLayers::of(config);
-    let of_cache = |name| {
-        let types = caches.iter().map(|of| prompts.ty(of, compute));
+    let [keys, values] = ["prompt_keys", "prompt_values"].map(|name| {
+        let types = caches.iter().map(|layers| prompts.ty(layers, compute));
         types.map(|ty| f.argument(name, ty)).collect::<Vec<Value>>()
-    };
-    let [keys, values] = ["prompt_keys", "prompt_values"].map(of_cache);
-    keys.iter().chain(&values).for_each(|part| split.argument(part, &CACHE));
+    });
+    let window = Window { keys, values };
+    window.leaves().into_iter().for_each(|part| split.argument(part, &CACHE));
     let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
-    let delta = DeltaStates::types(config, prompts.rows, compute).into_iter().flatten();
-    let delta: Vec<Value> = ["prompt_delta_inputs", "prompt_delta_memory"]
-        .into_iter()
-        .zip(delta)
-        .map(|(name, ty)| f.argument(name, ty))
-        .collect();
-    delta.iter().for_each(|part| split.argument(part, &DELTA));
-    let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);
+    let delta = DeltaStates::types(config, prompts.rows, compute).map(|[inputs, memory]| DeltaStates {
+        inputs: f.argument("prompt_delta_inputs", inputs),
+        memory: f.argument("prompt_delta_memory", memory),
+    });
+    delta.leaves().into_iter().for_each(|part| split.argument(part, &DELTA));
+    let per_slot = |dtype| TensorType::new(dtype, [shape.slots]);
     let counts = f.argument("admitted", TensorType::new(Dtype::I32, [split.parts(Axis::Batch)]));
-    let slots = f.argument("slots", of_slots(Dtype::I32));
-    let sources = f.argument("sources", of_slots(Dtype::I32));
-    [&counts, &slots, &sources].into_iter().for_each(|list| split.argument(list, &ROWS));
+    let slots = f.argument("slots", per_slot(Dtype::I32));
+    let sources = f.argument("sources", per_slot(Dtype::I32));
+    let lists = [counts, slots, sources];
+    lists.iter().for_each(|list| split.argument(list, &ROWS));
     let begun = Begun::arguments(&f, shape);
 
-    // The tensors to copy row by row: source, its axes, destination, its axes, row dimension.
-    let of_caches = keys.iter().chain(&values).zip(state.keys.iter().chain(&state.values));
-    let mut moves: Vec<_> = of_caches.map(|(from, to)| (from, &PROMPTS[..], to, &CACHE[..], 1)).collect();
-    let of_sets = seen.iter().zip(&state.seen);
-    moves.extend(of_sets.map(|(from, to)| (from, &[None, None][..], to, &TABLE[..], 0)));
-    let of_states = delta.iter().zip(state.delta.iter().flat_map(DeltaStates::parts));
-    moves.extend(of_states.map(|(from, to)| (from, &PROMPT_STATES[..], to, &DELTA[..], 1)));
-    let lists = [&counts, &slots, &sources].map(|list| (list, &ROWS[..]));
-    let from = moves.iter().map(|(from, axes, ..)| (*from, *axes));
-    let to = moves.iter().map(|(_, _, to, axes, _)| (*to, *axes));
-    let operands: Vec<_> = lists.into_iter().chain(from).chain(to).collect();
-    let results: Vec<_> = moves.iter().map(|(_, _, _, axes, _)| *axes).collect();
-    let row_dimensions: Vec<usize> = moves.iter().map(|(.., dimension)| *dimension).collect();
-    let moved = split.on_shards(&f, &operands, &results, |f, shards| {
-        let (lists, tensors) = shards.split_at(3);
-        let (from, to) = tensors.split_at(row_dimensions.len());
-        copy_rows(f, lists, from, to, &row_dimensions)
+    let from = Copied { caches: window, seen, delta };
+    let to = Copied { caches: state.caches, seen: state.rows.seen.clone(), delta: state.rows.delta.clone() };
+    let lists_with_axes = lists.iter().map(|list| (list, &ROWS[..]));
+    let from_with_axes = from.leaves().into_iter().zip(from.axes([&PROMPTS[..], &[None, None], &PROMPT_STATES]));
+    let to_axes = to.axes([&CACHE[..], &TABLE, &DELTA]);
+    let to_with_axes = to.leaves().into_iter().zip(to_axes.iter().copied());
+    let operands: Vec<_> = lists_with_axes.chain(from_with_axes).chain(to_with_axes).collect();
+    let all_operands = (lists.clone(), [from.clone(), to.clone()]);
+    let moved = split.on_shards(&f, &operands, &to_axes, |f, shards| {
+        let (lists, [from, to]) = Leaves::from_leaves(&all_operands, shards);
+        copy_rows(f, &lists, &from.leaves(), &to.leaves(), &to.axes([1, 0, 1]))
     });
     let name = "rollout_admit";
-    let moved = moved.map_err(program_error(name))?;
-    let (copied, others) = moved.split_at(2 * caches.len());
-    let Window { keys, values } = Window::of(copied);
-    let (seen, delta) = others.split_at(state.seen.iter().len());
-    let (seen, delta) = (seen.first().cloned(), DeltaStates::of(delta));
-    let next = begun.state(&StateValues { keys, values, seen, delta, ..state });
-    split.finish(f, name, next.results())
+    let Copied { caches, seen, delta } = Copied::from_leaves(&to, &moved.map_err(program_error(name))?);
+    let rows = begun.rows(&SlotRows { seen, delta, ..state.rows });
+    split.finish(f, name, StateValues { rows, caches }.results())
+}
+
+/// The tensors that an admission copies row by row.
+#[derive(Clone)]
+struct Copied {
+    caches: Window,
+    seen: Option<Value>,
+    delta: Option<DeltaStates>,
+}
+
+leaves!(Copied { caches, seen, delta });
+
+impl Copied {
+    /// Returns a property of each tensor, given that of caches, sets of tokens and states.
+    fn axes<T: Copy>(&self, [caches, seen, delta]: [T; 3]) -> Vec<T> {
+        let parts = [(self.caches.leaves(), caches), (self.seen.leaves(), seen), (self.delta.leaves(), delta)];
+        parts.into_iter().flat_map(|(leaves, property)| vec![property; leaves.len()]).collect()
+    }
 }
 
 /// New samples, per slot: whether one begins (`[B]`), the last token and the length of its prompt (`[B]`, i32), and its random key (`[B, 2]`, u32).
@@ -208,20 +220,20 @@ pub(super) struct Begun {
 impl Begun {
     /// Declares the arguments of a program.
     pub(super) fn arguments(f: &Builder, shape: Shape) -> Self {
-        let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);
+        let per_slot = |dtype| TensorType::new(dtype, [shape.slots]);
         Self {
-            begins: f.argument("begins", of_slots(Dtype::Pred)),
-            last: f.argument("last", of_slots(Dtype::I32)),
-            length: f.argument("length", of_slots(Dtype::I32)),
+            begins: f.argument("begins", per_slot(Dtype::Pred)),
+            last: f.argument("last", per_slot(Dtype::I32)),
+            length: f.argument("length", per_slot(Dtype::I32)),
             random: f.argument("random", TensorType::new(Dtype::U32, [shape.slots, 2])),
         }
     }
 
-    /// Returns the state with these samples, whose keys, values, sets of tokens and states of Gated DeltaNets it has.
-    pub(super) fn state(&self, state: &StateValues) -> StateValues {
+    /// Returns the rows with these samples, whose sets of tokens and states of Gated DeltaNets they have.
+    pub(super) fn rows(&self, state: &SlotRows) -> SlotRows {
         let chosen = |new: &Value, old: &Value| self.begins.along_first(old).select(new, old);
         let none = |old: &Value| chosen(&zeros(&old.builder(), old.dtype(), old.shape()), old);
-        StateValues {
+        SlotRows {
             ids: none(&state.ids),
             logps: none(&state.logps),
             last: chosen(&self.last, &state.last),
@@ -236,10 +248,15 @@ impl Begun {
 
 /// Copies rows of `from` to rows of `to` and returns `to`. `lists` are the number of copies `[1]`, and the row of `to` and of `from` of each
 /// copy; `dimensions` are the dimensions of rows of each tensor.
-fn copy_rows(f: &Builder, lists: &[Value], from: &[Value], to: &[Value], dimensions: &[usize]) -> Vec<Value> {
-    let [count, slots, sources] = lists else { unreachable!("three lists") };
+fn copy_rows(
+    f: &Builder,
+    [count, slots, sources]: &[Value; 3],
+    from: &[&Value],
+    to: &[&Value],
+    dimensions: &[usize],
+) -> Vec<Value> {
     let (zero, count) = (f.scalar(0, Dtype::I32), count.reshape(&[]));
-    let carried: Vec<&Value> = std::iter::once(&zero).chain(to).collect();
+    let carried: Vec<&Value> = std::iter::once(&zero).chain(to.iter().copied()).collect();
     let mut copied = f.while_loop(
         &carried,
         |carried| carried[0].lt(&count),

@@ -1,35 +1,8 @@
-//! The experts that routers choose for tokens, recorded layer by layer and copied to the host.
+//! The experts that routers choose for tokens, copied to the host.
 //!
 //! Legend: L layers, B rows, T tokens of a row, k experts of a token.
 
-use crate::decoder::{LayerValues, Routing, put_layer, zeros};
 use models::ModelConfig;
-use stablehlo::{Builder, Dtype, Value};
-
-/// The record `[L, B, T, k]`, i32, that a loop over layers carries; none if experts are not recorded.
-pub(super) struct RoutedLayers {
-    shape: Option<[usize; 4]>,
-}
-
-impl RoutedLayers {
-    /// Creates the record of rows `[B, T]` of a model with experts.
-    pub(super) fn of(config: &ModelConfig, is_recorded: bool, [rows, tokens]: [usize; 2]) -> Self {
-        let experts = config.experts.as_ref().filter(|_| is_recorded);
-        Self { shape: experts.map(|experts| [config.num_hidden_layers, rows, tokens, experts.num_experts_per_tok]) }
-    }
-
-    /// Returns the record before the first layer.
-    pub(super) fn empty(&self, f: &Builder) -> Option<Value> {
-        self.shape.map(|shape| zeros(f, Dtype::I32, &shape))
-    }
-
-    /// Adds the choice of a layer's router to the record, if there is one.
-    pub(super) fn put(&self, record: &[Value], layer: &LayerValues<'_>, routing: Option<&Routing>) -> Option<Value> {
-        let [_, _, _, top] = self.shape?;
-        let (record, routing) = record.first().zip(routing)?;
-        Some(put_layer(record, &layer.layer(), &routing.ids(top)))
-    }
-}
 
 /// Returns L k, the number of experts of a token in all layers; `None` for a model without experts.
 pub(super) fn width(config: &ModelConfig) -> Option<usize> {

@@ -191,8 +191,8 @@ impl RolloutPrograms {
         columns.dedup();
         let layout = DecodeLayout::of(kind, &decoder);
         let decode = columns.into_iter().map(|columns_read| {
-            let (turns, stop_ids) = (options.tokens_per_call, places(stop_ids));
-            let decode = Decode { shape, columns_read, turns, sampler, layout, stop_ids, routed_experts };
+            let (steps, stop_ids) = (options.tokens_per_call, places(stop_ids));
+            let decode = Decode { shape, columns_read, steps, sampler, layout, stop_ids, routed_experts };
             Ok((columns_read, decode.module(&decoder, weights)?))
         });
         Ok(Self {

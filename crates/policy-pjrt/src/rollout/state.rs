@@ -3,12 +3,13 @@
 //! Legend: L layers of a cache, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
 
 use super::cache::{CachedLayers, Columns};
+use super::layers::Window;
 use crate::DeviceTensor;
-use crate::decoder::{Axis, Compute, DELTA, Decoder, DeltaStates, zeros};
+use crate::decoder::{Axis, DELTA, Decoder, DeltaStates, zeros};
 use crate::error::{Error, Result};
+use crate::leaves::{Leaves, leaves};
 use crate::program::unnamed;
 use crate::runtime::Runtime;
-use models::ModelConfig;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 /// Shape of a state.
@@ -30,12 +31,19 @@ pub(crate) const CACHE: [Option<Axis>; 5] = [None, Some(Axis::Batch), Some(Axis:
 /// Logical axes of a tensor with one element per slot, `[B]`.
 pub(crate) const ROWS: [Option<Axis>; 1] = [Some(Axis::Batch)];
 
-/// The tensors of a state, in the order of a program's arguments and results: keys and values are the last ones.
+/// The tensors of a state, in the order of a program's arguments and results.
 #[derive(Clone, Debug)]
 pub(crate) struct StateValues {
+    pub(crate) rows: SlotRows,
     /// Keys and values `[L, B, K, S, D]` of each of [`CachedLayers::of`].
-    pub(crate) keys: Vec<Value>,
-    pub(crate) values: Vec<Value>,
+    pub(crate) caches: Window,
+}
+
+leaves!(StateValues { rows, caches });
+
+/// The tensors of a state without keys and values.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotRows {
     /// Tokens of the completions, `[B, M]`, i32.
     pub(crate) ids: Value,
     /// Their log-probabilities, `[B, M]`, f32.
@@ -56,62 +64,67 @@ pub(crate) struct StateValues {
     pub(crate) delta: Option<DeltaStates>,
 }
 
-/// Name, type and logical axes of a tensor of the state.
-type Part = (&'static str, TensorType, &'static [Option<Axis>]);
+leaves!(SlotRows { ids, logps, last, length, count, ended, random, seen, delta });
+
+/// Logical axes of a tensor of the state.
+type Axes = &'static [Option<Axis>];
 
 /// Logical axes of a tensor with a row per slot, `[B, ...]`.
 pub(super) const TABLE: [Option<Axis>; 2] = [Some(Axis::Batch), None];
 
 impl Shape {
-    /// Returns every tensor.
-    fn parts(self, config: &ModelConfig, compute: Compute) -> Vec<Part> {
+    /// Creates the state with the value of each tensor, given its index, name, type and logical axes.
+    fn state(
+        self,
+        decoder: &Decoder,
+        mut create: impl FnMut(usize, &'static str, TensorType, Axes) -> Value,
+    ) -> StateValues {
+        let mut index = 0;
+        let mut value = |name, ty, axes| {
+            index += 1;
+            create(index - 1, name, ty, axes)
+        };
         let Self { slots, columns, tokens, seen } = self;
+        let (config, compute) = (decoder.config(), decoder.compute());
+        let row = |dtype| TensorType::new(dtype, [slots]);
+        let table = |dtype, columns| TensorType::new(dtype, [slots, columns]);
+        let rows = SlotRows {
+            ids: value("ids", table(Dtype::I32, tokens), &TABLE),
+            logps: value("logps", table(Dtype::F32, tokens), &TABLE),
+            last: value("last", row(Dtype::I32), &ROWS),
+            length: value("length", row(Dtype::I32), &ROWS),
+            count: value("count", row(Dtype::I32), &ROWS),
+            ended: value("ended", row(Dtype::Pred), &ROWS),
+            random: value("random", table(Dtype::U32, 2), &TABLE),
+            seen: seen.then(|| value("seen", table(Dtype::Pred, config.vocab_size), &TABLE)),
+            delta: DeltaStates::types(config, slots, compute).map(|[inputs, memory]| DeltaStates {
+                inputs: value("delta_inputs", inputs, &DELTA),
+                memory: value("delta_memory", memory, &DELTA),
+            }),
+        };
         let caches = CachedLayers::of(config);
-        let row = |name, dtype| (name, TensorType::new(dtype, [slots]), &ROWS[..]);
-        let table = |name, dtype, columns| (name, TensorType::new(dtype, [slots, columns]), &TABLE[..]);
-        let mut parts = vec![
-            table("ids", Dtype::I32, tokens),
-            table("logps", Dtype::F32, tokens),
-            row("last", Dtype::I32),
-            row("length", Dtype::I32),
-            row("count", Dtype::I32),
-            row("ended", Dtype::Pred),
-            table("random", Dtype::U32, 2),
-        ];
-        parts.extend(seen.then(|| table("seen", Dtype::Pred, config.vocab_size)));
-        let delta = DeltaStates::types(config, slots, compute).into_iter().flatten();
-        parts.extend(["delta_inputs", "delta_memory"].into_iter().zip(delta).map(|(name, ty)| (name, ty, &DELTA[..])));
-        let ty = |of: &CachedLayers| of.ty(compute, slots, columns.of(of.window));
-        let of_caches = |name| caches.iter().map(move |of| (name, ty(of), &CACHE[..]));
-        parts.extend(["keys", "values"].into_iter().flat_map(of_caches));
-        parts
-    }
-
-    /// Creates the state from the values of [`Shape::parts`].
-    fn state(self, parts: impl Iterator<Item = Value>, config: &ModelConfig) -> StateValues {
-        let has_delta = config.linear_attention.is_some();
-        StateValues::new(parts, self.seen, has_delta, CachedLayers::of(config).len())
+        let ty = |layers: &CachedLayers| layers.ty(compute, slots, columns.of(layers.window));
+        let [keys, values] =
+            ["keys", "values"].map(|name| caches.iter().map(|layers| value(name, ty(layers), &CACHE)).collect());
+        StateValues { rows, caches: Window { keys, values } }
     }
 
     /// Declares a state as the next arguments of a program. The program's first results are the next state, in the same buffers.
     pub(crate) fn arguments(self, f: &Builder, decoder: &Decoder) -> StateValues {
-        let parts = self.parts(decoder.config(), decoder.compute()).into_iter().enumerate();
-        let parts = parts.map(|(index, (name, ty, axes))| {
+        self.state(decoder, |index, name, ty, axes| {
             let argument = f.argument(name, ty);
             f.alias(&argument, index);
             decoder.split().argument(&argument, axes);
             decoder.split().result(f, index, axes);
             argument
-        });
-        self.state(parts, decoder.config())
+        })
     }
 
     /// Builds the program without arguments that returns a state of empty slots.
     pub(crate) fn empty(self, decoder: &Decoder) -> Result<Module> {
         let f = Builder::new();
         let split = decoder.split();
-        let parts = self.parts(decoder.config(), decoder.compute()).into_iter().enumerate();
-        let parts = parts.map(|(index, (name, ty, axes))| {
+        let state = self.state(decoder, |index, name, ty, axes| {
             split.result(&f, index, axes);
             match name {
                 "ended" => f.splat(true, ty),
@@ -119,45 +132,14 @@ impl Shape {
                 _ => zeros(&f, ty.dtype, &ty.shape),
             }
         });
-        let state = self.state(parts, decoder.config());
-        split.finish(f, "rollout_empty", state.results())
+        split.finish(f.clone(), "rollout_empty", state.results())
     }
 }
 
 impl StateValues {
-    /// Creates the state from its tensors, in the order of [`Shape::parts`]. `has_seen` and `has_delta` are `true` if there are sets of tokens and
-    /// states of Gated DeltaNets; `caches` is the number of caches of keys and values.
-    fn new(mut parts: impl Iterator<Item = Value>, has_seen: bool, has_delta: bool, caches: usize) -> Self {
-        let mut next = || parts.next().unwrap_or_else(|| unreachable!("as many tensors as `Shape::parts` lists"));
-        let [ids, logps, last, length, count, ended, random] = std::array::from_fn(|_| next());
-        let seen = has_seen.then(&mut next);
-        let delta = has_delta.then(|| DeltaStates { inputs: next(), memory: next() });
-        let [keys, values] = [(); 2].map(|()| (0..caches).map(|_| next()).collect());
-        Self { keys, values, ids, logps, last, length, count, ended, random, seen, delta }
-    }
-
-    /// Returns the tensors in order.
-    pub(crate) fn parts(&self) -> Vec<&Value> {
-        self.rows().into_iter().chain(&self.keys).chain(&self.values).collect()
-    }
-
-    /// Returns the tensors without keys and values.
-    pub(crate) fn rows(&self) -> Vec<&Value> {
-        let Self { ids, logps, last, length, count, ended, random, seen, delta, .. } = self;
-        let all = [ids, logps, last, length, count, ended, random];
-        all.into_iter().chain(seen).chain(delta.iter().flat_map(DeltaStates::parts)).collect()
-    }
-
-    /// Returns a state with the same keys and values and other tensors, in the order of [`StateValues::rows`].
-    pub(crate) fn with_rows(&self, rows: &[Value]) -> Self {
-        let (keys, values) = (self.keys.clone(), self.values.clone());
-        let rows = rows.iter().cloned();
-        Self { keys, values, ..Self::new(rows, self.seen.is_some(), self.delta.is_some(), 0) }
-    }
-
     /// Returns the results of a program that returns this state.
     pub(crate) fn results(&self) -> impl Iterator<Item = (&str, &Value)> {
-        unnamed(self.parts())
+        unnamed(self.leaves())
     }
 }
 

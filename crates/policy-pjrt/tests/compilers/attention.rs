@@ -23,7 +23,7 @@ fn temporaries(length: usize, attention: Attention) -> u64 {
     let types = [TensorType::new(Dtype::Bf16, [ROWS, 2, 4, length, 128]), keys.clone(), keys];
     let attend = trace(&types, |f, a| {
         let rows = Rows::of_sequences(&f.splat(0, TensorType::new(Dtype::I32, [ROWS, length])));
-        let heads = Heads { queries: a[0].clone(), keys: a[1].clone(), values: a[2].clone(), gates: None };
+        let heads = Heads { queries: a[0].clone(), keys: a[1].clone(), values: a[2].clone() };
         vec![decoder.attend(&heads, &decoder.mask(&rows, None), None)]
     })
     .expect("attention");

@@ -30,7 +30,7 @@ fn evaluate(attention: Attention, compute: Compute) -> Vec<Vec<f32>> {
         };
         let positions = f.dense((0..rows * length).map(position), ids.clone());
         let rows = Rows { positions, ids: f.splat(0, ids), shared: true, counted: None, routed: None };
-        vec![decoder.attend(&Heads { queries, keys, values, gates: None }, &decoder.mask(&rows, None), None)]
+        vec![decoder.attend(&Heads { queries, keys, values }, &decoder.mask(&rows, None), None)]
     })
     .unwrap();
     let f = Builder::new();

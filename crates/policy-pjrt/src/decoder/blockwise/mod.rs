@@ -15,8 +15,9 @@
 //! Legend: B rows, T tokens of a row, C tokens of a block, K key/value heads, R query heads per key/value head, A = K R, D head dimension.
 
 use super::attention::{Heads, MASKED, bounded, last, within};
-use super::layer_ops::{Broadcast, dot};
+use super::layer_ops::{Broadcast, Dims, dot};
 use super::{Axis, Compute, Split};
+use crate::leaves::{all, first};
 use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value, trace};
 
 /// Name of the attention output and of its `lse` for [`Save::Named`]: if they are saved, the backward pass does not recompute attention.
@@ -72,9 +73,7 @@ impl<'a> Blockwise<'a> {
         compute: Compute,
         split: &'a Split,
     ) -> Self {
-        let [rows, kv, group, length, width] = *heads.queries.shape() else {
-            unreachable!("queries have five dimensions")
-        };
+        let [rows, kv, group, length, width] = heads.queries.dims();
         let blocks = length.div_ceil(block);
         let block = length.div_ceil(blocks);
         Self { rows, length: blocks * block, block, window, kv, group, width, scale, compute, split }
@@ -139,16 +138,16 @@ impl<'a> Blockwise<'a> {
         let queries = [self.rows, self.kv, self.group, self.length];
         let (numbers, mixed) = (f32s(&queries), f32s(&[&queries[..], &[self.width]].concat()));
         let carried = [numbers.clone(), numbers, mixed];
-        let turn = self.turn(&carried, types, |at, carried, constants| {
-            let [max, sum, mixed] = carried else { unreachable!("as declared") };
-            let [queries, keys, values, positions @ ..] = constants else { unreachable!("as declared") };
+        let iteration = self.iteration(&carried, types, |at, carried, constants| {
+            let [max, sum, mixed] = all(carried);
+            let ([queries, keys, values], positions) = first(constants);
             let (queries, keys, sight) = (at.queries(queries), at.keys(keys), at.sight(positions));
             let before = at.queries(max);
             let now = before.max(&self.scores(&queries, &keys, &sight).reduce(Reducer::Max, &[4]));
             // Computing scores twice, for the maxima and for the weights, is cheaper than writing and reading them. The barrier is on the keys,
             // because libtpu writes its operands, and the queries of all heads of a group are more.
             let again = keys.builder().optimization_barrier(&[&now, &keys]);
-            let [now, keys] = &again[..] else { unreachable!("as many as went in") };
+            let [now, keys] = all(&again);
             // If a query attends to no key so far, its masked scores have weights of 1. The diagonal block comes last and contains the
             // query's own key, so its maximum is an unmasked score, and the wrong weights decay to 0.
             let decay = (&before - now).exp();
@@ -168,8 +167,8 @@ impl<'a> Blockwise<'a> {
                 [sinks] => [sinks.broadcast_in_dim(zeros[0].shape(), &[1, 2]), zeros[1].like(1.0)],
                 _ => [zeros[0].like(MASKED), zeros[1].clone()],
             };
-            let out = self.over_pairs(f, &turn, &[&max, &sum, &zeros[2]], &own.iter().collect::<Vec<_>>());
-            let [max, sum, mixed] = &out[..] else { unreachable!("as many as are carried") };
+            let out = self.over_pairs(f, &iteration, &[&max, &sum, &zeros[2]], &own.iter().collect::<Vec<_>>());
+            let [max, sum, mixed] = all(&out);
             let mixed = self.of_tokens(&normalised(mixed, sum)).named(ATTENTION);
             let lse = (max + sum.log()).named(ATTENTION);
             std::iter::once(mixed.clone()).chain(arguments.iter().cloned()).chain([mixed, lse]).collect()
@@ -190,10 +189,10 @@ impl<'a> Blockwise<'a> {
         let pair = self.pair();
         let constants = [types, &[lse.clone(), types[0].clone(), lse.clone()]].concat();
         let carried = [queries.clone(), keys.clone(), keys];
-        let turn = self.turn(&carried, &constants, |at, sums, constants| {
+        let iteration = self.iteration(&carried, &constants, |at, sums, constants| {
             let (parts, rest) = constants.split_at(own);
-            let [queries, keys, values, positions @ ..] = parts else { unreachable!("as declared") };
-            let [lse, mixed, sum] = rest else { unreachable!("as declared") };
+            let ([queries, keys, values], positions) = first(parts);
+            let [lse, mixed, sum] = all(rest);
             let wide = |part: Value| part.convert(Dtype::F32);
             let given = [wide(at.queries(queries)), wide(at.keys(keys)), wide(at.keys(values))];
             let (lse, sight) = (at.queries(lse), at.sight(positions));
@@ -209,7 +208,8 @@ impl<'a> Blockwise<'a> {
         let takes = types.iter().cloned().chain(self.sinks(has_sinks)).chain([mixed.clone(), lse, mixed]);
         let takes: Vec<TensorType> = takes.collect();
         let backward = trace(&takes, |f, arguments| {
-            let [sinks @ .., mixed, lse, cotangent] = &arguments[own..] else { unreachable!("as declared") };
+            let (sinks, rest) = arguments[own..].split_at(usize::from(has_sinks));
+            let [mixed, lse, cotangent] = all(rest);
             // Summed before tokens become heads, whose layout in f32 would be another copy.
             let products = mixed.convert(Dtype::F32) * cotangent.convert(Dtype::F32);
             let products = products.reshape(&[self.rows, self.length, self.kv, self.group, self.width]);
@@ -217,7 +217,7 @@ impl<'a> Blockwise<'a> {
             let of_mixed = self.heads_of(cotangent);
             let constants: Vec<&Value> = arguments[..own].iter().chain([lse, &of_mixed, &of_sum]).collect();
             let sums = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
-            let sums = self.over_pairs(f, &turn, &sums.each_ref(), &constants);
+            let sums = self.over_pairs(f, &iteration, &sums.each_ref(), &constants);
             let sums = sums.iter().map(|sum| sum.convert(types[0].dtype));
             // A sink has the probability exp(sink - lse), and no value.
             let of_sinks = sinks.first().map(|sinks| {
@@ -274,12 +274,11 @@ impl<'a> Blockwise<'a> {
             vec![(&of_weights + a[2].along_first(&of_weights)) * weights]
         });
         let (forward, backward) = (forward.expect("one exponential"), backward.expect("one product"));
-        let mut results = scores.builder().custom_vjp(&forward, &backward, &[scores], 2).into_iter();
-        [(); 2].map(|()| results.next().unwrap_or_else(|| unreachable!("two results")))
+        all(&scores.builder().custom_vjp(&forward, &backward, &[scores], 2)).clone()
     }
 
     /// Traces one iteration of the loop over pairs: `body` gets the offsets of the pair, the loop carry and the constants.
-    fn turn(
+    fn iteration(
         self,
         carried: &[TensorType],
         constants: &[TensorType],
@@ -287,7 +286,7 @@ impl<'a> Blockwise<'a> {
     ) -> Traced {
         let index = TensorType::scalar(Dtype::I32);
         let types = [carried, &[index.clone(), index], constants].concat();
-        let turn = trace(&types, |f, values| {
+        let iteration = trace(&types, |f, values| {
             let (carried, rest) = values.split_at(carried.len());
             let (at, constants) = rest.split_at(2);
             // The visible multiplication by the block size shows libtpu that blocks begin at tile boundaries.
@@ -295,20 +294,21 @@ impl<'a> Blockwise<'a> {
             let pair = Pair { sizes: self, queries, keys, zero: f.scalar(0, Dtype::I32) };
             body(&pair, carried, constants)
         });
-        turn.expect("blocks are slices of the whole tensor")
+        iteration.expect("blocks are slices of the whole tensor")
     }
 
     /// Runs the loop over all pairs of blocks that are not above the diagonal, nor before the window, and returns the final carry.
-    fn over_pairs(self, f: &Builder, turn: &Traced, carry: &[&Value], constants: &[&Value]) -> Vec<Value> {
+    fn over_pairs(self, f: &Builder, iteration: &Traced, carry: &[&Value], constants: &[&Value]) -> Vec<Value> {
         let blocks = self.length / self.block;
         // The first block of keys that the first query of block i attends to.
-        let first = |i: usize| self.window.map_or(0, |window| (i * self.block + 1).saturating_sub(window) / self.block);
-        let pairs: Vec<(usize, usize)> = (0..blocks).flat_map(|i| (first(i)..=i).map(move |j| (i, j))).collect();
+        let first_block =
+            |i: usize| self.window.map_or(0, |window| (i * self.block + 1).saturating_sub(window) / self.block);
+        let pairs: Vec<(usize, usize)> = (0..blocks).flat_map(|i| (first_block(i)..=i).map(move |j| (i, j))).collect();
         let list = |of: fn(&(usize, usize)) -> usize| {
             f.dense(pairs.iter().map(|pair| of(pair) as i64), TensorType::new(Dtype::I32, [pairs.len()]))
         };
         let (queries, keys) = (list(|pair| pair.0), list(|pair| pair.1));
-        f.scan(pairs.len(), turn, carry, &[&queries, &keys], constants, Save::Carry).carry
+        f.scan(pairs.len(), iteration, carry, &[&queries, &keys], constants, Save::Carry).carry
     }
 }
 

@@ -62,7 +62,7 @@ impl Case {
                     routed: None,
                 },
             };
-            let heads = Heads { queries: a[0].clone(), keys: a[1].clone(), values: a[2].clone(), gates: None };
+            let heads = Heads { queries: a[0].clone(), keys: a[1].clone(), values: a[2].clone() };
             let mixed = decoder.attend(&heads, &decoder.mask(&rows, window), None);
             let weights = f.dense((0..mixed.ty().elements()).map(|i| (i % 7) as f64 - 2.5), mixed.ty().clone());
             vec![(&mixed * &weights).reduce(Reducer::Add, &[0, 1, 2]), mixed]

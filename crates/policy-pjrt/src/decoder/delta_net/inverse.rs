@@ -12,6 +12,7 @@
 //! Legend: C rows of a matrix.
 
 use super::super::{Compute, dot};
+use crate::leaves::all;
 use stablehlo::{Dtype, Result, TensorType, Value, trace};
 
 /// Returns (I + A)^-1 of every matrix `[..., C, C]`, f32, where A is the strictly lower part of `a`.
@@ -27,7 +28,7 @@ pub(super) fn inverse(a: &Value) -> Result<Value> {
         vec![inverse.clone(), inverse]
     })?;
     let backward = trace(&[ty.clone(), ty], |_, arguments| {
-        let [inverse, cotangent] = arguments else { unreachable!("two arguments") };
+        let [inverse, cotangent] = all(arguments);
         let last = inverse.shape().len() - 1;
         let left = product(inverse, cotangent, (last - 1, last - 1));
         let both = product(&left, inverse, (last, last));

@@ -9,9 +9,10 @@
 mod inverse;
 mod rule;
 
-use super::block::last_columns;
-use super::layer_ops::{Broadcast, dot, layer_at, put_layer};
-use super::{Axis, Compute, Decoder, Matrix, ParameterValues, Role, zeros};
+use super::layer_ops::{Broadcast, Dims, dot, layer_at, put_layer};
+use super::traced::last_columns;
+use super::{Axis, Compute, Decoder, Layer, Matrix, ParameterValues, Role, zeros};
+use crate::leaves::leaves;
 use models::{LinearAttention, ModelConfig};
 use rule::{Rule, Tokens, no_state};
 use stablehlo::{DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
@@ -30,17 +31,21 @@ pub(crate) struct DeltaStates {
     pub(crate) memory: Value,
 }
 
+leaves!(DeltaStates { inputs, memory });
+
 /// Logical axes of the tensors of [`DeltaStates`].
 pub(crate) const DELTA: [Option<Axis>; 5] = [None, Some(Axis::Batch), Some(Axis::LinearHeads), None, None];
 
 /// Tokens that follow the tokens of a state.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NextTokens<'a> {
+#[derive(Clone, Debug)]
+pub(crate) struct NextTokens {
     /// The position of each token in its sequence, `[B, T]`, i32.
-    pub(crate) positions: &'a Value,
+    pub(crate) positions: Value,
     /// The number of tokens of each row that are not padding, `[B]`, i32. Padding is on the right and does not change the state.
-    pub(crate) counts: &'a Value,
+    pub(crate) counts: Value,
 }
+
+leaves!(NextTokens { positions, counts });
 
 impl DeltaStates {
     /// Returns the types of `inputs` and `memory` for `rows` sequences; `None` for a model without Gated DeltaNets.
@@ -54,19 +59,6 @@ impl DeltaStates {
             TensorType::new(Dtype::F32, [layers, rows, heads, width, sizes.values() / heads]),
         ])
     }
-
-    /// Returns `inputs` and `memory`.
-    pub(crate) fn parts(&self) -> [&Value; 2] {
-        [&self.inputs, &self.memory]
-    }
-
-    /// Creates the states from the tensors of [`DeltaStates::parts`].
-    pub(crate) fn of(parts: &[Value]) -> Option<Self> {
-        match parts {
-            [inputs, memory] => Some(Self { inputs: inputs.clone(), memory: memory.clone() }),
-            _ => None,
-        }
-    }
 }
 
 /// A layer's state before the tokens of rows: tensors of [`DeltaStates`] without the layers.
@@ -79,39 +71,44 @@ struct Before<'a> {
 }
 
 impl Decoder {
-    /// Returns the output `[B, T, H]`, f32, of a layer's Gated DeltaNet for its normalised input `x` `[B, T, H]`, at `positions` `[B, T]`, i32, in
-    /// the sequences, which begin in these rows.
+    /// Returns the gated outputs `[B, T, Hv Dv]`, f32, of a layer's Gated DeltaNet, before the output projection, for its normalised input `x`
+    /// `[B, T, H]`, at `positions` `[B, T]`, i32, in the sequences, which begin in these rows.
     ///
     /// # Errors
     /// Weights or rows do not fit the configuration.
-    pub(crate) fn delta_net(&self, layer: &ParameterValues, x: &Value, positions: &Value) -> Result<Value> {
-        Ok(self.delta_net_from(layer, x, positions, None)?.0)
+    ///
+    /// # Panics
+    /// Panics without positions.
+    pub(crate) fn delta_net(&self, layer: &ParameterValues, x: &Value, positions: Option<&Value>) -> Result<Value> {
+        Ok(self.delta_net_from(layer, x, present(positions), None)?.0)
     }
 
-    /// Like [`Decoder::delta_net`], for tokens that follow the state of layer `number`, an i32 scalar. The state is replaced by the one after
-    /// these tokens.
+    /// Like [`Decoder::delta_net`], for tokens that follow the state of a layer. The state is replaced by the one after these tokens.
     ///
     /// # Errors
     /// See [`Decoder::delta_net`].
+    ///
+    /// # Panics
+    /// Panics without tokens or states.
     pub(crate) fn continue_delta_net(
         &self,
-        layer: &ParameterValues,
+        layer: &Layer<'_>,
         x: &Value,
-        tokens: NextTokens<'_>,
-        states: &mut DeltaStates,
-        number: &Value,
+        tokens: Option<NextTokens>,
+        states: &mut Option<DeltaStates>,
     ) -> Result<Value> {
-        let [inputs, memory] = states.parts().map(|stack| layer_at(stack, number));
-        let before = Before { inputs: &inputs, memory: &memory, counts: tokens.counts };
-        let (output, next, inputs) = self.delta_net_from(layer, x, tokens.positions, Some(before))?;
-        let inputs = self.last_inputs(&inputs, tokens.counts);
-        states.inputs = put_layer(&states.inputs, number, &inputs);
-        states.memory = put_layer(&states.memory, number, &next.reshape(memory.shape()));
+        let (states, tokens) = (present(states.as_mut()), present(tokens));
+        let [inputs, memory] = [&states.inputs, &states.memory].map(|stack| layer_at(stack, layer.number));
+        let before = Before { inputs: &inputs, memory: &memory, counts: &tokens.counts };
+        let (output, next, inputs) = self.delta_net_from(layer.parameters, x, &tokens.positions, Some(before))?;
+        let inputs = self.last_inputs(&inputs, &tokens.counts);
+        states.inputs = put_layer(&states.inputs, layer.number, &inputs);
+        states.memory = put_layer(&states.memory, layer.number, &next.reshape(memory.shape()));
         Ok(output)
     }
 
-    /// Returns the output, the states of the heads, `[B, Hk, Dk, R, Dv]`, and the inputs of the convolution `[B, L - 1 + T, Hk, ...]` of queries,
-    /// keys and values.
+    /// Returns the gated outputs, the states of the heads, `[B, Hk, Dk, R, Dv]`, and the inputs of the convolution `[B, L - 1 + T, Hk, ...]` of
+    /// queries, keys and values.
     fn delta_net_from(
         &self,
         layer: &ParameterValues,
@@ -159,13 +156,12 @@ impl Decoder {
         let [outputs, memory] = rule.apply(&tokens, positions, &state)?;
         let gates = self.linear(layer, x, Matrix::InProjZ, None).reshape(outputs.shape());
         let gated = self.gated_norm(&outputs, &layer[Role::LinearNorm], &gates).reshape(&[b, t, sizes.values()]);
-        let gated = self.split().constrain(&gated, &[Some(Axis::Batch), None, Some(Axis::LinearHeads)]);
-        Ok((self.linear(layer, &gated, Matrix::OutProj, None), memory, inputs))
+        Ok((gated, memory, inputs))
     }
 
     /// Returns the sizes of the model's Gated DeltaNets.
     fn linear_attention(&self) -> LinearAttention {
-        self.config().linear_attention.unwrap_or_else(|| unreachable!("`ModelConfig::validate` checks it"))
+        self.config().linear_attention.unwrap_or_default()
     }
 
     /// Returns the columns of queries, keys and values of a key head's channels, and their numbers over all heads.
@@ -255,7 +251,7 @@ impl Decoder {
         let [b, all] = [0, 1].map(|d| inputs[0].shape()[d]);
         // One token, as in decoding, shifts the window or leaves it.
         let shifted = |part: &Value| {
-            let [.., hk, width] = *part.shape() else { unreachable!("four dimensions") };
+            let [_, _, hk, width] = part.dims();
             let [old, new] = [0, 1].map(|first| part.slice(&[0, first, 0, 0], &[b, first + before, hk, width]));
             counts.gt(&counts.like(0)).along_first(&new).select(&new, &old)
         };
@@ -285,6 +281,12 @@ impl Decoder {
     }
 }
 
+/// Returns what every program of a model with Gated DeltaNets has: positions and states.
+#[track_caller]
+fn present<T>(part: Option<T>) -> T {
+    part.unwrap_or_else(|| unreachable!("a program of a model with Gated DeltaNets has their states and positions"))
+}
+
 /// Returns the given rows of a matrix.
 fn rows_of(matrix: &Value, rows: std::ops::Range<usize>) -> Value {
     matrix.slice(&[rows.start, 0], &[rows.end, matrix.shape()[1]])
@@ -293,18 +295,18 @@ fn rows_of(matrix: &Value, rows: std::ops::Range<usize>) -> Value {
 /// Computes the causal depthwise convolution with SiLU, `[B, T, Hk, ...]`, of the inputs `[B, L - 1 + T, Hk, ...]` with the weights
 /// `[Hk, ..., L]`. A token reads no input of another sequence.
 fn convolution(inputs: &Value, weights: &Value, positions: &Value) -> Value {
-    let [hk, width, taps] = *weights.shape() else { unreachable!("three dimensions") };
-    let [b, t] = *positions.shape() else { unreachable!("two dimensions") };
+    let [hk, width, taps] = weights.dims();
+    let [b, t] = positions.dims();
     let shape = [b, t, hk, width];
-    let read = (0..taps).map(|back| {
+    let term = |back: usize| {
         let first = taps - 1 - back;
         let input = inputs.slice(&[0, first, 0, 0], &[b, first + t, hk, width]);
         let weight = weights.slice(&[0, 0, first], &[hk, width, first + 1]).reshape(&[hk, width]);
         let is_there = positions.ge(&positions.like(back as i64)).broadcast_in_dim(&shape, &[0, 1]);
         let term = &input * weight.broadcast_in_dim(&shape, &[2, 3]);
         is_there.select(&term, &term.like(0.0))
-    });
-    silu(&read.reduce(|sum, term| sum + term).unwrap_or_else(|| unreachable!("at least one token")))
+    };
+    silu(&(1..taps).fold(term(0), |sum, back| sum + term(back)))
 }
 
 fn silu(x: &Value) -> Value {

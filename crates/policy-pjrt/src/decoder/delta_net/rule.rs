@@ -27,8 +27,9 @@
 //! values.
 
 use super::super::attention::{MASKED, within};
-use super::super::{Axis, Broadcast, Compute, Split, dot};
+use super::super::{Axis, Broadcast, Compute, Dims, Split, dot};
 use super::inverse::inverse;
+use crate::leaves::all;
 use stablehlo::{Builder, Dtype, Reducer, Result, Save, TensorType, Value, trace};
 
 /// The number of tokens of a chunk, as in `transformers`.
@@ -69,7 +70,7 @@ impl Rule<'_> {
     }
 
     fn chunked(self, tokens: &Tokens, positions: &Value, state: &Value) -> Result<[Value; 2]> {
-        let [b, hk, dk, r, dv] = *state.shape() else { unreachable!("a state has five dimensions") };
+        let [b, hk, dk, r, dv] = state.dims();
         let t = positions.shape()[1];
         let size = self.chunk.min(t);
         let chunks = t.div_ceil(size);
@@ -107,9 +108,7 @@ impl Rule<'_> {
         let slice = |x: &Value| TensorType::new(x.dtype(), &x.shape()[1..]);
         let types: Vec<TensorType> = std::iter::once(state.ty().clone()).chain(xs.iter().map(slice)).collect();
         let chunk = trace(&types, |_, a| {
-            let [state, queries, keys, values, solution, attention, from_start, to_end] = a else {
-                unreachable!("as declared")
-            };
+            let [state, queries, keys, values, solution, attention, from_start, to_end] = all(a);
             // [B, Hk, R, Dv, C]
             let read = |of: &Value| {
                 let read = dot(state, of, (&[0, 1], &[0, 1]), (2, 3), self.compute);
@@ -154,7 +153,7 @@ impl Decays {
     /// Creates the decays from g `[N, B, Hk, R, C]` and positions `[N, B, C]`.
     fn new(decays: &Value, positions: &Value) -> Self {
         let f = decays.builder();
-        let [n, b, hk, r, c] = *decays.shape() else { unreachable!("five dimensions") };
+        let [n, b, hk, r, c] = decays.dims();
         let square = TensorType::new(Dtype::I32, [c, c]);
         let behind = f.iota(0, square.clone()) - f.iota(1, square);
         let until = behind.le(&behind.like(0)).convert(Dtype::F32);
@@ -182,7 +181,7 @@ impl Decays {
 
 /// Applies the rule to one token of each row.
 fn step(tokens: &Tokens, state: &Value) -> [Value; 2] {
-    let [b, hk, dk, r, dv] = *state.shape() else { unreachable!("a state has five dimensions") };
+    let [b, hk, dk, r, dv] = state.dims();
     let [queries, keys] = [&tokens.queries, &tokens.keys].map(|x| {
         let of_state = x.reshape(&[b, hk, dk]);
         of_state.broadcast_in_dim(state.shape(), &[0, 1, 2])

@@ -3,6 +3,7 @@
 use super::inverse::inverse;
 use super::rule::{Rule, Tokens};
 use crate::decoder::{Compute, Split};
+use crate::leaves::all;
 use stablehlo::{Array, Builder, Dtype, Module, Reducer, TensorType, Traced, Value, try_trace};
 
 const ROWS: usize = 2;
@@ -37,7 +38,7 @@ fn arguments(length: usize) -> Vec<Array> {
 /// before the first one continue the first state.
 fn rule(length: usize, chunk: usize, begins: &[usize]) -> Traced {
     let traced = try_trace(&types(length), |f, a| {
-        let [queries, keys, values, strengths, decays, state] = a else { unreachable!("as declared") };
+        let [queries, keys, values, strengths, decays, state] = all(a);
         // 100 tokens precede the first state.
         let position =
             |token: usize| begins.iter().rev().find(|begin| **begin <= token).map_or(token + 100, |b| token - b);
@@ -69,7 +70,7 @@ fn evaluate(module: &Module, arguments: &[Array]) -> Vec<Vec<f64>> {
 /// Computes outputs and last state token by token.
 fn by_token(length: usize, begins: &[usize]) -> [Vec<f64>; 2] {
     let arguments: Vec<Vec<f64>> = arguments(length).iter().map(Array::to_floats).collect();
-    let [queries, keys, values, strengths, decays, state] = &arguments[..] else { unreachable!("six arguments") };
+    let [queries, keys, values, strengths, decays, state] = arguments.first_chunk().expect("six arguments");
     let (mut outputs, mut last) = (vec![0.0; values.len()], state.clone());
     for (row, head, member) in triples(ROWS, HEADS, GROUP) {
         let entry = |k: usize, v: usize| (((row * HEADS + head) * KEYS + k) * GROUP + member) * VALUES + v;

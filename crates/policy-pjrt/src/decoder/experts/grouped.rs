@@ -19,10 +19,11 @@
 //! Legend: G groups of tokens, D devices that share the experts for the same tokens, n tokens of a group, E experts of a device, k experts of a token, M
 //! blocks, R rows of a block, C chunks of Q tokens, H hidden size, I width of an expert's MLP, O columns of a matrix.
 
-use super::super::block::last_columns;
 use super::super::layer_ops::Broadcast;
+use super::super::traced::last_columns;
 use super::super::{Axis, AxisRules, Compute, Decoder, Matrix, Parameter, ParameterValues, Role, Split, zeros};
 use super::adapters::rows_of;
+use crate::leaves::first;
 use models::Experts;
 use stablehlo::{
     DotDimensions, Dtype, GatherDimensions, Reducer, Result, Save, ScatterDimensions, TensorType, Value, trace,
@@ -182,9 +183,7 @@ impl BlockLoop<'_> {
         let types = std::iter::once(sum.ty().clone()).chain([TensorType::scalar(Dtype::I32)]);
         let types: Vec<TensorType> = types.chain(constants.iter().map(|value| value.ty().clone())).collect();
         let body = trace(&types, |_, values| {
-            let [sum, number, inputs, weights, ranks, counts, begins, ends, of_experts @ ..] = values else {
-                unreachable!("as declared")
-            };
+            let ([sum, number, inputs, weights, ranks, counts, begins, ends], of_experts) = first(values);
             let [ranks, counts, begins, ends] = [ranks, counts, begins, ends].map(Value::clone);
             let rows = self.rows(number, &Assignment { ranks, counts, begins, ends });
             let of_expert = |((role, _), all): (&(Role, Value), &Value)| (*role, at(all, &rows.expert, &[1]));
@@ -365,8 +364,9 @@ fn add_at(sum: &Value, tokens: &Value, rows: &Value) -> Value {
 
 /// Returns the last entry along the last dimension, `[...]` of `[..., N]`.
 fn last(values: &Value) -> Value {
-    let [rest @ .., count] = values.shape() else { unreachable!("a dimension") };
-    last_columns(values, count - 1..*count).reshape(rest)
+    let rest = values.shape().len() - 1;
+    let count = values.shape()[rest];
+    last_columns(values, count - 1..count).reshape(&values.shape()[..rest])
 }
 
 /// Returns cumulative sums along the last dimension, with or without the entry itself. They are exact below 2^24.

@@ -10,12 +10,13 @@ mod tests;
 
 pub use grouped::ExpertProducts;
 
-use super::block::last_columns;
-use super::layer_ops::Broadcast;
+use super::layer_ops::{Broadcast, Dims};
+use super::traced::last_columns;
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, zeros};
+use crate::leaves::leaves;
 use grouped::BlockLoop;
 use models::{ClampedSwiglu, Experts};
-use stablehlo::{Builder, DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
+use stablehlo::{DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
 use std::ops::Range;
 
 /// A logit whose exponential is 0.
@@ -44,22 +45,50 @@ pub struct RouterSums {
     pub replay: Option<Value>,
 }
 
-impl Routing {
-    /// Returns sums over tokens, f32 `[E]`: the number of tokens of each expert and, if `with_shares`, the softmax over all experts. `counted`
-    /// `[B, T]` is 1 for tokens and 0 for padding.
-    pub(super) fn sums(&self, counted: &Value, with_shares: bool) -> Vec<Value> {
-        let counted = counted.broadcast_in_dim(self.logits.shape(), &[0, 1]);
-        let sum = |values: &Value| (values * &counted).reduce(Reducer::Add, &[0, 1]);
-        let shares = with_shares.then(|| {
-            let shares = exponentials(&self.logits);
-            sum(&(&shares / shares.reduce(Reducer::Add, &[2]).along_first(&shares)))
-        });
-        std::iter::once(sum(&self.chosen)).chain(shares).collect()
+/// Sums over the counted tokens in each layer of a loop; the last rows are of the layers so far.
+#[derive(Clone)]
+pub(super) struct RouterCounts {
+    /// See [`RouterSums::tokens`].
+    tokens: Value,
+    /// The softmax over all experts, `[L, E]`, f32, for the load balancing loss.
+    shares: Option<Value>,
+    /// The number of layers whose router chooses other experts than the recorded ones, `[B, T]`, f32.
+    differing: Option<Value>,
+}
+
+leaves!(RouterCounts { tokens, shares, differing });
+
+impl RouterCounts {
+    /// Returns the sums of no layer; none for a decoder without experts. `counted` `[B, T]` is 1 for tokens and 0 for padding.
+    pub(super) fn new(decoder: &Decoder, counted: &Value, replays: bool) -> Option<Self> {
+        let experts = decoder.config.experts.as_ref()?.num_experts;
+        let zero = zeros(&counted.builder(), Dtype::F32, &[decoder.config.num_hidden_layers, experts]);
+        let shares = decoder.router_aux_loss.then(|| zero.clone());
+        Some(Self { tokens: zero, shares, differing: replays.then(|| counted.like(0.0)) })
     }
 
+    /// Returns the sums with those of the next layer.
+    pub(super) fn with(&self, routing: &Routing, counted: &Value) -> Self {
+        let counted = counted.broadcast_in_dim(routing.logits.shape(), &[0, 1]);
+        let sum = |values: &Value| (values * &counted).reduce(Reducer::Add, &[0, 1]);
+        let shares = self.shares.as_ref().map(|all| {
+            let shares = exponentials(&routing.logits);
+            (all, sum(&(&shares / shares.reduce(Reducer::Add, &[2]).along_first(&shares))))
+        });
+        let tokens = append(&self.tokens, &sum(&routing.chosen));
+        let shares = shares.map(|(all, shares)| append(all, &shares));
+        let differing = self.differing.as_ref().map(|count| match &routing.differs {
+            Some(differs) => count + differs,
+            None => count.clone(),
+        });
+        Self { tokens, shares, differing }
+    }
+}
+
+impl Routing {
     /// Returns the experts `[B, T, k]`, i32, with the `top` largest logits of a token, in the order of their logits.
     pub(crate) fn ids(&self, top: usize) -> Value {
-        let [b, t, e] = *self.logits.shape() else { unreachable!("three dimensions") };
+        let [b, t, e] = self.logits.dims();
         let pairs = TensorType::new(Dtype::I32, [b, t, top, e]);
         let [rank, expert] = [2, 3].map(|dimension| self.logits.builder().iota(dimension, pairs.clone()));
         let ranks = ranks(&self.logits).broadcast_in_dim(&pairs.shape, &[0, 1, 3]);
@@ -68,27 +97,24 @@ impl Routing {
 }
 
 impl RouterSums {
-    /// Creates the sums from the sums of all layers, `[L, E]`. The load balancing loss is E times the sum over experts of f P, where f is the mean
+    /// Creates the sums from the sums in all layers. The load balancing loss is E times the sum over experts of f P, where f is the mean
     /// number of times that a token chooses the expert, and P the mean of its softmax over all experts; both means are over `counted` tokens
     /// `[B, T]` and layers. f has no gradient.
     ///
-    /// `replay` has the recorded experts `[L, B, T, k]` and, for each token `[B, T]`, the number of layers whose router chooses others.
-    pub(super) fn new(
-        tokens: &Value,
-        shares: Option<&Value>,
-        counted: &Value,
-        replay: Option<(&Value, &Value)>,
-    ) -> Self {
-        let aux_loss = shares.map(|shares| {
-            let [layers, experts] = *tokens.shape() else { unreachable!("layers and experts") };
+    /// `routed` are the recorded experts `[L, B, T, k]`.
+    pub(super) fn new(counts: &RouterCounts, counted: &Value, routed: Option<&Value>) -> Self {
+        let RouterCounts { tokens, shares, differing } = counts;
+        let aux_loss = shares.as_ref().map(|shares| {
+            let [layers, experts] = tokens.dims();
             let over_layers = |values: &Value| values.reduce(Reducer::Add, &[0]);
             let product = (over_layers(&tokens.stop_gradient()) * over_layers(shares)).reduce(Reducer::Add, &[0]);
             let rows = counted.reduce(Reducer::Add, &[0, 1]);
             let rows = &rows * rows.like(layers as f64);
             &product * product.like(experts as f64) / &rows / &rows
         });
+        let replay = routed.zip(differing.as_ref());
         let replay = replay.map(|(routed, differing)| {
-            let [_, b, t, _] = *routed.shape() else { unreachable!("four dimensions") };
+            let [_, b, t, _] = routed.dims();
             let first = routed.slice(&[0; 4], &[1, b, t, 1]).reshape(&[b, t]);
             let recorded = first.ge(&first.like(0)).convert(Dtype::F32) * counted;
             let others = differing.gt(&differing.like(0.0)).convert(Dtype::F32);
@@ -102,20 +128,12 @@ impl RouterSums {
 
 /// Appends the sums of a layer `[E]` to the sums of earlier layers, the last rows of `sums` `[L, E]`.
 pub(super) fn append(sums: &Value, of_layer: &Value) -> Value {
-    let [layers, experts] = *sums.shape() else { unreachable!("layers and experts") };
+    let [layers, experts] = sums.dims();
     let last = of_layer.reshape(&[1, experts]);
     sums.builder().concatenate(&[&sums.slice(&[1, 0], &[layers, experts]), &last], 0)
 }
 
 impl Decoder {
-    /// Returns the [`Routing::sums`] of no layer, each `[L, E]`; none for a decoder without experts.
-    pub(super) fn empty_router_sums(&self, builder: &Builder) -> Vec<Value> {
-        let stack =
-            |experts: &Experts| zeros(builder, Dtype::F32, &[self.config.num_hidden_layers, experts.num_experts]);
-        let kinds = if self.router_aux_loss { 2 } else { 1 };
-        self.config.experts.iter().flat_map(|experts| vec![stack(experts); kinds]).collect()
-    }
-
     /// Returns the weighted sum `[B, T, H]`, f32, of the outputs of each token's experts, for `x` `[B, T, H]`, and the choice of the router, which
     /// `routed` `[B, T, k]` replaces, except for tokens with -1.
     ///
@@ -125,9 +143,9 @@ impl Decoder {
         &self,
         layer: &ParameterValues,
         x: &Value,
-        experts: &Experts,
         routed: Option<&Value>,
     ) -> Result<(Value, Routing)> {
+        let experts = &self.config.experts.clone().unwrap_or_default();
         let logits = self.product(layer, x, Role::Router, Dtype::F32);
         let logits = match layer.get(Role::RouterBias) {
             Some(bias) => &logits + bias.convert(Dtype::F32).along_last(&logits),
@@ -215,8 +233,8 @@ impl Decoder {
 
 /// Returns gpt-oss's activations `[..., I]` of gate and up `[..., 2I]`, whose columns alternate.
 fn clamped(both: &Value, clamped: ClampedSwiglu) -> Value {
-    let [rest @ .., columns] = both.shape() else { unreachable!("a dimension") };
-    let shape = [rest, &[columns / 2]].concat();
+    let mut shape = both.shape().to_vec();
+    shape.last_mut().into_iter().for_each(|columns| *columns /= 2);
     let pairs = both.reshape(&[&shape[..], &[2]].concat());
     let [gate, up] = [0, 1].map(|which| last_columns(&pairs, which..which + 1).reshape(&shape));
     let limit = clamped.swiglu_limit;
@@ -235,7 +253,7 @@ fn choose(logits: &Value, top: usize) -> Value {
 
 /// Returns the number of experts that come before an expert in the order of a token's `logits`, `[B, T, E]`, i32.
 fn ranks(logits: &Value) -> Value {
-    let [b, t, e] = *logits.shape() else { unreachable!("three dimensions") };
+    let [b, t, e] = logits.dims();
     let pairs = [b, t, e, e];
     let index = logits.builder().iota(2, TensorType::new(Dtype::I32, pairs));
     let other = logits.builder().iota(3, TensorType::new(Dtype::I32, pairs));
@@ -248,8 +266,8 @@ fn ranks(logits: &Value) -> Value {
 /// Returns the experts of each token, 1 or 0, `[B, T, E]`: the recorded ones in `routed` `[B, T, k]` or, where these are -1, the router's `own`
 /// `[B, T, E]`. Also returns 1 for tokens whose recorded experts are not the router's, else 0, `[B, T]`.
 fn replayed(own: &Value, routed: &Value) -> (Value, Value) {
-    let ([b, t, e], [.., k]) = (own.shape(), routed.shape()) else { unreachable!("three dimensions") };
-    let (b, t, pairs) = (*b, *t, [*b, *t, *e, *k]);
+    let ([b, t, e], [_, _, k]) = (own.dims(), routed.dims());
+    let pairs = [b, t, e, k];
     let expert = own.builder().iota(2, TensorType::new(Dtype::I32, pairs));
     let is_routed = routed.broadcast_in_dim(&pairs, &[0, 1, 3]).eq(&expert).reduce(Reducer::Or, &[3]);
     let first = routed.slice(&[0; 3], &[b, t, 1]).reshape(&[b, t]);

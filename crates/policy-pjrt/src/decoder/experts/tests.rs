@@ -1,6 +1,6 @@
 //! Routing, and products in blocks against dense products, in the interpreter.
 
-use super::{ExpertProducts, RouterSums, Routing, choose};
+use super::{ExpertProducts, RouterCounts, RouterSums, Routing, choose};
 use crate::decoder::{Adapters, Compute, Decoder, Parameter, ParameterValues, Role, Split};
 use models::{ClampedSwiglu, Experts, LoraConfig, ModelConfig, TargetModules};
 use stablehlo::{Array, Builder, Dtype, Reducer, TensorType, Value};
@@ -53,9 +53,12 @@ fn the_load_balancing_loss_counts_tokens_without_padding() {
     let logits = f.argument("logits", TensorType::new(Dtype::F32, [2, 2, 3]));
     let counted = f.argument("counted", TensorType::new(Dtype::F32, [2, 2]));
     let routing = Routing { chosen: choose(&logits, 1), logits, differs: None };
-    let sums = routing.sums(&counted, true);
-    let stack = |sum: &stablehlo::Value| sum.broadcast_in_dim(&[2, 3], &[1]);
-    let sums = RouterSums::new(&stack(&sums[0]), Some(&stack(&sums[1])), &counted, None);
+    let experts = Experts { num_experts: 3, num_experts_per_tok: 1, ..Experts::default() };
+    let config = ModelConfig { experts: Some(experts), num_hidden_layers: 2, ..ModelConfig::default() };
+    let decoder = Decoder::new(&config, Compute::F32).with_router_aux_loss();
+    let counts = RouterCounts::new(&decoder, &counted, false).unwrap();
+    let counts = counts.with(&routing, &counted).with(&routing, &counted);
+    let sums = RouterSums::new(&counts, &counted, None);
     let RouterSums { tokens, aux_loss, .. } = sums;
     let module = f.finish("sums", &[("tokens", &tokens), ("aux_loss", &aux_loss.unwrap())]).unwrap();
     let two = 2_f64.ln();
@@ -87,7 +90,7 @@ fn outputs(case: Case, clamped: Option<ClampedSwiglu>, products: ExpertProducts,
     let experts =
         Experts { num_experts, num_experts_per_tok: top, moe_intermediate_size: WIDTH, clamped, ..Experts::default() };
     let config = ModelConfig {
-        experts: Some(experts.clone()),
+        experts: Some(experts),
         hidden_size: HIDDEN,
         num_attention_heads: 1,
         num_key_value_heads: 1,
@@ -112,7 +115,7 @@ fn outputs(case: Case, clamped: Option<ClampedSwiglu>, products: ExpertProducts,
     let types: Vec<TensorType> = types.collect();
     let loss = stablehlo::trace(&types, |f, values| {
         let layer = ParameterValues::new(table.iter().map(|p| p.id()).zip(values[1..].iter().cloned()));
-        let (y, _) = decoder.experts(&layer, &values[0], &experts, None).unwrap();
+        let (y, _) = decoder.experts(&layer, &values[0], None).unwrap();
         let factors = f.dense((0..y.ty().elements()).map(|i| (i % 7) as f64 - 2.5), y.ty().clone());
         vec![(&y * factors).reduce(Reducer::Add, &[0, 1, 2]), y]
     });

@@ -1,0 +1,98 @@
+//! The operations of a layer.
+
+/// A norm of a layer, by its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norm {
+    /// Of the mixer's input.
+    BeforeMixer,
+    /// Of the mixer's output.
+    AfterMixer,
+    /// Of the MLP's input.
+    BeforeMlp,
+    /// Of the MLP's output.
+    AfterMlp,
+}
+
+impl Norm {
+    /// All norms, in the order of [`models::NormPlacement::names`].
+    pub const ALL: [Self; 4] = [Self::BeforeMixer, Self::AfterMixer, Self::BeforeMlp, Self::AfterMlp];
+}
+
+/// An output projection of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projection {
+    /// Of the mixer, `[A D, H]` or `[Hv Dv, H]`.
+    Mixer,
+    /// Of the MLP, `[I, H]`.
+    Mlp,
+}
+
+/// The residual stream before an update, and how the update is added: `stream + factor * norm(update)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Residual<T> {
+    /// `[N, H]`.
+    pub stream: T,
+    /// The norm of the update, if it has one.
+    pub norm: Option<Norm>,
+    /// The factor of the update.
+    pub factor: f64,
+}
+
+/// The operations of a layer on a backend. The [crate documentation](crate) describes the implementations.
+///
+/// # Errors
+/// Every operation returns the error of its backend.
+pub trait LayerOps {
+    /// Activations, `[N, ..]`. Clones share their memory.
+    type Tensor: Clone;
+    /// Queries, keys and values of the tokens.
+    type Heads;
+    /// The error of an operation.
+    type Error;
+
+    /// Normalises `x` `[N, H]`.
+    fn norm(&mut self, x: Self::Tensor, norm: Norm) -> Result<Self::Tensor, Self::Error>;
+
+    /// Projects `x` `[N, H]` to queries, keys and values, and to the gates `[N, A D]` of the outputs, if the model has them.
+    #[allow(clippy::type_complexity)]
+    fn heads(&mut self, x: Self::Tensor) -> Result<(Self::Heads, Option<Self::Tensor>), Self::Error>;
+
+    /// Completes the values: values without a projection are the keys of [`LayerOps::heads`], and values may be normalised.
+    fn complete_values(&mut self, heads: Self::Heads) -> Result<Self::Heads, Self::Error>;
+
+    /// Normalises queries and keys, each head alone or all heads together.
+    fn norm_heads(&mut self, heads: Self::Heads) -> Result<Self::Heads, Self::Error>;
+
+    /// Applies the rotary embedding of the tokens' positions to queries and keys.
+    fn rotate(&mut self, heads: Self::Heads) -> Result<Self::Heads, Self::Error>;
+
+    /// Computes softmax attention `[N, A D]` over the tokens and the cache, which gets the keys and values of the tokens.
+    fn attention(&mut self, heads: Self::Heads) -> Result<Self::Tensor, Self::Error>;
+
+    /// Multiplies `values` `[N, A D]` by the sigmoid of their gates.
+    fn gate(&mut self, values: Self::Tensor, gates: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
+
+    /// Computes the gated outputs `[N, Hv Dv]` of a Gated DeltaNet for `x` `[N, H]`, before the output projection, from the states of the
+    /// cache, which become the states after the tokens.
+    fn gated_delta_net(&mut self, x: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
+
+    /// Computes `activation(gate(x)) * up(x)` `[N, I]` of the MLP for `x` `[N, H]`, before the output projection.
+    fn gated_mlp(&mut self, x: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
+
+    /// Computes the weighted sum `[N, H]` of the outputs of each token's experts for `x` `[N, H]`.
+    fn experts(&mut self, x: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
+
+    /// Adds the projection of `x`, normalised and multiplied as `residual` says, to the residual stream.
+    fn linear_add(
+        &mut self,
+        residual: Residual<Self::Tensor>,
+        x: Self::Tensor,
+        projection: Projection,
+    ) -> Result<Self::Tensor, Self::Error>;
+
+    /// Adds `update` `[N, H]`, normalised and multiplied as `residual` says, to the residual stream.
+    fn add(&mut self, residual: Residual<Self::Tensor>, update: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
+
+    /// Multiplies `x` `[N, H]` by the factor of the layer's output.
+    fn scale(&mut self, x: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
+}
