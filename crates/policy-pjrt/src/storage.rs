@@ -16,6 +16,7 @@
 //! bf16 is infinite; updates with such a result are rejected.
 
 use crate::decoder::Parameter;
+use crate::leaves::all;
 use stablehlo::{Builder, Dtype, TensorType, Unary, Value};
 
 /// Bits of the smallest f32 whose nearest bf16 is infinite.
@@ -97,10 +98,12 @@ impl Storage {
 
     /// Decodes a tensor to f32.
     pub(crate) fn get(self, parts: &[Value]) -> Value {
-        match (self, parts) {
-            (Self::Plain(_), [tensor]) => tensor.convert(Dtype::F32),
-            (Self::Split, [parameter, remainder]) => join(parameter, remainder),
-            _ => unreachable!("as many parts as dtypes"),
+        match self {
+            Self::Plain(_) => all::<1>(parts)[0].convert(Dtype::F32),
+            Self::Split => {
+                let [parameter, remainder] = all(parts);
+                join(parameter, remainder)
+            }
         }
     }
 

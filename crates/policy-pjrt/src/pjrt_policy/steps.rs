@@ -64,11 +64,11 @@ impl PjrtPolicy {
     fn scalars(&mut self, learning_rate: f64) -> Result<(Scalars, Option<Moments>)> {
         let modules = &self.modules;
         let trained = self.weights()?.subset(|role| modules.decoder().trains(role));
-        let fresh = match self.moments {
-            Some(_) => None,
-            None => Some(self.optimizer.fresh(&self.runtime)?),
+        let mut fresh = None;
+        let moments = match &self.moments {
+            Some(moments) => moments,
+            None => fresh.insert(self.optimizer.fresh(&self.runtime)?),
         };
-        let Some(moments) = self.moments.as_ref().or(fresh.as_ref()) else { unreachable!("made above") };
         let step = self.steps + 1;
         let scalars = self.optimizer.scalars(&self.runtime, &self.adamw, step, learning_rate, &trained, moments)?;
         Ok((scalars, fresh))
@@ -88,7 +88,7 @@ impl PjrtPolicy {
         let (scalars, fresh, program) = self.prepare(learning_rate).inspect_err(|_| self.forget_gradient())?;
         self.has_gradient = false;
         let sums = std::mem::take(&mut self.sums);
-        let Some(moments) = self.moments.take().or(fresh) else { unreachable!("there are fresh ones") };
+        let moments = Moments::taken(&mut self.moments, fresh);
         let (moments, applied, sums) = moments.apply(&mut self.weights, &program, &scalars, sums)?;
         (self.moments, self.sums) = (Some(moments), sums);
         self.finish_step(applied)

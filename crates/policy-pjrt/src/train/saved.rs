@@ -3,6 +3,7 @@
 use super::TrainShape;
 use crate::decoder::{Axis, AxisRules, Decoder, ParameterValues, Role, Rows};
 use crate::error::Result;
+use crate::leaves::first;
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::program::program_error;
 use models::ModelConfig;
@@ -66,7 +67,7 @@ fn stacked_bytes(decoder: &Decoder, save: &Save, length: usize) -> Result<u64, s
     let types: Vec<TensorType> =
         std::iter::once(TensorType::new(Dtype::I32, [1, length])).chain(of_parameters).collect();
     let forward = try_trace(&types, |_, values| {
-        let [ids, parameters @ ..] = values else { unreachable!("as many as there are types") };
+        let ([ids], parameters) = first(values);
         let weights = ParameterValues::new(table.iter().map(|p| p.id()).zip(parameters.iter().cloned()));
         Ok::<_, stablehlo::Error>(vec![decoder.residual(&weights, &Rows::of_sequences(ids), save.clone())?.0])
     })?;

@@ -79,7 +79,7 @@ impl StepOfState<'_> {
     /// fails, weights and moments are lost, except tensors with another owner.
     pub(crate) fn run(self, program: &Program, of_batch: &[&DeviceTensor]) -> Result<Vec<DeviceTensor>> {
         let Self { weights, moments, fresh, scalars, applied } = self;
-        let Some(before) = moments.take().or(fresh) else { unreachable!("there are fresh ones") };
+        let before = Moments::taken(moments, fresh);
         let rest = of_batch.iter().copied().chain([&scalars.numbers]).map(Argument::from).collect();
         let (after, report, of_loss) = before.step(weights, program, true, rest, 0)?;
         *applied = Some(Applied::of(&report, report.last() != Some(&0.0)));

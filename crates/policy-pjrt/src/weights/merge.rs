@@ -3,7 +3,7 @@
 use super::DeviceWeights;
 use super::moves::{Position, position as place_of};
 use crate::Argument;
-use crate::decoder::{Decoder, Matrix, Parameter, ParameterId, Role, Split, layer_at};
+use crate::decoder::{Decoder, Dims, Matrix, Parameter, ParameterId, Role, Split, layer_at};
 use crate::error::Result;
 use crate::program::Programs;
 use crate::storage::Storage;
@@ -79,7 +79,7 @@ fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage, split: &S
             let rows = matrix.tensor_shape()[0];
             let first = if matrix.role == Role::ExpertUpProj { rows } else { 0 };
             let zero = &position.zero;
-            let [_, rank, input] = *a.shape() else { unreachable!("A has experts, ranks and columns") };
+            let [_, rank, input] = a.dims();
             let a = a.dynamic_slice(&[expert, zero, zero], &[1, rank, input]).reshape(&[rank, input]);
             let first = zero.like(first as i64);
             let b = b.dynamic_slice(&[&first, zero, expert], &[rows, rank, 1]).reshape(&[rows, rank]);

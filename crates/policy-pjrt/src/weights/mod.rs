@@ -76,8 +76,11 @@ impl DeviceWeights {
                     scales.insert(name.to_owned(), matrix.scales().to_vec());
                     Ok((runtime.upload_sharded(&words(&matrix), shape, axes)?, Dtype::U32))
                 }
-                Format::Scales(_) => {
-                    let scales = scales.remove(name).unwrap_or_else(|| unreachable!("codes are before their scales"));
+                Format::Scales(quantization) => {
+                    let scales = match scales.remove(name) {
+                        Some(scales) => scales,
+                        None => tensor.quantized(quantization)?.scales().to_vec(),
+                    };
                     Ok((runtime.upload_sharded(&scales, shape, axes)?, Dtype::F32))
                 }
             }

@@ -7,6 +7,7 @@
 //! steps: over groups within a shard, whose size divides shard and block, and then over the few groups of a block.
 
 use crate::decoder::{Axis, Parameter, Split};
+use crate::leaves::all;
 use models::MOMENT_BLOCK;
 use policy::{CodeBook, MOMENT_CODES, MOMENT_SCALES, MOMENTS, MomentBlocks, OptimizerName};
 use stablehlo::{Dtype, Reducer, Unary, Value};
@@ -95,10 +96,12 @@ impl MomentFormat {
 
     /// Returns the f32 moments of these tensors.
     pub(super) fn get(&self, book: CodeBook, parts: &[Value]) -> Value {
-        match (self, parts) {
-            (Self::Single, [moments]) => moments.clone(),
-            (Self::EightBit { .. }, [codes, scales]) => decode(book, codes) * self.spread(scales, codes.shape()),
-            _ => unreachable!("as many parts as the format has"),
+        match self {
+            Self::Single => all::<1>(parts)[0].clone(),
+            Self::EightBit { blocks, group, .. } => {
+                let [codes, scales] = all(parts);
+                decode(book, codes) * spread(blocks, *group, scales, codes.shape())
+            }
         }
     }
 
@@ -106,9 +109,9 @@ impl MomentFormat {
     pub(super) fn put(&self, book: CodeBook, moments: &Value) -> Vec<Value> {
         match self {
             Self::Single => vec![moments.clone()],
-            Self::EightBit { .. } => {
-                let scales = self.largest(&moments.abs());
-                let wide = self.spread(&scales, moments.shape());
+            Self::EightBit { blocks, scales, group, .. } => {
+                let scales = largest(blocks, *group, scales, &moments.abs());
+                let wide = spread(blocks, *group, &scales, moments.shape());
                 let unit = wide.gt(&wide.like(0.0)).select(&(moments / &wide), &wide.like(0.0));
                 vec![encode(book, &unit), scales]
             }
@@ -117,49 +120,45 @@ impl MomentFormat {
 
     /// Returns the moments or, if they are stored as codes, the scales of their blocks: both have the same largest magnitude.
     pub(super) fn sizes(&self, parts: &[Value]) -> Value {
-        match (self, parts) {
-            (Self::Single, [moments]) => moments.clone(),
-            (Self::EightBit { .. }, [_, scales]) => scales.clone(),
-            _ => unreachable!("as many parts as the format has"),
+        match self {
+            Self::Single => all::<1>(parts)[0].clone(),
+            Self::EightBit { .. } => all::<2>(parts)[1].clone(),
         }
-    }
-
-    /// Returns the largest of `magnitudes`, which have the shape of the parameter, in each block.
-    fn largest(&self, magnitudes: &Value) -> Value {
-        let Self::EightBit { blocks, scales, group, .. } = self else { unreachable!("blocks of 8-bit moments") };
-        let (leading, groups) = (&scales[..scales.len() - 1], blocks.row() / group);
-        let of_last = |value: &Value| value.reduce(Reducer::Max, &[value.shape().len() - 1]);
-        let of_groups = of_last(&magnitudes.reshape(&[leading, &[groups, *group]].concat()));
-        let of_block = MOMENT_BLOCK / group;
-        if of_block == 1 {
-            return of_groups;
-        }
-        let missing = blocks.per_row() * of_block - groups;
-        let [low, mut high] = [(); 2].map(|()| vec![0; scales.len()]);
-        high[scales.len() - 1] = missing;
-        let padded = of_groups.pad(&of_groups.builder().scalar(0.0, Dtype::F32), &low, &high);
-        of_last(&padded.reshape(&[&scales[..], &[of_block]].concat()))
-    }
-
-    /// Returns the scale of every value of a parameter of `shape`.
-    fn spread(&self, scales: &Value, shape: &[usize]) -> Value {
-        let Self::EightBit { blocks, group, .. } = self else { unreachable!("blocks of 8-bit moments") };
-        let [leading @ .., _] = scales.shape() else { unreachable!("scales have blocks as a dimension") };
-        let (groups, of_block) = (blocks.row() / group, MOMENT_BLOCK / group);
-        let repeated = |value: &Value, times: usize| {
-            let dimensions: Vec<usize> = (0..value.shape().len()).collect();
-            value.broadcast_in_dim(&[value.shape(), &[times]].concat(), &dimensions)
-        };
-        let of_groups = if of_block == 1 {
-            scales.clone()
-        } else {
-            let all = repeated(scales, of_block).reshape(&[leading, &[blocks.per_row() * of_block]].concat());
-            all.slice(&vec![0; all.shape().len()], &[leading, &[groups]].concat())
-        };
-        repeated(&of_groups, *group).reshape(shape)
     }
 }
 
+/// Returns the largest of `magnitudes`, which have the shape of the parameter, in each block.
+fn largest(blocks: &MomentBlocks, group: usize, scales: &[usize], magnitudes: &Value) -> Value {
+    let (leading, groups) = (&scales[..scales.len() - 1], blocks.row() / group);
+    let of_last = |value: &Value| value.reduce(Reducer::Max, &[value.shape().len() - 1]);
+    let of_groups = of_last(&magnitudes.reshape(&[leading, &[groups, group]].concat()));
+    let of_block = MOMENT_BLOCK / group;
+    if of_block == 1 {
+        return of_groups;
+    }
+    let missing = blocks.per_row() * of_block - groups;
+    let [low, mut high] = [(); 2].map(|()| vec![0; scales.len()]);
+    high[scales.len() - 1] = missing;
+    let padded = of_groups.pad(&of_groups.builder().scalar(0.0, Dtype::F32), &low, &high);
+    of_last(&padded.reshape(&[scales, &[of_block]].concat()))
+}
+
+/// Returns the scale of every value of a parameter of `shape`.
+fn spread(blocks: &MomentBlocks, group: usize, scales: &Value, shape: &[usize]) -> Value {
+    let leading = &scales.shape()[..scales.shape().len() - 1];
+    let (groups, of_block) = (blocks.row() / group, MOMENT_BLOCK / group);
+    let repeated = |value: &Value, times: usize| {
+        let dimensions: Vec<usize> = (0..value.shape().len()).collect();
+        value.broadcast_in_dim(&[value.shape(), &[times]].concat(), &dimensions)
+    };
+    let of_groups = if of_block == 1 {
+        scales.clone()
+    } else {
+        let all = repeated(scales, of_block).reshape(&[leading, &[blocks.per_row() * of_block]].concat());
+        all.slice(&vec![0; all.shape().len()], &[leading, &[groups]].concat())
+    };
+    repeated(&of_groups, group).reshape(shape)
+}
 fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }

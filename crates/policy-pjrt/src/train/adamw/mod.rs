@@ -73,7 +73,7 @@ pub(crate) struct Applied {
 impl Applied {
     /// Returns the result of a program with this report.
     pub(crate) fn of(report: &[f32], loss_is_finite: bool) -> Self {
-        let [grad_norm, within, finite, ..] = *report else { unreachable!("the report has three numbers at least") };
+        let [grad_norm, within, finite] = [0, 1, 2].map(|i| report.get(i).copied().unwrap_or(0.0));
         Self { grad_norm: grad_norm.into(), within: within != 0.0, finite: finite != 0.0, loss_is_finite }
     }
 
@@ -194,10 +194,9 @@ impl AdamW {
         let mut arguments = weights.arguments_with_remainders();
         arguments.extend(moments.first.iter().chain(&moments.second).map(|tensor| Argument::from(&**tensor)));
         let report = self.program(runtime, Key::Measure)?.run_one(arguments)?;
-        let [weights, moments] = report.read::<f32>("the largest weights and moments")?[..] else {
-            unreachable!("the program returns two numbers")
-        };
-        Ok(AdamWBounds { weights: weights.into(), moments: moments.into() })
+        let largest = report.read::<f32>("the largest weights and moments")?;
+        let [weights, moments] = [0, 1].map(|i| largest.get(i).copied().unwrap_or(f32::INFINITY).into());
+        Ok(AdamWBounds { weights, moments })
     }
 
     /// Returns the program of a step with these scalars, before any tensor is donated.
@@ -215,6 +214,11 @@ impl AdamW {
 }
 
 impl Moments {
+    /// Takes the moments, or the `fresh` ones of a first step.
+    pub(crate) fn taken(moments: &mut Option<Self>, fresh: Option<Self>) -> Self {
+        moments.take().or(fresh).unwrap_or_else(|| unreachable!("a first step has fresh moments"))
+    }
+
     /// Runs a step of the prepared `program` on the gradient in `sums`: replaces the trained ones of `weights`, and returns the next
     /// moments, the result, and zeroed accumulators. If the gradient is not applied, the state is unchanged.
     pub(crate) fn apply(
@@ -264,11 +268,10 @@ impl Moments {
                 Err(tensor) => (None, Some(tensor)),
             })
             .unzip();
-        let state = owned.into_iter().zip(&shared).map(|(owned, shared)| match (owned, shared) {
-            (Some(tensor), _) => Argument::Donated(tensor),
-            (None, Some(tensor)) => Argument::Borrowed(tensor),
-            (None, None) => unreachable!("one of both"),
-        });
+        let state = owned
+            .into_iter()
+            .zip(&shared)
+            .filter_map(|(owned, shared)| owned.map(Argument::Donated).or(shared.as_deref().map(Argument::Borrowed)));
         let mut arguments = if reads_frozen { frozen.arguments() } else { vec![] };
         arguments.extend(state);
         arguments.extend(rest);

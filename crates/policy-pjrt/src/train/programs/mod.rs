@@ -5,9 +5,10 @@ pub(super) use split::{ROUTED, table_axes};
 
 use super::adamw::{Check, apply_module};
 use crate::decoder::{
-    Axis, Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, Split, rows_at,
+    Axis, Compute, Decoder, Dims, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, Split, rows_at,
 };
 use crate::error::Result;
+use crate::leaves::first;
 use crate::program::program_error;
 use crate::storage::Storage;
 use backend_tpu::aot::Variant;
@@ -76,7 +77,7 @@ pub(super) struct Batch {
 impl Batch {
     /// Returns the mask `[N]` of active tokens, which have a target.
     pub(super) fn counts(&self) -> Value {
-        let [(_, ids), ..] = &self.tables[..] else { unreachable!("a batch has token ids") };
+        let (_, ids) = &self.tables[0];
         let tokens = ids.shape()[1];
         let targets = ids.slice(&[0, 0], &[1, tokens]).reshape(&[tokens]);
         targets.ge(&targets.like(0))
@@ -370,7 +371,7 @@ impl TrainPrograms {
         let types: Vec<TensorType> = types.chain(self.row_types(shape).into_iter().map(|(_, ty)| ty)).collect();
         try_trace(&types, |_, values| {
             let (parameters, rows) = values.split_at(inside.len());
-            let [ids, predicting, predicts, rest @ ..] = rows else { unreachable!("as many as there are types") };
+            let ([ids, predicting, predicts], rest) = first(rows);
             let (positions, rest) = rest.split_at(usize::from(shape.shared));
             let (counted, routed) = rest.split_at(usize::from(self.config().experts.is_some()));
             let weights = ParameterValues::new(inside.iter().map(|p| p.id()).zip(parameters.iter().cloned()));
@@ -452,7 +453,7 @@ pub(crate) fn default_tiling() -> Tiling {
 /// On a mesh, every device gets all of `x`, and all cotangents in the backward pass, in the dtype of `x`, and gathers its own rows from
 /// them. The partitioner alone would add up f32 rows of all tokens.
 fn take_rows(split: &Split, x: &Value, predicting: &Value, predicts: &Value) -> Value {
-    let [b, t, h] = *x.shape() else { unreachable!("the residual stream has three dimensions") };
+    let [b, t, h] = x.dims();
     let (tokens, n) = (b * t, predicting.shape()[0]);
     // Its own rows first: otherwise the partitioner gathers what the value was rounded from.
     let whole = |value: &Value| {
