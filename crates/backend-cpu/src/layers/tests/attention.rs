@@ -43,7 +43,7 @@ type Rows<'a> = (&'a [(Range<usize>, Range<usize>)], usize);
 
 /// Two prompts, one with three completions, one of them empty.
 const SMALL: Rows<'_> = (&[(0..5, 0..0), (5..8, 0..5), (8..8, 0..5), (8..10, 0..5), (10..13, 0..0)], 13);
-/// A span of more than one tile with a prefix.
+/// A span of a full tile of 60 rows and a part of one, with a prefix.
 const LARGE: Rows<'_> = (&[(0..4, 0..0), (4..72, 0..4)], 72);
 
 #[test]
