@@ -1,5 +1,6 @@
-//! Adapters, value heads and quantised weights of the CPU policy, for every family.
+//! Adapters, value heads and quantised weights of the CPU policy, for every family; sampling from large weights.
 
+mod batch_sizes;
 // Each test binary uses some of it.
 #[allow(dead_code)]
 #[path = "../../../../tests/checkpoints/checkpoint.rs"]
@@ -9,3 +10,5 @@ mod quantization;
 #[path = "../support/mod.rs"]
 mod support;
 mod value_head;
+
+testkit::tiers!();

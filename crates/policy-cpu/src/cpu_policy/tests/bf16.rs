@@ -17,7 +17,28 @@ impl Fixture for CpuBf16 {
     }
 }
 
-policy::contract_tests!(CpuBf16);
+policy::contract_tests!(
+    CpuBf16:
+    scores_match_the_loss_and_use_the_requested_weights,
+    scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler,
+    a_failed_accumulation_leaves_no_gradient,
+    gradients_accumulate_until_an_update,
+    a_supervised_step_lowers_its_loss,
+    an_update_that_is_not_finite_changes_nothing,
+    states_are_restored_bit_for_bit_by_import_and_roll_back,
+    a_missing_reference_policy_is_an_error,
+    a_value_head_is_trained_with_the_policy_and_saved,
+    a_value_head_needs_value_targets_and_vice_versa,
+    only_adapters_are_trained_and_the_reference_is_the_model_without_them,
+    checkpoints_have_the_tensors_of_transformers_and_peft,
+);
+// The moments do not depend on the dtype of products.
+policy::contract_tests!(
+    #[ignore = "GRPO_TESTS=all"]
+    CpuBf16:
+    eight_bit_moments_are_restored_bit_for_bit_and_only_with_their_optimizer,
+    training_with_eight_bit_moments_is_close_to_f32_moments,
+);
 
 /// Returns scores, the gradients of the GRPO loss, and the weights after an update.
 fn step(dtype: Dtype) -> (Vec<f32>, Vec<Vec<f32>>, Vec<f32>) {
@@ -77,51 +98,4 @@ fn bf16_gradients_of_adapters_of_experts_are_close_to_f32() {
     });
     assert_ne!(exact, rounded, "nothing was rounded");
     assert_close(&exact, &rounded);
-}
-
-#[test]
-fn samples_of_a_large_bf16_model_are_those_of_every_batch_size() {
-    assert_every_batch_size(Dtype::Bf16);
-}
-
-#[test]
-#[ignore = "GRPO_TESTS=all"]
-fn samples_of_a_large_f32_model_are_those_of_every_batch_size() {
-    assert_every_batch_size(Dtype::F32);
-}
-
-fn assert_every_batch_size(dtype: Dtype) {
-    // The weights are beyond the number from which threads divide products.
-    let config = ModelConfig {
-        vocab_size: 64,
-        hidden_size: 1024,
-        intermediate_size: 4096,
-        num_hidden_layers: 3,
-        ..ModelConfig::default()
-    };
-    assert!(config.parameter_count() >= 1 << 25);
-    let prompts = [vec![1, 5, 6], vec![1, 9], vec![1, 4, 7, 8]];
-    let sampling = policy::Sampling::Random {
-        temperature: 1.0,
-        processors: policy::LogitsProcessors::default(),
-        seed: 3,
-        purpose: rng::Purpose::Rollout,
-        step: 0,
-        first: 0,
-    };
-    let request = RolloutRequest {
-        prompts: &prompts,
-        num_generations: 2,
-        max_completion_length: 4,
-        stop_ids: &[2],
-        stop: None,
-        sampling,
-        turn: None,
-        return_sampling_mask: false,
-        return_routed_experts: false,
-    };
-    let setup = Setup { config, ..Setup::default() };
-    let mut policy = of(&setup, dtype).unwrap();
-    let together = policy.generate(&request).unwrap();
-    assert_eq!(policy.with_rollout_batch_size(1).generate(&request).unwrap(), together, "{dtype:?}");
 }
