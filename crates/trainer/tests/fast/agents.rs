@@ -1,77 +1,15 @@
 //! Agents that hold conversations over the endpoint: scripted answers with the tokenizer and template of Qwen2.5, and a real policy.
 
 use crate::conversations::{CALL, QUESTION, Questions, RESULT, Script, answers, config, tokenizer};
-use crate::scored;
-use data::Item;
+pub(crate) use crate::support::agents::{Client, Function, Hold, trainer, user};
 use grpo_core::advantages::{AdvantageEstimator, Whitening};
 use models::{HfTokenizer, Tokenizer};
 use policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest};
-use rewards::Rewards;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
-use trainer::agents::{Agent, Calculator, Connection, Environment, Environments, Failure};
+use trainer::agents::{Agent, Calculator, Environment, Environments, Failure};
 use trainer::step::StepReport;
 use trainer::{Error, Parts, Result, TrainConfig, Trainer, agents};
-
-/// An agent that is a function of its connection and the index of its conversation among those of the run.
-struct Function(fn(&Client<'_>, usize) -> std::result::Result<Option<f32>, Failure>, Mutex<usize>);
-
-impl Agent for Function {
-    fn run(&self, _: &Item, connection: &Connection, _: usize) -> std::result::Result<Option<f32>, Failure> {
-        let index = {
-            let mut count = self.1.lock().unwrap();
-            *count += 1;
-            *count - 1
-        };
-        (self.0)(&Client(connection), index)
-    }
-}
-
-pub(crate) struct Client<'a>(pub(crate) &'a Connection);
-
-impl Client<'_> {
-    /// Sends a request with more fields, and returns the status and the body.
-    pub(crate) fn send(&self, messages: &[Value], more: Value) -> (u16, Value) {
-        let mut body = json!({"model": "policy", "messages": messages});
-        for (name, value) in more.as_object().unwrap() {
-            body[name] = value.clone();
-        }
-        let agent = ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().new_agent();
-        let request = agent.post(format!("{}/chat/completions", self.0.base_url())).content_type("application/json");
-        let request = request.header("Authorization", format!("Bearer {}", self.0.api_key()));
-        let mut response = request.send(body.to_string()).unwrap();
-        let text = response.body_mut().read_to_string().unwrap();
-        (response.status().as_u16(), serde_json::from_str(&text).unwrap())
-    }
-
-    /// Returns the message and the reason of its end.
-    pub(crate) fn ask(&self, messages: &[Value], more: Value) -> (Value, String) {
-        let (status, body) = self.send(messages, more);
-        assert_eq!(status, 200, "{body}");
-        let choice = &body["choices"][0];
-        (choice["message"].clone(), choice["finish_reason"].as_str().unwrap().to_owned())
-    }
-
-    /// Returns the code of a refusal.
-    fn refusal(&self, messages: &[Value], more: Value) -> (u16, String) {
-        let (status, body) = self.send(messages, more);
-        (status, body["error"]["code"].as_str().unwrap_or_else(|| panic!("{body}")).to_owned())
-    }
-}
-
-pub(crate) fn user(content: &str) -> Value {
-    json!({"role": "user", "content": content})
-}
-
-type Hold = fn(&Client<'_>, usize) -> std::result::Result<Option<f32>, Failure>;
-
-fn trainer(config: TrainConfig, hold: Hold, rewards: Rewards, engine: Box<dyn RolloutEngine>) -> Result<Trainer> {
-    let agent: Arc<dyn Agent> = Arc::new(Function(hold, Mutex::new(0)));
-    let environments = Environments::from_agents(vec![("test".into(), agent)]);
-    let parts = Parts::with_tokenizer(&config, Box::new(tokenizer()))?;
-    let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards, engine, ..parts };
-    Trainer::with_parts(config, parts)
-}
 
 /// Returns the report of a step with two conversations, and the prompts of all answers.
 fn step(config: TrainConfig, hold: Hold, turns: [&[&'static str]; 2]) -> (StepReport, Vec<String>) {
@@ -376,38 +314,6 @@ fn agents_that_fail_are_counted_and_left_out() {
     let error = run.grpo_step().unwrap_err();
     assert!(matches!(error, Error::Environments(agents::Error::NeverAnswered { failures: 2, .. })), "{error}");
     assert!(error.to_string().contains("none of its requests was answered"), "{error}");
-}
-
-#[test]
-fn a_policy_learns_from_an_agent_and_repeats_it() {
-    // The reward is the number of letters e in both messages.
-    let hold: Hold = |client, _| {
-        let mut messages = vec![user(QUESTION)];
-        let mut count = 0;
-        for _ in 0..2 {
-            let (message, _) = client.ask(&messages, json!({"max_tokens": 16}));
-            count += message["content"].as_str().unwrap().matches('e').count();
-            messages.extend([message, user("again")]);
-        }
-        Ok(Some(count as f32))
-    };
-    let run = |batch_size: usize| {
-        let mut config = config(json!({}));
-        (config.grpo.num_generations, config.grpo.max_steps, config.rollout.batch_size) = (8, 12, batch_size);
-        config.optimizer.learning_rate = 0.02;
-        let rewards = scored("environment", |input| input.conversation?.reward);
-        let mut run = trainer(config, hold, rewards, Box::new(PolicyEngine)).unwrap();
-        (0..12).map(|_| run.grpo_step().unwrap()).collect::<Vec<StepReport>>()
-    };
-    let reports = run(256);
-    let reward =
-        |reports: &[StepReport]| reports.iter().map(|r| r.metric("reward")).sum::<f64>() / reports.len() as f64;
-    let (first, last) = (reward(&reports[..3]), reward(&reports[9..]));
-    assert!(last > first + 1.0, "{first} {last}");
-    for (first, again) in reports.iter().zip(run(1)).take(3) {
-        let texts = |report: &StepReport| report.samples.iter().map(|s| s.completion.clone()).collect::<Vec<_>>();
-        assert_eq!(texts(first), texts(&again));
-    }
 }
 
 /// Returns the tokenizer with the special token `<|tool_call|>`, as Granite's.

@@ -2,10 +2,11 @@
 
 use super::fake::{Fake, Program};
 use super::scored;
-use agents::{Calculator, Environment, Environments, Episode, Failure, Reply, Start};
-use data::{Dataset, Item, Prompt};
+pub(crate) use crate::support::conversations::{QUESTION, Questions, Turns, config, letters, tokenizer, trainer, user};
+use agents::{Calculator, Environment, Episode, Failure, Reply, Start};
+use data::{Item, Prompt};
 use engines::{EngineKind, Run, ServerConfig, ServerEngine};
-use models::{ExportOptions, FolderWriter, HfTokenizer, ModelConfig, ModelFolder, Tokenizer};
+use models::{ExportOptions, FolderWriter, HfTokenizer, ModelFolder, Tokenizer};
 use policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest, TensorSource};
 use rewards::{RewardInput, Rewards};
 use serde_json::{Value, json};
@@ -13,38 +14,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use trainer::step::StepReport;
-use trainer::{Error, Parts, Result, TrainConfig, Trainer, agents};
-
-pub(crate) const QUESTION: &str = "What is 6 x 7?";
-
-pub(crate) fn tokenizer() -> HfTokenizer {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/chat/qwen2_5");
-    HfTokenizer::open(folder.as_ref(), &[], 512).unwrap()
-}
-
-/// The same question again and again.
-pub(crate) struct Questions(pub(crate) u64);
-
-impl Dataset for Questions {
-    fn next_batch(&mut self, count: usize) -> data::Result<Vec<Item>> {
-        self.0 += count as u64;
-        self.probe(count)
-    }
-
-    fn probe(&self, count: usize) -> data::Result<Vec<Item>> {
-        let messages = vec![json!({"role": "user", "content": QUESTION})];
-        let item = Item::new(Prompt::Messages { messages, tools: None, documents: None }).with_answer("42");
-        Ok(vec![item; count])
-    }
-
-    fn cursor(&self) -> u64 {
-        self.0
-    }
-
-    fn set_cursor(&mut self, cursor: u64) {
-        self.0 = cursor;
-    }
-}
+use trainer::{Error, Result, agents};
 
 /// An engine that writes the turns of every conversation, and records its prompts as text.
 pub(crate) struct Script {
@@ -69,64 +39,9 @@ impl RolloutEngine for Script {
     }
 }
 
-/// An environment from a function of the number of the turn, from 0 for the reset, and the message.
-#[derive(Clone)]
-struct Turns(fn(usize, &Value) -> std::result::Result<Reply, Failure>, usize);
-
-impl Environment for Turns {
-    fn reset(&self, _: &Item, _: usize) -> std::result::Result<Start, Failure> {
-        let Reply { messages, .. } = (self.0)(0, &Value::Null)?;
-        Ok(Start { messages, episode: Box::new(Turns(self.0, 1)) })
-    }
-}
-
-impl Episode for Turns {
-    fn step(&mut self, message: &Value) -> std::result::Result<Reply, Failure> {
-        self.1 += 1;
-        (self.0)(self.1 - 1, message)
-    }
-}
-
-fn user(content: &str) -> Reply {
-    Reply { messages: vec![json!({"role": "user", "content": content})], ..Reply::default() }
-}
-
-pub(crate) fn config(settings: Value) -> TrainConfig {
-    let shape = ModelConfig {
-        vocab_size: 512,
-        hidden_size: 16,
-        intermediate_size: 16,
-        num_hidden_layers: 1,
-        max_position_embeddings: 1024,
-        ..ModelConfig::default()
-    };
-    let mut config = TrainConfig { model: shape.into(), ..TrainConfig::built_in() };
-    config.warmup.steps = 0;
-    config.grpo.max_steps = 3;
-    (config.grpo.prompts_per_step, config.grpo.num_generations) = (1, 2);
-    (config.grpo.steps_per_generation, config.grpo.gradient_accumulation_steps) = (1, 1);
-    config.rollout.max_completion_length = Some(400);
-    config.rollout.multi_turn = serde_json::from_value(settings).unwrap();
-    config.data.held_out_fraction = 0.0;
-    config
-}
-
 /// A reward of 1 for the last message `42`.
 pub(crate) fn answers() -> Rewards {
     scored("answers", |input: &RewardInput<'_>| Some(f32::from(input.completion == "42")))
-}
-
-fn trainer(
-    config: TrainConfig,
-    environment: impl Environment + 'static,
-    rewards: Rewards,
-    engine: Box<dyn RolloutEngine>,
-) -> Result<Trainer> {
-    let environments = Environments::from_list(vec![("test".into(), Arc::new(environment))]);
-    // Parts of a configuration need a vocabulary of the tokenizer's size.
-    let parts = Parts::with_tokenizer(&config, Box::new(tokenizer()))?;
-    let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards, engine, ..parts };
-    Trainer::with_parts(config, parts)
 }
 
 /// Returns the report of a step with two conversations, and the prompts of all turns.
@@ -458,46 +373,6 @@ fn special_tokens_of_an_environment_stay_text() {
         prompts.lock().unwrap().iter().map(|ids| ids.iter().filter(|id| **id == start).count()).collect();
     // System, user and assistant; then another user and assistant.
     assert_eq!(starts, [3, 5, 5]);
-}
-
-/// A game of three turns, whose reward is the number of times that the last message has an `e`.
-fn letters() -> Turns {
-    Turns(
-        |turn, message| {
-            let reward = message["content"].as_str().map(|text| text.matches('e').count() as f32);
-            let next = user(&"again ".repeat(turn + 1));
-            Ok(Reply { reward: reward.filter(|_| turn > 0), done: turn == 3, ..next })
-        },
-        0,
-    )
-}
-
-#[test]
-fn a_policy_learns_from_conversations_and_repeats_them() {
-    let run = |batch_size: usize, steps: u64| {
-        let mut config = config(json!({}));
-        (config.grpo.num_generations, config.rollout.batch_size, config.grpo.max_steps) = (16, batch_size, 30);
-        config.rollout.max_completion_length = Some(100);
-        config.optimizer.learning_rate = 0.02;
-        // Random tokens end a turn now and then, and these tokens end it, too.
-        config.rollout.stop_token_ids = (0..60).collect();
-        let rewards = scored("environment", |input| input.conversation?.reward);
-        let mut run = trainer(config, letters(), rewards, Box::new(PolicyEngine)).unwrap();
-        (0..steps).map(|_| run.grpo_step().unwrap()).collect::<Vec<StepReport>>()
-    };
-    let first = run(256, 30);
-    assert!(first[..2].iter().all(|report| report.metric("num_turns/max") > 1.0));
-    let rewards: Vec<f64> = first.iter().map(|report| report.metric("reward")).collect();
-    let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len() as f64;
-    let [before, after] = [&rewards[..5], &rewards[25..]].map(mean);
-    assert!(after > 2.0 * before && before > 0.0, "{rewards:?}");
-    // The caches of earlier turns do not change the samples.
-    for batch_size in [256, 1] {
-        for (first, again) in first.iter().zip(run(batch_size, 2)) {
-            let texts = |report: &StepReport| report.samples.iter().map(|s| s.completion.clone()).collect::<Vec<_>>();
-            assert_eq!(texts(first), texts(&again));
-        }
-    }
 }
 
 /// Turns of conversations on a server: stop texts end them, the next turn continues their ids, and the tokens between them are not trained on.

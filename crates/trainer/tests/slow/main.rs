@@ -1,6 +1,7 @@
-//! Whole runs: every loss, every estimator of advantages, and restarts.
+//! Whole runs: every loss, every estimator of advantages, conversations, and restarts.
 
 mod algorithm;
+mod learning;
 mod losses;
 mod ppo;
 mod restart;

@@ -2,6 +2,9 @@
 // Each test binary uses some of it.
 #![allow(dead_code)]
 
+pub(crate) mod agents;
+pub(crate) mod conversations;
+
 use grpo_core::rewards::SoftOverlong;
 use models::{NamedTensor, Tokenizer};
 use rewards::{RewardFn, RewardInput, Rewards};
