@@ -306,7 +306,7 @@ fn silent_connections_do_not_keep_agents_out() {
     let agent = Function(move |_: &Item, connection: &Connection| {
         let address = of_agent.address();
         // More than the endpoint holds; a third of them sends half a head.
-        let strangers: Vec<TcpStream> = (0..700)
+        let strangers: Vec<TcpStream> = (0..300)
             .map(|i| {
                 let mut stream = TcpStream::connect(address).unwrap();
                 if i % 3 == 0 {

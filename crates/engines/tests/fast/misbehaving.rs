@@ -160,9 +160,10 @@ fn failures_without_end_name_the_server_and_the_last_reason() {
         "/v1/completions" => Reply::Say(500, "EngineDeadError".into()),
         _ => right,
     });
-    let mut engine = model.engine(EngineKind::Vllm, &[&server]).unwrap();
+    let config = ServerConfig { retries: 1, ..model.config(&[&server]) };
+    let mut engine = ServerEngine::open(EngineKind::Vllm, &config, model.run()).unwrap();
     let error = sample(&mut engine, &mut model, 0).unwrap_err().to_string();
-    for words in [&*server.url, "EngineDeadError", "after 4 attempts"] {
+    for words in [&*server.url, "EngineDeadError", "after 2 attempts"] {
         assert!(error.contains(words), "{words}: {error}");
     }
 }
@@ -223,7 +224,8 @@ fn weights_of_another_run_are_noticed() {
         }
         (_, right) => right,
     });
-    let mut engine = model.engine(EngineKind::Vllm, &[&server]).unwrap();
+    let config = ServerConfig { retries: 0, ..model.config(&[&server]) };
+    let mut engine = ServerEngine::open(EngineKind::Vllm, &config, model.run()).unwrap();
     let error = sample(&mut engine, &mut model, 0).unwrap_err().to_string();
     assert!(error.contains("got another"), "{error}");
 }

@@ -146,10 +146,10 @@ fn hostile_texts_end() {
     for parser in every() {
         for tag in parser.tags().iter().copied().chain(["", "```json", "</think>"]) {
             for part in parts {
-                let inside = part.repeat(3_000);
+                let inside = part.repeat(1_500);
                 let unended = format!("{tag}{inside}");
                 assert!(parser.parse(&unended, &tools()).calls.len() <= MOST_CALLS);
-                let many = format!("{tag}{part}").repeat(3_000);
+                let many = format!("{tag}{part}").repeat(1_500);
                 assert!(parser.parse_reasoned(&many, &tools(), None, false).calls.len() <= MOST_CALLS);
             }
         }
