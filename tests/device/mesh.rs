@@ -77,11 +77,13 @@ fn every_mesh_matches_the_oracle() {
     }
 }
 
+/// Each mesh with both losses, every implementation and every shape: half of the products have them all.
 #[rstest]
 #[ignore = "GRPO_TESTS=all"]
 fn every_mesh_and_every_implementation_match_the_oracle(#[values(0, 1, 2, 3, 4, 5, 6, 7)] product: usize) {
     let (loss, named, shape) = &products()[product];
-    MESHES.into_iter().for_each(|mesh| check_mesh(mesh, loss, named.clone(), shape));
+    let first = usize::from(![0, 2, 5, 7].contains(&product));
+    MESHES.into_iter().skip(first).step_by(2).for_each(|mesh| check_mesh(mesh, loss, named.clone(), shape));
 }
 
 /// Every dependence between tokens of a batch, on devices that split sequences and the vocabulary: each kind of shared

@@ -54,10 +54,12 @@ fn every_tiling_matches_the_oracle() {
     }
 }
 
+/// Each tiling with every loss, dtype, layout, bias and every kind of gradients: half of the rows have them all.
 #[rstest]
 #[ignore = "GRPO_TESTS=all"]
-fn every_tiling_of_every_row_matches_the_oracle(#[values(0, 1, 2, 3, 4, 5, 6, 7)] row: usize) {
-    tilings().into_iter().for_each(|tiling| check_tiling(&rows()[row], tiling));
+fn every_tiling_with_every_setting_matches_the_oracle(#[values(0, 1, 2, 3, 4, 5, 6, 7)] row: usize) {
+    let first = usize::from(![0, 3, 4, 7].contains(&row));
+    tilings().into_iter().skip(first).step_by(2).for_each(|tiling| check_tiling(&rows()[row], tiling));
 }
 
 /// The implementations without tiles.
