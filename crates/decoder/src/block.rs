@@ -76,14 +76,14 @@ pub fn block<O: LayerOps>(ops: &mut O, spec: &BlockSpec, x: O::Tensor) -> Result
     let [before_mixer, after_mixer, before_mlp, after_mlp] = Norm::ALL.map(|norm| names[norm as usize].map(|_| norm));
     let residual = |stream, norm| Residual { stream, norm, factor: spec.residual_multiplier };
 
-    let input = normalised(ops, x.clone(), before_mixer)?;
+    let [input, x] = ops.branch(x, before_mixer)?;
     let mixed = match spec.mixer {
         Mixer::Attention(spec) => attention(ops, spec, input)?,
         Mixer::GatedDeltaNet => ops.gated_delta_net(input)?,
     };
     let x = ops.linear_add(residual(x, after_mixer), mixed, Projection::Mixer)?;
 
-    let input = normalised(ops, x.clone(), before_mlp)?;
+    let [input, x] = ops.branch(x, before_mlp)?;
     let x = if spec.has_experts {
         let update = ops.experts(input)?;
         ops.add(residual(x, after_mlp), update)?
@@ -110,13 +110,5 @@ fn attention<O: LayerOps>(ops: &mut O, spec: Attention, x: O::Tensor) -> Result<
     match gates {
         Some(gates) => ops.gate(values, gates),
         None => Ok(values),
-    }
-}
-
-/// Returns the normalised `x`, or `x` without a norm.
-fn normalised<O: LayerOps>(ops: &mut O, x: O::Tensor, norm: Option<Norm>) -> Result<O::Tensor, O::Error> {
-    match norm {
-        Some(norm) => ops.norm(x, norm),
-        None => Ok(x),
     }
 }

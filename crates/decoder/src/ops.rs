@@ -43,15 +43,15 @@ pub struct Residual<T> {
 /// # Errors
 /// Every operation returns the error of its backend.
 pub trait LayerOps {
-    /// Activations, `[N, ..]`. Clones share their memory.
-    type Tensor: Clone;
+    /// Activations, `[N, ..]`.
+    type Tensor;
     /// Queries, keys and values of the tokens.
     type Heads;
     /// The error of an operation.
     type Error;
 
-    /// Normalises `x` `[N, H]`.
-    fn norm(&mut self, x: Self::Tensor, norm: Norm) -> Result<Self::Tensor, Self::Error>;
+    /// Returns the input of a mixer or an MLP, which is `x` `[N, H]`, normalised if it has a norm, and `x` for the residual stream.
+    fn branch(&mut self, x: Self::Tensor, norm: Option<Norm>) -> Result<[Self::Tensor; 2], Self::Error>;
 
     /// Projects `x` `[N, H]` to queries, keys and values, and to the gates `[N, A D]` of the outputs, if the model has them.
     #[allow(clippy::type_complexity)]

@@ -1,21 +1,18 @@
 //! The layers of the decoder: linear layer, RMSNorm, grouped-query attention with rotary position embeddings, MLP, block.
 
-use super::autodiff_ops::{self, Addend, Sequences};
+use super::autodiff_ops::{self, Addend};
 use super::build::Builder;
 use super::experts::ExpertsMlp;
 use super::gated_delta_net::GatedDeltaNet;
 use super::lora::LowRank;
-use super::params;
-use super::rope::RopeTables;
-use super::routers::Routers;
-use super::values::{ValueHeads, heads, with_values};
+use super::values::{ValueHeads, heads};
 use super::weight::Weight;
 use backend_cpu::layers::{Activation, Heads, Layers, Scores};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use grpo_decoder::BlockSpec;
 use models::{LayerSpec, ModelConfig};
 use policy::Result;
-use std::sync::Arc;
 
 /// A linear layer, `y = x W + b`.
 #[derive(Module, Debug)]
@@ -94,7 +91,7 @@ impl RmsNorm {
     }
 
     /// Normalises `x: [N, H]`, and returns `x` for a second use.
-    fn forward_with_residual(&self, x: Tensor<2>) -> Result<[Tensor<2>; 2]> {
+    pub(super) fn forward_with_residual(&self, x: Tensor<2>) -> Result<[Tensor<2>; 2]> {
         autodiff_ops::rms_norm(x, self.weight.val(), self.offset as f32, self.eps)
     }
 }
@@ -115,18 +112,18 @@ pub struct Attention {
     pub sinks: Option<Param<Tensor<1>>>,
     /// A, K and D of the layer.
     #[module(skip)]
-    heads: Heads,
+    pub(super) heads: Heads,
     /// `true` if the values of query heads have gates.
-    has_gates: bool,
+    pub(super) has_gates: bool,
     /// The values, if they are not columns of the projection as they are.
     #[module(skip)]
-    values: Option<ValueHeads>,
+    pub(super) values: Option<ValueHeads>,
     /// Window and rotary embedding of the layer.
     #[module(skip)]
-    spec: LayerSpec,
+    pub(super) spec: LayerSpec,
     /// Window and scale of scores.
     #[module(skip)]
-    scores: Scores,
+    pub(super) scores: Scores,
 }
 
 /// Returns the window and scale of the scores of a layer.
@@ -142,14 +139,6 @@ pub(super) fn activation(config: &ModelConfig) -> Activation {
     match config.hidden_act {
         models::Activation::Silu => Activation::Silu,
         models::Activation::GeluTanh => Activation::GeluTanh,
-    }
-}
-
-/// Returns the norm's output, or `x` if there is no norm, and `x` for a second use.
-fn normalised(norm: &Option<RmsNorm>, x: Tensor<2>) -> Result<[Tensor<2>; 2]> {
-    match norm {
-        Some(norm) => norm.forward_with_residual(x),
-        None => autodiff_ops::fork(x),
     }
 }
 
@@ -174,30 +163,6 @@ impl Attention {
             config.attention_sinks.then(|| of.parameter(&format!("{name}.sinks"), [heads.query])).transpose()?;
         let (values, scores) = (ValueHeads::of(config, spec), scores(config, spec));
         Ok(Self { qkv_proj, o_proj, q_norm, k_norm, sinks, heads, has_gates, values, spec, scores })
-    }
-
-    /// Returns the attention `[N, A D]` of `x` `[N, H]` before the output projection.
-    pub(crate) fn forward(&self, x: Tensor<2>, ropes: &RopeTables, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
-        let mut qkv = self.qkv_proj.forward(x)?;
-        let mut gates = None;
-        if self.has_gates {
-            let (rows, of_queries) = autodiff_ops::split_gates(qkv, self.heads)?;
-            (qkv, gates) = (rows, Some(of_queries));
-        }
-        if let Some(values) = self.values {
-            qkv = with_values(qkv, values)?;
-        }
-        if let (Some(query), Some(key)) = (&self.q_norm, &self.k_norm) {
-            let weights = [query.weight.val(), key.weight.val()];
-            qkv = autodiff_ops::norm_heads(qkv, self.heads, weights, query.offset as f32, query.eps)?;
-        }
-        let sinks = self.sinks.as_ref().map(Param::val);
-        let rope = ropes.get(self.spec.rope);
-        let values = autodiff_ops::attention(qkv, self.heads, self.scores, rope, sinks, sequences)?;
-        match gates {
-            Some(gates) => autodiff_ops::gated_values(values, gates),
-            None => Ok(values),
-        }
     }
 }
 
@@ -236,13 +201,6 @@ impl Mixer {
             Self::GatedDeltaNet(attn) => [("attn.in_proj", &mut attn.in_proj), ("attn.out_proj", &mut attn.out_proj)],
         }
     }
-
-    fn forward(&self, x: Tensor<2>, ropes: &RopeTables, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
-        match self {
-            Self::Attention(attn) => attn.forward(x, ropes, sequences),
-            Self::GatedDeltaNet(attn) => attn.forward(x, sequences),
-        }
-    }
 }
 
 /// MLP of a layer.
@@ -265,7 +223,7 @@ pub struct DenseMlp {
     pub down_proj: Linear,
     /// Activation of the gate.
     #[module(skip)]
-    activation: Activation,
+    pub(super) activation: Activation,
 }
 
 impl Mlp {
@@ -286,11 +244,6 @@ impl DenseMlp {
             activation: activation(of.config),
         })
     }
-
-    /// Returns the gated activations `[N, I]` of `x` `[N, H]`, before the output projection.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
-        autodiff_ops::gated(self.gate_up_proj.forward(x)?, self.activation)
-    }
 }
 
 /// One decoder layer: attention, or a Gated DeltaNet, and MLP, whose outputs are added to the residual stream. Their inputs, outputs or both are normalised.
@@ -310,8 +263,9 @@ pub struct Block {
     pub mlp_output_norm: Option<RmsNorm>,
     /// Factor `[1]` of the layer's output, which is never trained, in Gemma 4.
     pub layer_scalar: Option<Param<Tensor<1>>>,
-    /// Factor of the outputs of attention and MLP.
-    residual_multiplier: f64,
+    /// The structure of the layer.
+    #[module(skip)]
+    pub(super) spec: BlockSpec,
 }
 
 /// The name of the router in [`Block::linears`].
@@ -353,7 +307,7 @@ impl Block {
     }
 
     pub(crate) fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
-        let ModelConfig { hidden_size, residual_multiplier, norm_placement, layer_scalars, .. } = *of.config;
+        let ModelConfig { hidden_size, norm_placement, layer_scalars, .. } = *of.config;
         let places = norm_placement.names();
         let norm = |of: &mut Builder<'_>, place: usize| {
             let is_there = places[place].is_some();
@@ -367,51 +321,7 @@ impl Block {
             mlp: Mlp::new(of, &format!("{name}.mlp"))?,
             mlp_output_norm: norm(of, 3)?,
             layer_scalar: layer_scalars.then(|| of.parameter(&format!("{name}.{LAYER_SCALAR}"), [1])).transpose()?,
-            residual_multiplier,
+            spec: BlockSpec::new(of.config, spec),
         })
-    }
-
-    /// Applies the layer to `x: [N, H]` -> `[N, H]`.
-    pub(crate) fn forward(
-        &self,
-        x: Tensor<2>,
-        ropes: &RopeTables,
-        sequences: &Arc<Sequences>,
-        routers: &mut Routers,
-    ) -> Result<Tensor<2>> {
-        let [normed, x] = normalised(&self.input_norm, x)?;
-        let mixed = self.attn.forward(normed, ropes, sequences)?;
-        let [_, (_, project)] = self.attn.linears();
-        let x = self.add(x, mixed, project, &self.attn_output_norm)?;
-        let [normed, x] = normalised(&self.post_norm, x)?;
-        let x = match &self.mlp {
-            Mlp::Dense(mlp) => self.add(x, mlp.forward(normed)?, &mlp.down_proj, &self.mlp_output_norm)?,
-            Mlp::Experts(mlp) => {
-                let update = mlp.forward(normed, routers)?;
-                let update = match &self.mlp_output_norm {
-                    Some(norm) => norm.forward(update)?,
-                    None => update,
-                };
-                autodiff_ops::add_scaled(x, update, self.residual_multiplier as f32)?
-            }
-        };
-        match &self.layer_scalar {
-            Some(factor) => {
-                let factor = params::storage(factor.val())?;
-                autodiff_ops::scaled(x, params::read(&factor)?[0])
-            }
-            None => Ok(x),
-        }
-    }
-
-    /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.
-    fn add(&self, x: Tensor<2>, mixed: Tensor<2>, project: &Linear, norm: &Option<RmsNorm>) -> Result<Tensor<2>> {
-        let factor = self.residual_multiplier as f32;
-        match norm {
-            // The projection is linear.
-            None if project.bias.is_none() => project.add_to(x, autodiff_ops::scaled(mixed, factor)?),
-            None => autodiff_ops::add_scaled(x, project.forward(mixed)?, factor),
-            Some(norm) => autodiff_ops::add_scaled(x, norm.forward(project.forward(mixed)?)?, factor),
-        }
     }
 }

@@ -20,6 +20,7 @@ mod model;
 mod params;
 mod rope;
 mod routers;
+mod tape;
 mod values;
 mod weight;
 

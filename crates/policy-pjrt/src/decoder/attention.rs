@@ -52,7 +52,7 @@ impl Projected {
     /// Applies the rotary embedding; queries and keys are then of dtype `result`.
     pub(super) fn rotated(self, rotary: &Rotary, result: Dtype) -> Self {
         let heads = self.by_head();
-        let (queries, keys) = (rotary.turn_queries(&heads.queries, result), rotary.turn(&heads.keys, result));
+        let (queries, keys) = (rotary.rotated_queries(&heads.queries, result), rotary.rotated(&heads.keys, result));
         Self { queries, keys, ..heads }
     }
 }

@@ -68,21 +68,21 @@ fn rotary(of: &models::Rotary, positions: &Value) -> Rotary {
 }
 
 impl Rotary {
-    /// Multiplies every query head of `x` `[B, ..., D, T]`, f32, by the factor of its position, and rotates it ([`Rotary::turn`]).
-    pub(crate) fn turn_queries(&self, x: &Value, result: Dtype) -> Value {
+    /// Multiplies every query head of `x` `[B, ..., D, T]`, f32, by the factor of its position, and rotates it ([`Rotary::rotated`]).
+    pub(crate) fn rotated_queries(&self, x: &Value, result: Dtype) -> Value {
         match &self.queries {
             Some(factors) => {
                 let grown = x * factors.broadcast_in_dim(x.shape(), &[0, x.shape().len() - 1]);
-                self.turn(&grown, result)
+                self.rotated(&grown, result)
             }
-            None => self.turn(x, result),
+            None => self.rotated(x, result),
         }
     }
 
     /// Rotates every head of `x` `[B, ..., D, T]`, f32: of the rotated columns, column i of the first half with column i of the second, as
     /// `rotate_half` of transformers does. Further columns are unchanged. The halves are rounded to dtype `result` before they are joined, so
     /// that the derivative cuts cotangents before it widens them: libtpu would write wide cotangents of whole heads.
-    pub(crate) fn turn(&self, x: &Value, result: Dtype) -> Value {
+    pub(crate) fn rotated(&self, x: &Value, result: Dtype) -> Value {
         let (tokens, columns) = (x.shape().len() - 1, x.shape().len() - 2);
         let (width, pairs) = (x.shape()[columns], self.cos.shape()[1]);
         let part = |from: usize, to: usize| {
@@ -93,9 +93,9 @@ impl Rotary {
         let (left, right) = (part(0, pairs), part(pairs, 2 * pairs));
         let wide = |table: &Value| table.broadcast_in_dim(left.shape(), &[0, columns, tokens]);
         let (cos, sin) = (wide(&self.cos), wide(&self.sin));
-        let turned = [&left * &cos - &right * &sin, &right * &cos + &left * &sin];
+        let halves = [&left * &cos - &right * &sin, &right * &cos + &left * &sin];
         let rest = (2 * pairs < width).then(|| part(2 * pairs, width));
-        let all: Vec<Value> = turned.iter().chain(&rest).map(|part| part.convert(result)).collect();
+        let all: Vec<Value> = halves.iter().chain(&rest).map(|part| part.convert(result)).collect();
         x.builder().concatenate(&all.iter().collect::<Vec<_>>(), columns)
     }
 }

@@ -89,8 +89,9 @@ impl<C: LayerCache> LayerOps for Traced<'_, C> {
     type Heads = Projected;
     type Error = Error;
 
-    fn norm(&mut self, x: Value, norm: Norm) -> Result<Value> {
-        Ok(self.normalised(&x, norm).convert(self.decoder.compute.dtype()))
+    fn branch(&mut self, x: Value, norm: Option<Norm>) -> Result<[Value; 2]> {
+        let normed = norm.map(|norm| self.normalised(&x, norm).convert(self.decoder.compute.dtype()));
+        Ok([normed.unwrap_or_else(|| x.clone()), x])
     }
 
     fn heads(&mut self, x: Value) -> Result<(Projected, Option<Value>)> {

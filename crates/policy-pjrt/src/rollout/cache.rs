@@ -163,13 +163,14 @@ fn put_in_ring(cache: &Value, tokens: &Value, row: &Value, first: &Value) -> Val
     let over = &column - &start;
     // The last `over` tokens, and then the others.
     let twice = tokens.builder().concatenate(&[tokens, tokens], 3);
-    let turned = twice.dynamic_slice(&[&zero, &zero, &zero, &(over.like(count as i64) - &over), &zero], tokens.shape());
+    let shifted =
+        twice.dynamic_slice(&[&zero, &zero, &zero, &(over.like(count as i64) - &over), &zero], tokens.shape());
     let index = tokens.builder().iota(3, tokens.ty().with_dtype(Dtype::I32));
     let is_over = index.lt(&over.broadcast_in_dim(index.shape(), &[]));
     let put = |cache: &Value, is_new: &Value, column: &Value| {
         let at = [&zero, row, &zero, column, &zero];
         let before = cache.dynamic_slice(&at, tokens.shape());
-        cache.dynamic_update_slice(&is_new.select(&turned, &before), &at)
+        cache.dynamic_update_slice(&is_new.select(&shifted, &before), &at)
     };
     put(&put(cache, &!&is_over, &start), &is_over, &zero)
 }

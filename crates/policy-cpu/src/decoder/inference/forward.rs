@@ -1,26 +1,224 @@
 //! A forward pass over the packed weights.
 
 use super::Inference;
-use super::weights::{Embedding, LayerAttention, LayerDeltaNet, LayerMixer, LayerMlp, Matrix, Norm, Weight};
+use super::weights::{Embedding, Layer, LayerAttention, LayerDeltaNet, LayerMixer, LayerMlp, Matrix, Norm, Weight};
 use crate::decoder::params::read;
+use crate::decoder::rope::RopeTables;
+use crate::decoder::tape::no_such_part;
 use backend_cpu::layers::{Add, HeadNorms, Heads};
-use policy::Result;
-use std::borrow::Cow;
+use grpo_decoder::{BlockSpec, LayerOps, Projection, Residual, block};
+use policy::{Error, Result};
 use std::mem::take;
+use std::rc::Rc;
+
+/// A layer in a forward pass. `attend` computes the attention `[N, A D]` of a layer from queries, keys and values after the rotary embedding,
+/// `recur` the output `[N, Hv Dv]` of a Gated DeltaNet from its projected input; both have the caches. Both get the index of the layer among the layers
+/// with the same mixer.
+struct Eager<'a, A, R> {
+    model: &'a Inference,
+    /// The index of the layer.
+    number: usize,
+    ropes: RopeTables,
+    positions: &'a [usize],
+    /// The rows, in ascending order, that the caller reads after the last layer.
+    wanted: &'a [usize],
+    attend: A,
+    recur: R,
+    /// The experts `[N, L, k]` of all rows, if they are recorded.
+    recorded: Vec<u16>,
+    memory: Memory,
+}
+
+/// The largest activations of a layer, whose memory the next layer uses.
+#[derive(Default)]
+struct Memory {
+    gate_up: Vec<f32>,
+    gated: Vec<f32>,
+}
+
+impl<'a, A, R> Eager<'a, A, R> {
+    fn layer(&self) -> &'a Layer {
+        &self.model.layers[self.number]
+    }
+
+    fn attention_part(&self) -> Result<&'a LayerAttention> {
+        match &self.layer().mixer {
+            LayerMixer::Attention { attention, .. } => Ok(attention),
+            LayerMixer::GatedDeltaNet { .. } => no_such_part("attention"),
+        }
+    }
+
+    fn norm(&self, norm: grpo_decoder::Norm) -> &'a Option<Norm> {
+        let Layer { input_norm, attn_output_norm, post_norm, mlp_output_norm, .. } = self.layer();
+        match norm {
+            grpo_decoder::Norm::BeforeMixer => input_norm,
+            grpo_decoder::Norm::AfterMixer => attn_output_norm,
+            grpo_decoder::Norm::BeforeMlp => post_norm,
+            grpo_decoder::Norm::AfterMlp => mlp_output_norm,
+        }
+    }
+
+    /// Records the chosen experts `[N, k]` of the layer.
+    fn record(&mut self, chosen: &[u32], top: usize) {
+        let width = self.model.recorded_width();
+        if width > 0 {
+            for (row, chosen) in self.recorded.chunks_exact_mut(width).zip(chosen.chunks_exact(top)) {
+                let own = &mut row[self.number * top..(self.number + 1) * top];
+                // A model has at most 2^12 experts.
+                own.iter_mut().zip(chosen).for_each(|(to, id)| *to = *id as u16);
+            }
+        }
+    }
+}
+
+impl<A, R> LayerOps for Eager<'_, A, R>
+where
+    A: FnMut(usize, &LayerAttention, Vec<f32>) -> Result<Vec<f32>>,
+    R: FnMut(usize, &LayerDeltaNet, Vec<f32>) -> Result<Vec<f32>>,
+{
+    type Tensor = Rc<Vec<f32>>;
+    type Heads = Vec<f32>;
+    type Error = Error;
+
+    fn branch(&mut self, x: Self::Tensor, norm: Option<grpo_decoder::Norm>) -> Result<[Self::Tensor; 2]> {
+        Ok(match norm.and_then(|norm| self.norm(norm).as_ref()) {
+            Some(norm) => [Rc::new(self.model.normalised(&x, norm)?), x],
+            None => [Rc::clone(&x), x],
+        })
+    }
+
+    fn heads(&mut self, x: Self::Tensor) -> Result<(Vec<f32>, Option<Self::Tensor>)> {
+        let attention = self.attention_part()?;
+        let mut qkv = self.model.linear(Vec::new(), &x, &attention.qkv, None)?;
+        let gates = attention.has_gates.then(|| Rc::new(take_gates(&mut qkv, attention.heads)));
+        Ok((qkv, gates))
+    }
+
+    fn complete_values(&mut self, qkv: Vec<f32>) -> Result<Vec<f32>> {
+        match self.attention_part()?.values {
+            Some(values) => Ok(values.forward(&qkv)?.0),
+            None => Ok(qkv),
+        }
+    }
+
+    fn norm_heads(&mut self, qkv: Vec<f32>) -> Result<Vec<f32>> {
+        let attention = self.attention_part()?;
+        let Some([query, key]) = &attention.head_norms else { return Ok(qkv) };
+        let norms = HeadNorms { query: &query.weight, key: &key.weight, eps: query.eps };
+        Ok(self.model.kernels.norm_heads(&qkv, attention.heads, norms)?.0)
+    }
+
+    fn rotate(&mut self, mut qkv: Vec<f32>) -> Result<Vec<f32>> {
+        let attention = self.attention_part()?;
+        if let Some(rope) = self.ropes.get(attention.rope) {
+            self.model.kernels.rotate(&mut qkv, attention.heads, rope, self.positions)?;
+        }
+        Ok(qkv)
+    }
+
+    fn attention(&mut self, qkv: Vec<f32>) -> Result<Self::Tensor> {
+        match &self.layer().mixer {
+            LayerMixer::Attention { index, attention } => Ok(Rc::new((self.attend)(*index, attention, qkv)?)),
+            LayerMixer::GatedDeltaNet { .. } => no_such_part("attention"),
+        }
+    }
+
+    fn gate(&mut self, values: Self::Tensor, gates: Self::Tensor) -> Result<Self::Tensor> {
+        let mut values = Rc::unwrap_or_clone(values);
+        values.iter_mut().zip(&*gates).for_each(|(value, gate)| *value /= 1.0 + (-gate).exp());
+        Ok(Rc::new(values))
+    }
+
+    fn gated_delta_net(&mut self, x: Self::Tensor) -> Result<Self::Tensor> {
+        match &self.layer().mixer {
+            LayerMixer::GatedDeltaNet { index, net } => {
+                let rows = self.model.linear(Vec::new(), &x, &net.in_proj, None)?;
+                Ok(Rc::new((self.recur)(*index, net, rows)?))
+            }
+            LayerMixer::Attention { .. } => no_such_part("a Gated DeltaNet"),
+        }
+    }
+
+    fn gated_mlp(&mut self, x: Self::Tensor) -> Result<Self::Tensor> {
+        let (model, Memory { gate_up: memory, gated }) = (self.model, take(&mut self.memory));
+        let LayerMlp::Dense { gate_up, .. } = &self.layer().mlp else { return no_such_part("a dense MLP") };
+        self.memory.gate_up = model.linear(memory, &x, gate_up, None)?;
+        let width = model.config.intermediate_size;
+        Ok(Rc::new(model.kernels.gated_in(gated, &self.memory.gate_up, model.activation, width)?))
+    }
+
+    fn experts(&mut self, x: Self::Tensor) -> Result<Self::Tensor> {
+        let LayerMlp::Experts { router, gate_up, down, spec } = &self.layer().mlp else {
+            return no_such_part("a mixture of experts");
+        };
+        let (model, kernels) = (self.model, self.model.kernels);
+        let logits = model.linear(Vec::new(), &x, router, None)?;
+        let routing = kernels.route(&logits, spec.num_experts, spec.num_experts_per_tok, spec.norm_topk_prob)?;
+        self.record(routing.chosen(), spec.num_experts_per_tok);
+        Ok(Rc::new(kernels.experts(&x, &routing, &gate_up.view(), &down.view(), model.activation)?.0))
+    }
+
+    fn linear_add(
+        &mut self,
+        residual: Residual<Self::Tensor>,
+        x: Self::Tensor,
+        projection: Projection,
+    ) -> Result<Self::Tensor> {
+        let (model, layer) = (self.model, self.layer());
+        let (mut stream, mut x) = (residual.stream, Rc::unwrap_or_clone(x));
+        let project = match (projection, &layer.mixer, &layer.mlp) {
+            (Projection::Mixer, LayerMixer::Attention { attention, .. }, _) => &attention.o,
+            (Projection::Mixer, LayerMixer::GatedDeltaNet { net, .. }, _) => &net.out_proj,
+            (Projection::Mlp, _, LayerMlp::Dense { down, .. }) => down,
+            (Projection::Mlp, _, LayerMlp::Experts { .. }) => return no_such_part("a dense MLP"),
+        };
+        // No later operation mixes rows, so the last layer computes only those that the caller reads.
+        if projection == Projection::Mixer && self.number + 1 == model.layers.len() && self.recorded.is_empty() {
+            let rows = self.positions.len();
+            keep_rows(Rc::make_mut(&mut stream), rows, self.wanted);
+            keep_rows(&mut x, rows, self.wanted);
+        }
+        let is_linear = residual.norm.is_none() && project.bias.is_none();
+        if is_linear {
+            scale(&mut x, residual.factor);
+        }
+        let y = model.linear(Vec::new(), &x, project, is_linear.then(|| &stream[..]))?;
+        if projection == Projection::Mlp {
+            self.memory.gated = x;
+        }
+        if is_linear { Ok(Rc::new(y)) } else { self.add(Residual { stream, ..residual }, Rc::new(y)) }
+    }
+
+    fn add(&mut self, residual: Residual<Self::Tensor>, update: Self::Tensor) -> Result<Self::Tensor> {
+        let mut update = match residual.norm.and_then(|norm| self.norm(norm).as_ref()) {
+            Some(norm) => self.model.normalised(&update, norm)?,
+            None => Rc::unwrap_or_clone(update),
+        };
+        scale(&mut update, residual.factor);
+        let mut x = Rc::unwrap_or_clone(residual.stream);
+        x.iter_mut().zip(update).for_each(|(x, update)| *x += update);
+        Ok(Rc::new(x))
+    }
+
+    fn scale(&mut self, x: Self::Tensor) -> Result<Self::Tensor> {
+        let mut x = Rc::unwrap_or_clone(x);
+        scale(&mut x, self.layer().factor);
+        Ok(Rc::new(x))
+    }
+}
 
 impl Inference {
-    /// Returns the rows `wanted`, which ascend, of the residual stream `[N, H]` after the last layer, and the experts `[N, L, k]` of all rows if they are recorded. `attend` computes
-    /// the attention `[N, A D]` of a layer from queries, keys and values after the rotary embedding, `recur` the output `[N, Hv Dv]` of a Gated
-    /// DeltaNet from its projected input. Both get the index of the layer among the layers with the same mixer.
+    /// Returns the rows `wanted`, which ascend, of the residual stream `[N, H]` after the last layer, and the experts `[N, L, k]` of all rows if they
+    /// are recorded.
     pub(super) fn run(
         &self,
         ids: &[u32],
         positions: &[usize],
         wanted: &[usize],
-        mut attend: impl FnMut(usize, &LayerAttention, Vec<f32>) -> Result<Vec<f32>>,
-        mut recur: impl FnMut(usize, &LayerDeltaNet, Vec<f32>) -> Result<Vec<f32>>,
+        attend: impl FnMut(usize, &LayerAttention, Vec<f32>) -> Result<Vec<f32>>,
+        recur: impl FnMut(usize, &LayerDeltaNet, Vec<f32>) -> Result<Vec<f32>>,
     ) -> Result<(Vec<f32>, Vec<u16>)> {
-        let (kernels, h) = (self.kernels, self.config.hidden_size);
+        let h = self.config.hidden_size;
         let mut x: Vec<f32> = match &self.embed_tokens {
             Embedding::Stored(table) => table.rows(ids)?,
             Embedding::Parameter(table) => {
@@ -29,96 +227,19 @@ impl Inference {
             }
         };
         scale(&mut x, self.config.embedding_multiplier);
-        let width = self.recorded_width();
-        let (mut recorded, mut memory) = (vec![0; ids.len() * width], Memory::default());
         let ropes = self.ropes.tables(positions.iter().max().map_or(0, |position| position + 1))?;
-        for (number, layer) in self.layers.iter().enumerate() {
-            let normed = self.optionally_normalised(&x, &layer.input_norm)?;
-            let (mut mixed, project) = match &layer.mixer {
-                LayerMixer::Attention { index, attention } => {
-                    let heads = attention.heads;
-                    let mut qkv = self.linear(Vec::new(), &normed, &attention.qkv, None)?;
-                    let gates = attention.has_gates.then(|| take_gates(&mut qkv, heads));
-                    if let Some(values) = attention.values {
-                        qkv = values.forward(&qkv)?.0;
-                    }
-                    if let Some([query, key]) = &attention.head_norms {
-                        let norms = HeadNorms { query: &query.weight, key: &key.weight, eps: query.eps };
-                        qkv = kernels.norm_heads(&qkv, heads, norms)?.0;
-                    }
-                    if let Some(rope) = ropes.get(attention.rope) {
-                        kernels.rotate(&mut qkv, heads, rope, positions)?;
-                    }
-                    let mut values = attend(*index, attention, qkv)?;
-                    if let Some(gates) = gates {
-                        values.iter_mut().zip(gates).for_each(|(value, gate)| *value /= 1.0 + (-gate).exp());
-                    }
-                    (values, &attention.o)
-                }
-                LayerMixer::GatedDeltaNet { index, net } => {
-                    (recur(*index, net, self.linear(Vec::new(), &normed, &net.in_proj, None)?)?, &net.out_proj)
-                }
-            };
-            drop(normed);
-            // No later operation mixes rows, so the last layer computes only those that the caller reads.
-            if number + 1 == self.layers.len() && width == 0 {
-                [&mut x, &mut mixed].into_iter().for_each(|rows| keep_rows(rows, ids.len(), wanted));
-            }
-            x = self.added(x, &mut mixed, project, &layer.attn_output_norm)?;
-            let normed = self.optionally_normalised(&x, &layer.post_norm)?;
-            match &layer.mlp {
-                LayerMlp::Dense { gate_up, down } => {
-                    let gate_up = self.linear(take(&mut memory.gate_up), &normed, gate_up, None)?;
-                    let width = self.config.intermediate_size;
-                    let mut mixed = kernels.gated_in(take(&mut memory.gated), &gate_up, self.activation, width)?;
-                    drop(normed);
-                    x = self.added(x, &mut mixed, down, &layer.mlp_output_norm)?;
-                    memory = Memory { gate_up, gated: mixed };
-                }
-                LayerMlp::Experts { router, gate_up, down, spec } => {
-                    let logits = self.linear(Vec::new(), &normed, router, None)?;
-                    let routing =
-                        kernels.route(&logits, spec.num_experts, spec.num_experts_per_tok, spec.norm_topk_prob)?;
-                    if width > 0 {
-                        let top = spec.num_experts_per_tok;
-                        let rows = recorded.chunks_exact_mut(width).zip(routing.chosen().chunks_exact(top));
-                        rows.for_each(|(row, chosen)| {
-                            let of_layer = &mut row[number * top..(number + 1) * top];
-                            // A model has at most 2^12 experts.
-                            of_layer.iter_mut().zip(chosen).for_each(|(to, id)| *to = *id as u16);
-                        });
-                    }
-                    let (update, _) =
-                        kernels.experts(&normed, &routing, &gate_up.view(), &down.view(), self.activation)?;
-                    drop(normed);
-                    x = self.plus(x, update, &layer.mlp_output_norm)?;
-                }
-            }
-            scale(&mut x, layer.factor);
+        let (recorded, memory) = (vec![0; ids.len() * self.recorded_width()], Memory::default());
+        let mut ops = Eager { model: self, number: 0, ropes, positions, wanted, attend, recur, recorded, memory };
+        let mut x = Rc::new(x);
+        for number in 0..self.layers.len() {
+            ops.number = number;
+            x = block(&mut ops, &BlockSpec::new(&self.config, self.config.layer(number)), x)?;
         }
+        let mut x = Rc::unwrap_or_clone(x);
         if x.len() > wanted.len() * h {
             keep_rows(&mut x, ids.len(), wanted);
         }
-        Ok((x, recorded))
-    }
-
-    /// Returns the residual stream plus the normalised `update` times the multiplier.
-    fn plus(&self, mut x: Vec<f32>, update: Vec<f32>, norm: &Option<Norm>) -> Result<Vec<f32>> {
-        let mut update = if let Some(norm) = norm { self.normalised(&update, norm)? } else { update };
-        scale(&mut update, self.config.residual_multiplier);
-        x.iter_mut().zip(update).for_each(|(x, update)| *x += update);
-        Ok(x)
-    }
-
-    /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.
-    fn added(&self, x: Vec<f32>, mixed: &mut [f32], project: &Weight, norm: &Option<Norm>) -> Result<Vec<f32>> {
-        if norm.is_none() && project.bias.is_none() {
-            // The projection is linear.
-            scale(mixed, self.config.residual_multiplier);
-            return self.linear(Vec::new(), mixed, project, Some(&x));
-        }
-        let update = self.linear(Vec::new(), mixed, project, None)?;
-        self.plus(x, update, norm)
+        Ok((x, ops.recorded))
     }
 
     /// Returns the logits `[N, V]` of x `[N, H]` after the final norm and the head. See [`backend_cpu::layers::Layers::linear_packed_in`] for `memory`.
@@ -129,13 +250,6 @@ impl Inference {
         let mut logits = self.kernels.linear_packed_in(memory, &hidden, &self.head, Add::Nothing, n)?;
         cap(&mut logits, self.config.final_logit_softcapping);
         Ok(logits)
-    }
-
-    fn optionally_normalised<'a>(&self, x: &'a [f32], norm: &Option<Norm>) -> Result<Cow<'a, [f32]>> {
-        match norm {
-            Some(norm) => Ok(Cow::Owned(self.normalised(x, norm)?)),
-            None => Ok(Cow::Borrowed(x)),
-        }
     }
 
     fn normalised(&self, x: &[f32], norm: &Norm) -> Result<Vec<f32>> {
@@ -157,13 +271,6 @@ impl Inference {
         of.adapters.iter().try_for_each(|adapter| adapter.add_to(self.kernels, x, &mut y, n))?;
         Ok(y)
     }
-}
-
-/// The largest activations of a layer, whose memory the next layer uses.
-#[derive(Default)]
-struct Memory {
-    gate_up: Vec<f32>,
-    gated: Vec<f32>,
 }
 
 /// Keeps the rows `wanted`, which ascend, of `n` rows.
