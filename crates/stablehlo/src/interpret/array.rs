@@ -43,6 +43,12 @@ macro_rules! map_elements {
     };
 }
 
+/// Ends the interpretation of an operation that [`crate::Builder`] refuses.
+#[track_caller]
+pub(super) fn ill_typed(expected: &str) -> ! {
+    unreachable!("the builder has checked the types: {expected}")
+}
+
 /// Maps the vectors of two operands of one dtype.
 macro_rules! map_pairs {
     ($a:expr, $b:expr, ($x:ident, $y:ident) => $map:expr) => {
@@ -50,7 +56,7 @@ macro_rules! map_pairs {
             (Elements::Float($x), Elements::Float($y)) => Elements::Float($map),
             (Elements::Int($x), Elements::Int($y)) => Elements::Int($map),
             (Elements::Pred($x), Elements::Pred($y)) => Elements::Pred($map),
-            _ => unreachable!("operands of one dtype"),
+            _ => $crate::interpret::array::ill_typed("operands of one dtype"),
         }
     };
 }
@@ -153,7 +159,7 @@ impl Array {
     pub(crate) fn integers(&self) -> &[i64] {
         match &self.elements {
             Elements::Int(x) => x,
-            _ => unreachable!("indices are integers"),
+            _ => ill_typed("indices are integers"),
         }
     }
 
@@ -197,7 +203,7 @@ pub(super) fn joined(parts: &[&Elements]) -> Elements {
             (Elements::Float(all), Elements::Float(part)) => all.extend(part),
             (Elements::Int(all), Elements::Int(part)) => all.extend(part),
             (Elements::Pred(all), Elements::Pred(part)) => all.extend(part),
-            _ => unreachable!("parts of one dtype"),
+            _ => ill_typed("parts of one dtype"),
         }
     }
     all
@@ -231,7 +237,7 @@ pub(crate) fn put(target: &mut Elements, to: usize, source: &Elements, from: usi
         (Elements::Float(x), Elements::Float(y)) => x[to].copy_from_slice(&y[from]),
         (Elements::Int(x), Elements::Int(y)) => x[to].copy_from_slice(&y[from]),
         (Elements::Pred(x), Elements::Pred(y)) => x[to].copy_from_slice(&y[from]),
-        _ => unreachable!("elements of one dtype"),
+        _ => ill_typed("elements of one dtype"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Products and reductions.
 
-use super::array::{Array, Elements, joined, offsets, wrap};
+use super::array::{Array, Elements, ill_typed, joined, offsets, wrap};
 use super::elementwise::combine;
 use crate::graph::{DotDimensions, Reducer};
 use crate::types::TensorType;
@@ -49,7 +49,7 @@ pub(super) fn dot(a: &Array, b: &Array, d: &DotDimensions, ty: &TensorType) -> E
         (Elements::Int(a), Elements::Int(b)) => Elements::Int(sums((a, &left), (b, &right), |terms| {
             terms.fold(0, |sum, (x, y)| wrap(x.wrapping_mul(y).wrapping_add(sum), ty.dtype))
         })),
-        _ => unreachable!("numbers of one dtype"),
+        _ => ill_typed("numbers of one dtype"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Operations with regions.
 
-use super::array::{Array, joined};
+use super::array::{Array, ill_typed, joined};
 use super::machine::{Machine, Values};
 use crate::error::Result;
 use crate::graph::{Operation, Scan};
@@ -10,7 +10,7 @@ impl<'a> Machine<'a> {
     /// Runs a loop: condition, then body, until the condition fails.
     pub(super) fn repeat(&mut self, op: &'a Operation, mut carried: Values) -> Result<Values> {
         let name = op.kind.name();
-        let [condition, body] = &op.regions[..] else { unreachable!("a condition and a body") };
+        let [condition, body] = &op.regions[..] else { ill_typed("a condition and a body") };
         loop {
             self.spend(1).map_err(|fault| fault.of(name))?;
             if !self.region(condition, carried.clone(), name)?[0].predicate() {

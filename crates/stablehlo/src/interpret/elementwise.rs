@@ -1,6 +1,6 @@
 //! Element-wise operations on f64 floats, integers that wrap at their width, and predicates.
 
-use super::array::{Array, Elements, map_pairs, wrap};
+use super::array::{Array, Elements, ill_typed, map_pairs, wrap};
 use crate::graph::{Binary, Comparison, Unary};
 use crate::types::Dtype;
 
@@ -28,7 +28,7 @@ pub(crate) fn combine(operation: Binary, a: &Elements, b: &Elements, dtype: Dtyp
             let f = operation.of_preds();
             Elements::Pred(a.iter().zip(b).map(|(a, b)| f(*a, *b)).collect())
         }
-        _ => unreachable!("operands of one dtype"),
+        _ => ill_typed("operands of one dtype"),
     }
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn compare(direction: Comparison, a: &Array, b: &Array) -> Elements {
         (Elements::Float(a), Elements::Float(b)) => all(direction, a, b),
         (Elements::Int(a), Elements::Int(b)) => all(direction, a, b),
         (Elements::Pred(a), Elements::Pred(b)) => all(direction, a, b),
-        _ => unreachable!("operands of one dtype"),
+        _ => ill_typed("operands of one dtype"),
     }
 }
 
@@ -130,7 +130,7 @@ impl Unary {
             Self::Rsqrt => 1.0 / x.sqrt(),
             Self::Cosine => x.cos(),
             Self::Sine => x.sin(),
-            Self::IsFinite | Self::Not => unreachable!("not from floats to floats"),
+            Self::IsFinite | Self::Not => ill_typed("a result of floats"),
         }
     }
 
@@ -140,7 +140,7 @@ impl Unary {
             Self::Negate => x.wrapping_neg(),
             Self::Sign => x.signum(),
             Self::Not => !x,
-            _ => unreachable!("an operation on floats"),
+            _ => ill_typed("an operation on floats"),
         }
     }
 }
@@ -154,7 +154,7 @@ impl Binary {
             Self::Divide => |a, b| a / b,
             Self::Maximum => |a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) },
             Self::Minimum => |a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) },
-            _ => unreachable!("an operation on integers"),
+            _ => ill_typed("an operation on integers"),
         }
     }
 
@@ -194,7 +194,7 @@ impl Binary {
             Self::Add | Self::Or | Self::Maximum => |a, b| a | b,
             Self::And | Self::Minimum => |a, b| a & b,
             Self::Xor => |a, b| a ^ b,
-            _ => unreachable!("an operation on numbers"),
+            _ => ill_typed("an operation on numbers"),
         }
     }
 }

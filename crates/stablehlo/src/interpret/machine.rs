@@ -1,6 +1,6 @@
 //! The interpreter's walk over operations and regions.
 
-use super::array::{Array, Elements};
+use super::array::{Array, Elements, ill_typed};
 use super::contract::{arg_max, dot, reduce, terms};
 use super::elementwise::combine;
 use super::{Fault, Interpreter, Rounding, elementwise, gather, shape};
@@ -163,7 +163,7 @@ impl<'a> Machine<'a> {
             (Kind::ArgMax { dimension }, [a, b, c, d]) => return Ok(arg_max([a, b], [c, d], *dimension)),
             (Kind::OptimizationBarrier, all) => return Ok(all.iter().map(|a| a.elements.clone()).collect()),
             (Kind::CustomCall(call), _) => return Err(Fault::Uninterpreted(format!("custom call `{}`", call.target))),
-            (kind, _) => unreachable!("operands of {kind:?}"),
+            (kind, _) => ill_typed(kind.name()),
         }])
     }
 }
