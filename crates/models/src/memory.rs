@@ -106,7 +106,7 @@ pub struct TrainingMemory {
     pub quantized: Option<QuantizedMemory>,
     /// The trained weights: all of them, or the adapters'.
     pub trained: Trained,
-    /// The optimizer, which has two moments of each trained weight.
+    /// The optimizer.
     pub optimizer: OptimizerName,
     /// The dtype of a separate copy of the weights for the reference policy, if there is one.
     pub reference: Option<Dtype>,
@@ -141,7 +141,7 @@ impl TrainingMemory {
         }
     }
 
-    /// Returns the bytes of weights, gradients, AdamW's two moments, and of the reference policy. Trained weights have moments, gradients
+    /// Returns the bytes of weights, gradients, the optimizer's moments, and of the reference policy. Trained weights have moments, gradients
     /// during updates and, if they are stored in 16 bits, the remaining bits of their f32 values.
     pub fn table(&self) -> MemoryTable {
         let of_weights = |dtype: Dtype| self.weights.saturating_mul(dtype.size() as u64);
@@ -158,8 +158,9 @@ impl TrainingMemory {
             Trained::Adapters { .. } => table.push("adapters (float32)", weights),
             Trained::All => table.push("remainders of weights (16 bits)", weights.saturating_sub(stored)),
         }
-        for part in ["first moments", "second moments"] {
-            table.push(format!("{part} ({})", self.optimizer.moment_label()), moments / 2);
+        let parts = self.optimizer.moments();
+        for part in parts {
+            table.push(format!("{part} ({})", self.optimizer.moment_label()), moments / parts.len() as u64);
         }
         if let Some(dtype) = self.reference {
             table.push(format!("reference policy ({dtype})"), of_weights(dtype));
@@ -169,7 +170,7 @@ impl TrainingMemory {
     }
 }
 
-/// An optimizer, with its name in `transformers`. It decides the format of AdamW's moments.
+/// An optimizer, with its name in `transformers`. It decides the update rule and the format of its state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OptimizerName {
     /// AdamW with f32 moments.
@@ -180,6 +181,9 @@ pub enum OptimizerName {
     /// moments.
     #[serde(rename = "adamw_8bit")]
     AdamW8bit,
+    /// SGD with momentum.
+    #[serde(rename = "sgd")]
+    Sgd,
 }
 
 /// The number of values of 8-bit moments that share a scale.
@@ -191,15 +195,23 @@ impl OptimizerName {
     pub fn moment_bytes(self, count: u64) -> u64 {
         let single = Dtype::F32.size() as u64;
         match self {
-            Self::AdamW => count.saturating_mul(single),
+            Self::AdamW | Self::Sgd => count.saturating_mul(single),
             Self::AdamW8bit => count.saturating_add(count.div_ceil(MOMENT_BLOCK as u64) * single),
+        }
+    }
+
+    /// Returns the names of the tensors of the state in memory tables, each with the size of the trained weights.
+    pub fn moments(self) -> &'static [&'static str] {
+        match self {
+            Self::AdamW | Self::AdamW8bit => &["first moments", "second moments"],
+            Self::Sgd => &["momentum buffers"],
         }
     }
 
     /// Returns the name of the format of moments in memory tables.
     fn moment_label(self) -> &'static str {
         match self {
-            Self::AdamW => "float32",
+            Self::AdamW | Self::Sgd => "float32",
             Self::AdamW8bit => "8 bits",
         }
     }
@@ -210,7 +222,7 @@ impl OptimizerName {
 pub struct TrainedMemory {
     /// The weights.
     pub weights: u64,
-    /// AdamW's two moments.
+    /// The optimizer's moments.
     pub moments: u64,
     /// The gradient accumulators.
     pub gradients: u64,
@@ -222,7 +234,7 @@ impl TrainedMemory {
     /// Returns the memory of this number of weights.
     pub fn of(count: u64, optimizer: OptimizerName) -> Self {
         let weights = count.saturating_mul(Dtype::F32.size() as u64);
-        let moments = optimizer.moment_bytes(count).saturating_mul(2);
+        let moments = optimizer.moment_bytes(count).saturating_mul(optimizer.moments().len() as u64);
         Self { weights, moments, gradients: weights, roll_back: weights.saturating_add(moments) }
     }
 }

@@ -20,7 +20,7 @@ use mesh::checked;
 use model::CostModel;
 use models::{Dtype, ModelConfig, Trained};
 use options::sizes_of;
-use policy::AdamWBounds;
+use policy::OptimizerBounds;
 use policy_pjrt::decoder::AxisRules;
 use policy_pjrt::{PjrtPolicyOptions, TrainShape, common_refinement};
 use run_config::{MeshChoice, MeshConfig, PolicyDtype, RecomputeGranularity, TrainConfig};
@@ -248,7 +248,7 @@ pub fn longest_prompt(config: &TrainConfig, shape: &ModelConfig) -> usize {
 pub fn is_one_program(config: &TrainConfig) -> bool {
     let optimizer = &config.optimizer;
     let first = optimizer.adamw.step(1, optimizer.learning_rate);
-    config.grpo.gradient_accumulation_steps == 1 && AdamWBounds::of_largest(0.0).after(&first).is_some()
+    config.grpo.gradient_accumulation_steps == 1 && OptimizerBounds::of_largest(0.0).after(&first).is_some()
 }
 
 /// Predicts the cost of a configuration on these meshes, whose layers save these bytes for a row.

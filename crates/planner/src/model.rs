@@ -382,12 +382,14 @@ impl<'a> CostModel<'a> {
         meter.cost
     }
 
-    /// Returns the cost of AdamW. Adapters are negligible.
+    /// Returns the cost of the optimizer's step. Adapters are negligible.
     fn optimizer(&self) -> Cost {
         let mut meter = self.meter(self.training());
         if self.config.lora.is_none() {
-            // Both moments are read and written.
-            let moments = 4.0 * self.config.optimizer.adamw.name.moment_bytes(self.of_training.elements as u64) as f64;
+            let optimizer = self.config.optimizer.adamw.name;
+            // All moments are read and written.
+            let moved = 2.0 * optimizer.moments().len() as f64;
+            let moments = moved * optimizer.moment_bytes(self.of_training.elements as u64) as f64;
             meter.moves(ADAMW * self.of_training.elements + moments);
         }
         meter.cost

@@ -21,7 +21,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod adamw;
 mod cpu_policy;
 pub mod decoder;
 mod gradients;
@@ -29,6 +28,7 @@ mod logits;
 mod loss;
 mod memory;
 mod micro_batch;
+mod optimizer;
 mod ref_policy;
 mod rollout;
 mod sequences;

@@ -41,7 +41,7 @@ pub struct TrainingSizes {
     pub weights: models::Dtype,
     /// The trained weights.
     pub trained: Trained,
-    /// The optimizer, which has two moments of each trained weight.
+    /// The optimizer.
     pub optimizer: OptimizerName,
     /// `true` if there is a reference policy with its own weights, as opposed to the frozen model below adapters.
     pub ref_policy: bool,

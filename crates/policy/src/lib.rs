@@ -4,7 +4,6 @@
 //! never leave it. Implementations run on the CPU or on a PJRT device; the training loop is the same for both.
 #![forbid(unsafe_code)]
 
-mod adamw;
 mod categorical;
 mod completion_sampler;
 #[cfg(feature = "contract")]
@@ -12,6 +11,7 @@ mod completion_sampler;
 pub mod contract;
 mod error;
 mod initial;
+mod optimizer;
 mod policy;
 mod rollout;
 mod routed_experts;
@@ -21,13 +21,13 @@ mod sequence;
 mod state;
 mod update;
 
-pub use adamw::{
-    AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON, CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks,
-    OptimizerName, check_moments, is_moment_codes, moment_codes, moment_tensors,
-};
 pub use completion_sampler::CompletionSampler;
 pub use error::{Error, Result};
 pub use initial::{FUSED_MATRICES, InitialWeights};
+pub use optimizer::{
+    AdamWConfig, CLIP_EPSILON, CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks, OptimizerBounds, OptimizerName,
+    OptimizerStep, Rule, Slot, UpdateRule, check_moments, is_moment_codes, moment_codes, moment_tensors,
+};
 pub use policy::{Policy, Weights, accumulate_and_apply};
 pub use rollout::{
     Completion, Finished, Pending, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition, Turn, WeightVersion,

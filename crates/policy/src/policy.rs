@@ -1,7 +1,7 @@
 //! The [`Policy`] trait: the interface between the training loop and the weights.
 
-use crate::adamw::AdamWConfig;
 use crate::error::Result;
+use crate::optimizer::AdamWConfig;
 use crate::rollout::{Completion, RolloutRequest};
 use crate::sequence::SequenceBatch;
 use crate::state::{PolicyState, StateGroup, TensorSink, TensorSource};

@@ -7,8 +7,8 @@
 //! Parameters that are not trained are in no state: the model below adapters, frozen routers, and factors of layers (`layer_scalar`). A policy
 //! that imports a state keeps its own, which it has from the model's folder.
 
-use crate::adamw::AdamWConfig;
 use crate::error::{Error, Result};
+use crate::optimizer::AdamWConfig;
 use crate::policy::{Policy, Weights};
 use models::{Adapter, NamedTensor, Parameter, WeightTensor};
 use std::borrow::Cow;

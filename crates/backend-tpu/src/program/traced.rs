@@ -138,6 +138,9 @@ impl Real for Traced {
     fn ln(&self) -> Self {
         self.map(f64::ln, Value::log)
     }
+    fn sqrt(&self) -> Self {
+        self.map(f64::sqrt, Value::sqrt)
+    }
     fn lt(&self, other: &Self) -> TracedBool {
         self.compare(other, PartialOrd::lt, Value::lt)
     }

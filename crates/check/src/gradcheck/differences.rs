@@ -89,6 +89,9 @@ impl Real for Moved {
     fn ln(&self) -> Self {
         self.map(f64::ln)
     }
+    fn sqrt(&self) -> Self {
+        self.map(f64::sqrt)
+    }
     fn lt(&self, other: &Self) -> [bool; 2] {
         [self.from < other.from, self.to < other.to]
     }

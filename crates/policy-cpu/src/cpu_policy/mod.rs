@@ -1,12 +1,12 @@
 //! [`CpuPolicy`]: the decoder, its loss and its optimizer on the CPU, as a [`Policy`].
 
-use crate::adamw::AdamW;
 use crate::decoder::{
     Decoder, Which, export_parameters, fork, replace_parameters, to_host, trained_tensors, trained_values,
 };
 use crate::gradients::GradientSum;
 use crate::loss::{PartialLoss, PlannedLoss, PolicyLoss};
 use crate::micro_batch::accumulate;
+use crate::optimizer::Optimizer;
 use crate::ref_policy::{freeze, has_values, mix};
 use crate::rollout::{self, Prepared};
 use crate::sequences::{Observed, completion_hidden, observed_hidden};
@@ -25,7 +25,7 @@ use std::sync::{Mutex, PoisonError};
 /// Default of the largest number of sequences that decode together.
 const ROLLOUT_BATCH_SIZE: usize = 256;
 
-/// A decoder in burn on the CPU, with AdamW and an optional reference policy. The [crate documentation](crate) has an example.
+/// A decoder in burn on the CPU, with an optimizer and an optional reference policy. The [crate documentation](crate) has an example.
 ///
 /// Micro-batches and batches of samples run in parallel on rayon's thread pool; results do not depend on the number of threads.
 pub struct CpuPolicy {
@@ -37,7 +37,7 @@ pub struct CpuPolicy {
     cross_entropy: PlannedLoss,
     /// The value loss, if the decoder has a value head.
     value_loss: Option<ValueLossConfig>,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     sums: GradientSum,
     rollout_batch_size: usize,
     /// The packed weights of the last request, and its KV caches if it had a turn, until a call other than [`Policy::generate`]. A mutex,
@@ -54,7 +54,7 @@ pub struct CpuPolicy {
 struct Remembered {
     model: Decoder,
     ref_policy: Option<Decoder>,
-    optimizer: AdamW,
+    optimizer: Optimizer,
 }
 
 impl CpuPolicy {
@@ -127,7 +127,7 @@ impl CpuPolicy {
     fn adapted(mut self, adapt: impl FnOnce(Decoder) -> Result<Decoder>) -> Result<Self> {
         self.model = adapt(self.model)?;
         self.release();
-        self.optimizer = AdamW::new(&self.optimizer.config);
+        self.optimizer = Optimizer::new(&self.optimizer.config);
         (self.sums, self.ref_policy, self.remembered, self.in_files) = (GradientSum::new(), None, None, None);
         Ok(self)
     }
@@ -141,7 +141,7 @@ impl CpuPolicy {
             loss,
             cross_entropy,
             value_loss: None,
-            optimizer: AdamW::new(&AdamWConfig::default()),
+            optimizer: Optimizer::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
             prepared: Mutex::default(),
@@ -375,7 +375,7 @@ impl Policy for CpuPolicy {
     }
 
     fn reset_optimizer(&mut self, config: &AdamWConfig) -> Result<()> {
-        self.optimizer = AdamW::new(config);
+        self.optimizer = Optimizer::new(config);
         self.sums = GradientSum::new();
         Ok(())
     }
@@ -454,7 +454,7 @@ impl Policy for CpuPolicy {
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
         // Check everything before the first write, because the weights are replaced in place.
         check_tensors(&trained_tensors(&self.model), "", state.policy)?;
-        let mut optimizer = AdamW::new(state.adamw);
+        let mut optimizer = Optimizer::new(state.adamw);
         optimizer.restore(state.optimizer_steps, state.optimizer, &self.model)?;
         let ref_policy = match state.ref_policy {
             Some(weights) if self.model.has_adapters() && weights.shapes().is_empty() => Some(freeze(&self.model)),

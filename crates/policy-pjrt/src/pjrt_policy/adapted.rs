@@ -7,7 +7,7 @@ use crate::memory::TrainingSizes;
 use crate::program::Programs;
 use crate::runtime::Runtime;
 use crate::storage::Storage;
-use crate::train::AdamW;
+use crate::train::Optimizer;
 use crate::weights::DeviceWeights;
 use grpo_core::LossConfig;
 use grpo_core::objective::ValueLossConfig;
@@ -88,7 +88,7 @@ impl PjrtPolicy {
 
     /// Returns this policy with another decoder and its weights, and resets all training state.
     fn rebuilt(mut self, decoder: Decoder, weights: DeviceWeights) -> Result<Self> {
-        self.optimizer = AdamW::new(decoder.trained(), weights.storage(), self.adamw.name);
+        self.optimizer = Optimizer::new(decoder.trained(), weights.storage(), self.adamw.name);
         self.rollout = rollout(&self.runtime, decoder.clone(), &self.options)?;
         self.modules = modules(decoder, weights.dtype(), &self.options).with_optimizer(self.adamw.name);
         (self.weights, self.ref_policy) = (weights, None);

@@ -13,7 +13,7 @@ use crate::program::Programs;
 use crate::rollout::{DeviceRollout, RolloutOptions};
 use crate::runtime::Runtime;
 use crate::storage::Storage;
-use crate::train::{AdamW, Device, Loss, Moments, TrainPrograms, default_tiling};
+use crate::train::{Device, Loss, Moments, Optimizer, TrainPrograms, default_tiling};
 use crate::weights::DeviceWeights;
 use backend_tpu::aot::Chip;
 use grpo_core::{LossConfig, LossOutput, Scores, Tiling};
@@ -64,7 +64,7 @@ pub struct PjrtPolicy {
     weights: DeviceWeights,
     ref_policy: Option<DeviceWeights>,
     rollout: DeviceRollout,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     adamw: AdamWConfig,
     steps: u64,
     moments: Option<Moments>,
@@ -195,7 +195,7 @@ impl PjrtPolicy {
             grpo: Loss::new(loss),
             cross_entropy: Loss::new(StepLoss::cross_entropy().into()),
             ref_policy: None,
-            optimizer: AdamW::new(decoder.trained(), weights.storage(), OptimizerName::default()),
+            optimizer: Optimizer::new(decoder.trained(), weights.storage(), OptimizerName::default()),
             weights,
             rollout: rollout(runtime, decoder, &options)?,
             adamw: AdamWConfig::default(),

@@ -4,7 +4,7 @@ use super::PjrtPolicy;
 use crate::decoder::{Parameter, Role};
 use crate::error::Result;
 use crate::storage::Storage;
-use crate::train::AdamW;
+use crate::train::Optimizer;
 use crate::weights::DeviceWeights;
 use policy::{PolicyState, StateGroup, TensorSink, TensorSource, Weights, check_moments, check_tensors};
 
@@ -43,7 +43,7 @@ impl PjrtPolicy {
         // Frozen weights are not imported; fail first if they are lost.
         let frozen = self.frozen()?;
         let storage = self.weights.storage();
-        let optimizer = AdamW::new(trained.clone(), storage, state.adamw.name);
+        let optimizer = Optimizer::new(trained.clone(), storage, state.adamw.name);
         let moments = match state.optimizer_steps {
             0 => None,
             _ => Some(optimizer.import(&self.runtime, state.optimizer)?),

@@ -6,8 +6,8 @@
 //!
 //! Legend: B rows, T tokens of a row, N completion tokens of all rows with padding, V vocabulary, H hidden size.
 
-mod adamw;
 mod loss;
+mod optimizer;
 mod packing;
 mod programs;
 mod rows;
@@ -17,8 +17,8 @@ mod step;
 pub use programs::{TrainPrograms, TrainShape};
 pub use saved::{saved_bytes, saved_on_device};
 
-pub(crate) use adamw::{AdamW, Applied, Moments, Scalars};
 pub(crate) use loss::{Device, Loss, LossHead, OtherOutputs, Target, UploadedRows};
+pub(crate) use optimizer::{Applied, Moments, Optimizer, Scalars};
 pub(crate) use programs::default_tiling;
 pub(crate) use rows::Rows;
 pub(crate) use step::StepOfState;

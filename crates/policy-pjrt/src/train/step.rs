@@ -1,7 +1,7 @@
-//! Optimizer step of a single micro-batch as one program: loss, gradients and AdamW. Unlike a step of several micro-batches, it has no
+//! Optimizer step of a single micro-batch as one program: loss, gradients and the optimizer's step. Unlike a step of several micro-batches, it has no
 //! gradient accumulators that are read, written and zeroed between programs.
 
-use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, update};
+use super::optimizer::{Applied, Check, Moments, Numbers, Scalars, StateValues, update};
 use super::programs::{Gradients, TrainPrograms, TrainShape};
 use crate::decoder::{ParameterValues, zeros};
 use crate::error::Result;
@@ -19,7 +19,7 @@ impl TrainPrograms {
     /// program. As there, the caller must know that weights and moments stay finite for every finite gradient norm.
     ///
     /// Arguments: frozen parameters; donated: trained parameters, each in bf16 followed by its remainders, and first and second moments;
-    /// the inputs of the micro-batch as in the gradient program; the scalars of the step, f32 `[8]`. Results: the donated arguments after
+    /// the inputs of the micro-batch as in the gradient program; the scalars of the step, f32. Results: the donated arguments after
     /// the step; a report, f32 `[4]`: the gradient norm, whether it is within the limit, whether parameters and moments stay finite, and
     /// whether the loss and all scores of active tokens are finite (0 or 1); then loss, scores and values as in the gradient program. If
     /// one of the three flags is 0, parameters and moments are unchanged.
@@ -35,7 +35,7 @@ impl TrainPrograms {
         let frozen = self.decoder().declare_table(&f, frozen, self.model);
         let state = StateValues::declare(&f, &trained, self.storage(), self.optimizer, split);
         let batch = self.batch(&f, &spec, of_values, shape);
-        let numbers = Numbers::argument(&f);
+        let numbers = Numbers::argument(&f, self.optimizer);
         let counts = batch.counts();
 
         // The first part of a parameter is what the decoder reads.

@@ -20,6 +20,7 @@ mod mesh_policy;
 mod mesh_rows;
 mod mesh_support;
 mod mesh_training;
+mod optimizers;
 mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;

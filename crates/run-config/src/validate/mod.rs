@@ -182,6 +182,7 @@ impl OptimizerConfig {
         for (name, ok, expected, value) in [
             ("learning_rate", positive(self.learning_rate), "a finite number >= 0", self.learning_rate),
             ("adam_beta1", (0.0..1.0).contains(&adamw.adam_beta1), "in [0, 1)", adamw.adam_beta1),
+            ("momentum", (0.0..1.0).contains(&adamw.momentum), "in [0, 1)", adamw.momentum),
             ("adam_beta2", (0.0..1.0).contains(&adamw.adam_beta2), "in [0, 1)", adamw.adam_beta2),
             (
                 "adam_epsilon",

@@ -54,6 +54,9 @@ impl<R: Scalar> Real for List<R> {
     fn ln(&self) -> Self {
         self.map(Real::ln)
     }
+    fn sqrt(&self) -> Self {
+        self.map(Real::sqrt)
+    }
     fn lt(&self, other: &Self) -> Vec<bool> {
         self.zip(other, Real::lt)
     }

@@ -24,6 +24,8 @@ pub trait Real:
     fn exp(&self) -> Self;
     /// Returns the natural logarithm.
     fn ln(&self) -> Self;
+    /// Returns the square root.
+    fn sqrt(&self) -> Self;
     /// Returns `self < other`.
     fn lt(&self, other: &Self) -> Self::Bool;
     /// Returns `self <= other`.
@@ -106,6 +108,9 @@ macro_rules! impl_real {
             }
             fn ln(&self) -> Self {
                 <$t>::ln(*self)
+            }
+            fn sqrt(&self) -> Self {
+                <$t>::sqrt(*self)
             }
             fn lt(&self, other: &Self) -> bool {
                 self < other
@@ -213,6 +218,10 @@ impl<R: Real> Real for Dual<R> {
     fn ln(&self) -> Self {
         Self { value: self.value.ln(), tangent: self.tangent.clone() / self.value.clone() }
     }
+    fn sqrt(&self) -> Self {
+        let value = self.value.sqrt();
+        Self { tangent: self.tangent.clone() / (value.clone() + value.clone()), value }
+    }
     fn lt(&self, other: &Self) -> R::Bool {
         self.value.lt(&other.value)
     }
@@ -251,6 +260,7 @@ mod tests {
         assert_relative_eq!(derivative(|x| x * x, x), 2.0 * x);
         assert_relative_eq!(derivative(|x| x.exp(), x), x.exp());
         assert_relative_eq!(derivative(|x| x.ln(), x), 1.0 / x);
+        assert_relative_eq!(derivative(|x| x.sqrt(), x), 0.5 / x.sqrt());
         assert_relative_eq!(derivative(|x| x.constant(3.0) / x, x), -3.0 / (x * x));
         assert_relative_eq!(derivative(|x| -(x - x.constant(2.0)) * x, x), 2.0 - 2.0 * x, epsilon = 1e-15);
         assert_eq!(derivative(|x| x.stop_gradient() * x, x), x);

@@ -3,7 +3,7 @@
 pub(super) use gradients::Gradients;
 pub(super) use split::{ROUTED, table_axes};
 
-use super::adamw::{Check, apply_module};
+use super::optimizer::{Check, apply_module};
 use crate::decoder::{
     Axis, Compute, Decoder, Dims, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, Split, rows_at,
 };
@@ -259,7 +259,7 @@ impl TrainPrograms {
     }
 
     /// Builds the program of an AdamW step for all trained parameters, in f32. It does not check its results: the caller must know that
-    /// weights and moments stay finite for every finite gradient norm ([`policy::AdamWBounds::after`]).
+    /// weights and moments stay finite for every finite gradient norm ([`policy::OptimizerBounds::after`]).
     ///
     /// Arguments, all donated except the last: parameters, first and second moments, gradient accumulators, and the scalars of the step,
     /// f32 `[8]`. Each bf16 parameter is followed by its remainders, i16: the bits of the f32 weight are `(parameter << 16) + remainder`,

@@ -3,44 +3,42 @@
 //! Matrices of this decoder are `[in, out]`, and some are fused. Blocks are those of the tensors of transformers, `[out, in]`, so that
 //! checkpoints of all policies are the same. A step transposes weights and gradients in groups of columns.
 
-use super::{CHUNK, Largest, Rule};
+use super::{CHUNK, Largest, Update, chunks};
 use crate::decoder::{Decoder, Part, parts};
 use models::{MOMENT_BLOCK, NamedTensor};
-use policy::{
-    CodeBook, MOMENT_CODES, MOMENT_SCALES, MOMENTS, MomentBlocks, OptimizerName, Result, TensorSink, TensorSource,
-    moment_codes,
-};
+use policy::{MomentBlocks, OptimizerName, Result, Rule, TensorSink, TensorSource, moment_codes};
 use rayon::prelude::*;
 
 /// Fewest columns that are transposed at once: a cache line of f32.
 const COLUMNS: usize = 16;
 
-/// The first and the second moments of a tensor of transformers, in its order.
+/// The state of a tensor of transformers, in its order.
 #[derive(Clone, Debug)]
 pub(super) struct TensorMoments {
     part: Part,
+    rule: Rule,
     values: Values,
 }
 
 #[derive(Clone, Debug)]
 enum Values {
-    /// f32, of a small tensor.
-    Single([Vec<f32>; 2]),
+    /// f32, of a small tensor, for each slot of the rule.
+    Single(Vec<Vec<f32>>),
     EightBit {
         blocks: MomentBlocks,
-        codes: [Vec<u8>; 2],
-        scales: [Vec<f32>; 2],
+        codes: Vec<Vec<u8>>,
+        scales: Vec<Vec<f32>>,
     },
 }
 
 /// Moments of a group of rows, or of blocks if there is one row only.
 enum Group<'a> {
-    Single([&'a mut [f32]; 2]),
+    Single(Vec<&'a mut [f32]>),
     EightBit {
         /// Number of values of a row.
         row: usize,
-        codes: [&'a mut [u8]; 2],
-        scales: [&'a mut [f32]; 2],
+        codes: Vec<&'a mut [u8]>,
+        scales: Vec<&'a mut [f32]>,
     },
 }
 
@@ -55,27 +53,29 @@ impl TensorMoments {
 
     fn zeros_of(part: Part, optimizer: OptimizerName) -> Self {
         let count = part.shape.iter().product();
+        let rule = Rule::of(optimizer);
+        let slots = rule.slots().iter();
         let values = match MomentBlocks::of(optimizer, &part.shape) {
-            None => Values::Single([(); 2].map(|()| vec![0.0; count])),
+            None => Values::Single(slots.map(|_| vec![0.0; count]).collect()),
             Some(blocks) => Values::EightBit {
                 blocks,
-                codes: CodeBook::OF_MOMENTS.map(|book| vec![book.zero(); count]),
-                scales: [(); 2].map(|()| vec![0.0; blocks.count()]),
+                codes: slots.clone().map(|slot| vec![slot.book.zero(); count]).collect(),
+                scales: slots.map(|_| vec![0.0; blocks.count()]).collect(),
             },
         };
-        Self { part, values }
+        Self { part, rule, values }
     }
 
     /// Reads the moments from a checkpoint whose names and shapes fit.
     pub(super) fn read(&mut self, state: &dyn TensorSource) -> Result<()> {
         let name = |prefix: &str| format!("{prefix}{}", self.part.name);
-        for moment in 0..MOMENTS.len() {
+        for (i, slot) in self.rule.slots().iter().enumerate() {
             match &mut self.values {
-                Values::Single(values) => values[moment] = state.values(&name(MOMENTS[moment]))?.into_owned(),
+                Values::Single(values) => values[i] = state.values(&name(slot.single))?.into_owned(),
                 Values::EightBit { codes, scales, .. } => {
-                    let of_codes = name(MOMENT_CODES[moment]);
-                    codes[moment] = moment_codes(&of_codes, &state.values(&of_codes)?)?;
-                    scales[moment] = state.values(&name(MOMENT_SCALES[moment]))?.into_owned();
+                    let [of_codes, of_scales] = slot.eight_bit.map(name);
+                    codes[i] = moment_codes(&of_codes, &state.values(&of_codes)?)?;
+                    scales[i] = state.values(&of_scales)?.into_owned();
                 }
             }
         }
@@ -85,29 +85,37 @@ impl TensorMoments {
     /// Passes the moments to `sink`.
     pub(super) fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
         let Part { name, shape, .. } = &self.part;
-        for moment in 0..MOMENTS.len() {
+        for (i, slot) in self.rule.slots().iter().enumerate() {
             let mut send = |prefix: &str, shape: &[usize], data| {
                 sink.tensor(NamedTensor { name: format!("{prefix}{name}"), shape: shape.to_vec(), data })
             };
             match &self.values {
-                Values::Single(values) => send(MOMENTS[moment], shape, values[moment].clone())?,
+                Values::Single(values) => send(slot.single, shape, values[i].clone())?,
                 Values::EightBit { blocks, codes, scales } => {
-                    send(MOMENT_CODES[moment], shape, codes[moment].iter().copied().map(f32::from).collect())?;
-                    send(MOMENT_SCALES[moment], &blocks.scales(shape), scales[moment].clone())?;
+                    let [of_codes, of_scales] = slot.eight_bit;
+                    send(of_codes, shape, codes[i].iter().copied().map(f32::from).collect())?;
+                    send(of_scales, &blocks.scales(shape), scales[i].clone())?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Returns the largest magnitude of a first moment or a root of a second moment. The scale of a block is its largest magnitude.
-    pub(super) fn largest(&self) -> Largest {
-        let (Values::Single([first, second]) | Values::EightBit { scales: [first, second], .. }) = &self.values;
-        second.iter().map(|second| second.sqrt()).fold(Largest::of(first), Largest::with)
+    /// Returns the largest magnitude of a moment, or of the root of one of squares. The scale of a block is its largest magnitude.
+    pub(super) fn largest(&self, rule: Rule) -> Largest {
+        let (Values::Single(slots) | Values::EightBit { scales: slots, .. }) = &self.values;
+        Largest::of_slots(rule, slots.iter().map(|slot| &slot[..]))
     }
 
     /// Updates the tensor's values in the parameter `values`, which has this many columns, and the moments.
-    pub(super) fn apply(&mut self, rule: &Rule, decay: f32, values: &mut [f32], gradient: &[f32], columns: usize) {
+    pub(super) fn apply(
+        &mut self,
+        update: &Update,
+        decays: bool,
+        values: &mut [f32],
+        gradient: &[f32],
+        columns: usize,
+    ) {
         let Part { shape, columns: of_part, first_row, transposed, .. } = self.part.clone();
         if !transposed {
             let whole = if of_part.is_empty() { 0..values.len() } else { of_part };
@@ -115,7 +123,7 @@ impl TensorMoments {
             let length = unit * (CHUNK / unit).max(1);
             let groups = self.groups(length).into_par_iter();
             let chunks = values[whole.clone()].par_chunks_mut(length).zip(gradient[whole].par_chunks(length));
-            groups.zip(chunks).for_each(|(group, (values, gradient))| group.step(rule, decay, values, gradient));
+            groups.zip(chunks).for_each(|(group, (values, gradient))| group.step(update, decays, values, gradient));
             return;
         }
         let (outputs, inputs) = (shape[0], shape[1]);
@@ -143,7 +151,7 @@ impl TensorMoments {
                 let to = gradients[input..].iter_mut().step_by(inputs);
                 to.zip(&row[first..first + width]).for_each(|(to, gradient)| *to = *gradient);
             }
-            group.step(rule, decay, &mut values, &gradients);
+            group.step(update, decays, &mut values, &gradients);
             for (input, slice) in slices.iter_mut().enumerate() {
                 let from = values[input..].iter().step_by(inputs);
                 slice.iter_mut().zip(from).for_each(|(to, value)| *to = *value);
@@ -163,22 +171,15 @@ impl TensorMoments {
     /// Returns groups of `length` values, a multiple of [`TensorMoments::unit`]; the last one may be shorter.
     fn groups(&mut self, length: usize) -> Vec<Group<'_>> {
         match &mut self.values {
-            Values::Single([first, second]) => {
-                let pairs = first.chunks_mut(length).zip(second.chunks_mut(length));
-                pairs.map(|(first, second)| Group::Single([first, second])).collect()
+            Values::Single(slots) => {
+                chunks(slots.iter_mut().map(|slot| &mut slot[..]), length).into_iter().map(Group::Single).collect()
             }
-            Values::EightBit { blocks, codes: [first, second], scales } => {
+            Values::EightBit { blocks, codes, scales } => {
                 let row = blocks.row();
                 let of_group = length / row * blocks.per_row() + (length % row).div_ceil(MOMENT_BLOCK);
-                let [of_first, of_second] = scales;
-                let codes = first.chunks_mut(length).zip(second.chunks_mut(length));
-                let scales = of_first.chunks_mut(of_group).zip(of_second.chunks_mut(of_group));
-                let group = |((first, second), (of_first, of_second))| Group::EightBit {
-                    row,
-                    codes: [first, second],
-                    scales: [of_first, of_second],
-                };
-                codes.zip(scales).map(group).collect()
+                let codes = chunks(codes.iter_mut().map(|slot| &mut slot[..]), length);
+                let scales = chunks(scales.iter_mut().map(|slot| &mut slot[..]), of_group);
+                codes.into_iter().zip(scales).map(|(codes, scales)| Group::EightBit { row, codes, scales }).collect()
             }
         }
     }
@@ -186,25 +187,32 @@ impl TensorMoments {
 
 impl Group<'_> {
     /// Updates values and moments; values and gradient are in the order of the tensor.
-    fn step(self, rule: &Rule, decay: f32, values: &mut [f32], gradient: &[f32]) {
+    fn step(self, update: &Update, decays: bool, values: &mut [f32], gradient: &[f32]) {
         let (row, codes, scales) = match self {
-            Self::Single([first, second]) => return rule.update(decay, values, gradient, first, second),
+            Self::Single(slots) => return update.update(decays, values, gradient, slots),
             Self::EightBit { row, codes, scales } => (row, codes, scales),
         };
-        let ([of_first, of_second], [first_scales, second_scales]) = (codes, scales);
+        let books = update.rule.slots().iter().map(|slot| slot.book);
+        // The codes and the scale of every block, by slot.
+        let of_slot = |(codes, scales)| -> Vec<(&mut [u8], &mut f32)> {
+            let codes: &mut [u8] = codes;
+            let scales: &mut [f32] = scales;
+            codes.chunks_mut(row).flat_map(|row| row.chunks_mut(MOMENT_BLOCK)).zip(scales).collect()
+        };
+        let mut slots: Vec<_> = codes.into_iter().zip(scales).map(|pair| of_slot(pair).into_iter()).collect();
+        let mut buffers = vec![[0.0; MOMENT_BLOCK]; slots.len()];
         let blocks = values.chunks_mut(row).flat_map(|row| row.chunks_mut(MOMENT_BLOCK));
         let blocks = blocks.zip(gradient.chunks(row).flat_map(|row| row.chunks(MOMENT_BLOCK)));
-        let [of_first, of_second] =
-            [of_first, of_second].map(|codes| codes.chunks_mut(row).flat_map(|row| row.chunks_mut(MOMENT_BLOCK)));
-        let moments = of_first.zip(first_scales).zip(of_second.zip(second_scales));
-        let [mut first, mut second] = [[0.0; MOMENT_BLOCK]; 2];
-        for ((values, gradient), ((first_codes, first_scale), (second_codes, second_scale))) in blocks.zip(moments) {
-            let (first, second) = (&mut first[..values.len()], &mut second[..values.len()]);
-            CodeBook::Signed.dequantize(first_codes, *first_scale, first);
-            CodeBook::Unsigned.dequantize(second_codes, *second_scale, second);
-            rule.update(decay, values, gradient, first, second);
-            *first_scale = CodeBook::Signed.quantize(first, first_codes);
-            *second_scale = CodeBook::Unsigned.quantize(second, second_codes);
+        for (values, gradient) in blocks {
+            let mut stored: Vec<_> = slots.iter_mut().filter_map(Iterator::next).collect();
+            let mut moments: Vec<&mut [f32]> = buffers.iter_mut().map(|buffer| &mut buffer[..values.len()]).collect();
+            for ((book, (codes, scale)), moment) in books.clone().zip(&stored).zip(&mut moments) {
+                book.dequantize(codes, **scale, moment);
+            }
+            update.step.update(decays, update.clip, values, gradient, &mut moments);
+            for ((book, (codes, scale)), moment) in books.clone().zip(&mut stored).zip(&moments) {
+                **scale = book.quantize(moment, codes);
+            }
         }
     }
 }
@@ -271,9 +279,8 @@ mod tests {
             let mut tensor = TensorMoments::zeros_of(part.clone(), config.name);
             let mut values = place(&numbers(count, 99));
             for step in 1..=4 {
-                let rule = Rule::new(&config, step as u64, 1.0, 1e-2);
-                let decay = rule.step.decay;
-                tensor.apply(&rule, decay, &mut values, &place(&numbers(count, step)), width);
+                let update = Update::new(&config, step as u64, 1.0, 1e-2);
+                tensor.apply(&update, true, &mut values, &place(&numbers(count, step)), width);
             }
             // Values around the tensor are unchanged.
             let weights = place(&floats(&format!("{name}.weight")));

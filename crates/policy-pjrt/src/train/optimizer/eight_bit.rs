@@ -9,7 +9,7 @@
 use crate::decoder::{Axis, Parameter, Split};
 use crate::leaves::all;
 use models::MOMENT_BLOCK;
-use policy::{CodeBook, MOMENT_CODES, MOMENT_SCALES, MOMENTS, MomentBlocks, OptimizerName};
+use policy::{CodeBook, MomentBlocks, OptimizerName, Slot};
 use stablehlo::{Dtype, Reducer, Unary, Value};
 
 /// A tensor of the moments of a parameter.
@@ -33,12 +33,12 @@ pub(crate) enum MomentKind {
 impl MomentKind {
     pub(crate) const ALL: [Self; 3] = [Self::Single, Self::Codes, Self::Scales];
 
-    /// Returns the prefixes of the names of first and second moments.
-    pub(crate) fn prefixes(self) -> [&'static str; 2] {
+    /// Returns the prefix of the names of the moments of a slot.
+    pub(crate) fn prefix(self, slot: &Slot) -> &'static str {
         match self {
-            Self::Single => MOMENTS,
-            Self::Codes => MOMENT_CODES,
-            Self::Scales => MOMENT_SCALES,
+            Self::Single => slot.single,
+            Self::Codes => slot.eight_bit[0],
+            Self::Scales => slot.eight_bit[1],
         }
     }
 

@@ -1,6 +1,6 @@
-//! AdamW on the CPU, with clipping by the norm of the whole gradient.
+//! Optimizers on the CPU, with clipping by the norm of the whole gradient. [`policy::UpdateRule`] has the arithmetic of a step.
 //!
-//! burn's own optimizer clips each tensor separately and identifies its state by run-time ids. This one clips globally, names its state
+//! burn's own optimizers clip each tensor separately and identify their state by run-time ids. This one clips globally, names its state
 //! after the parameters and stores it as f32 or as codes of 8 bits, so that saving and restoring it is exact.
 
 mod eight_bit;
@@ -10,8 +10,8 @@ use crate::gradients::GradientSum;
 use eight_bit::TensorMoments;
 use models::NamedTensor;
 use policy::{
-    AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON, Error, MOMENTS, OptimizerName, Result, TensorSink, TensorSource,
-    UpdateReport, check_moments,
+    AdamWConfig, CLIP_EPSILON, Error, OptimizerBounds, OptimizerName, OptimizerStep, Result, Rule, TensorSink,
+    TensorSource, UpdateReport, check_moments,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use std::sync::Arc;
 /// Number of elements per parallel task.
 const CHUNK: usize = 1 << 15;
 
-/// AdamW (arXiv 1711.05101) in f32, as in PyTorch.
+/// An optimizer in f32, as in PyTorch.
 #[derive(Clone, Debug)]
-pub(crate) struct AdamW {
+pub(crate) struct Optimizer {
     pub(crate) config: AdamWConfig,
     /// Number of steps done; skipped updates do not count.
     pub(crate) steps: u64,
@@ -38,16 +38,16 @@ struct Moments {
     values: MomentValues,
 }
 
-/// The first and the second moments of a parameter, shared with clones of the optimizer until the next step writes them.
+/// The state of a parameter, shared with clones of the optimizer until the next step writes them.
 #[derive(Clone, Debug)]
 enum MomentValues {
-    /// f32, in the order of the parameter.
-    Single([Arc<Vec<f32>>; 2]),
+    /// f32, in the order of the parameter, for each slot of the rule.
+    Single(Vec<Arc<Vec<f32>>>),
     /// One entry for each tensor of transformers in the parameter; at least one has 8-bit moments.
     OfTensors(Arc<Vec<TensorMoments>>),
 }
 
-impl AdamW {
+impl Optimizer {
     /// Creates an optimizer before its first step.
     pub(crate) fn new(config: &AdamWConfig) -> Self {
         Self { config: config.clone(), steps: 0, moments: Vec::new(), largest_moment: 0.0 }
@@ -83,14 +83,14 @@ impl AdamW {
                 |parameter: &NamedTensor| Moments::zeros(of_model, &parameter.name, &parameter.shape, optimizer);
             self.moments = gradients.parameters.iter().map(zeros).collect();
         }
-        let rule = Rule::new(&self.config, self.steps + 1, grad_norm, learning_rate);
+        let rule = Update::new(&self.config, self.steps + 1, grad_norm, learning_rate);
         // Weights may have been replaced since the last step, so they are measured; moments have no other writer.
         let mut largest_weight = Largest::default();
         for_each_parameter(model, Which::Trained, |_, _, values| {
             largest_weight = largest_weight.max(Largest::of(values));
             Ok(())
         })?;
-        let bounds = AdamWBounds { weights: largest_weight.get(), moments: self.largest_moment };
+        let bounds = OptimizerBounds { weights: largest_weight.get(), moments: self.largest_moment };
         let largest_moment = match bounds.after(&rule.step) {
             Some(bounds) => bounds.moments,
             // Check the results before the first write, so that there is nothing to undo.
@@ -116,7 +116,7 @@ impl AdamW {
     }
 
     /// Returns the largest weight, and the largest first moment or root of a second moment, after a step.
-    fn look(&self, rule: &Rule, model: &Decoder, gradients: &GradientSum) -> Result<(Largest, Largest)> {
+    fn look(&self, rule: &Update, model: &Decoder, gradients: &GradientSum) -> Result<(Largest, Largest)> {
         let (mut index, mut largest) = (0, (Largest::default(), Largest::default()));
         for_each_parameter(model, Which::Trained, |_, _, values| {
             let (weight, moment) = rule.look(values, &gradients.parameters[index].data, &self.moments[index]);
@@ -133,8 +133,8 @@ impl AdamW {
         for Moments { name, shape, values } in &self.moments {
             match values {
                 MomentValues::Single(moments) => {
-                    for (prefix, data) in MOMENTS.into_iter().zip(moments) {
-                        export_parts(model, prefix, (name, shape, data), sink)?;
+                    for (slot, data) in Rule::of(self.config.name).slots().iter().zip(moments) {
+                        export_parts(model, slot.single, (name, shape, data), sink)?;
                     }
                 }
                 MomentValues::OfTensors(tensors) => tensors.iter().try_for_each(|tensor| tensor.export(sink))?,
@@ -143,7 +143,7 @@ impl AdamW {
         Ok(())
     }
 
-    /// Restores `steps` and a state of [`AdamW::export`], for `model`.
+    /// Restores `steps` and a state of [`Optimizer::export`], for `model`.
     ///
     /// # Errors
     /// [`Error::State`] if a tensor is missing or does not fit, or if it is of another optimizer.
@@ -153,32 +153,41 @@ impl AdamW {
         if steps > 0 {
             for_each_parameter(model, Which::Trained, |name, shape, _| {
                 let mut zeros = Moments::zeros(model, name, shape, self.config.name);
-                zeros.read(model, state)?;
+                zeros.read(model, Rule::of(self.config.name), state)?;
                 moments.push(zeros);
                 Ok(())
             })?;
         }
-        let largest = moments.iter().map(Moments::largest).fold(Largest::default(), Largest::max);
+        let rule = Rule::of(self.config.name);
+        let largest = moments.iter().map(|moments| moments.largest(rule)).fold(Largest::default(), Largest::max);
         (self.steps, self.moments, self.largest_moment) = (steps, moments, largest.get());
         Ok(())
     }
 }
 
 impl Moments {
+    /// Returns `true` if weight decay applies: not to tensors with one dimension (norms, biases).
+    fn decays(&self) -> bool {
+        self.shape.len() > 1
+    }
+
     fn zeros(model: &Decoder, name: &str, shape: &[usize], optimizer: OptimizerName) -> Self {
         let values = match TensorMoments::zeros(model, name, shape, optimizer) {
             Some(tensors) => MomentValues::OfTensors(Arc::new(tensors)),
-            None => MomentValues::Single([(); 2].map(|()| Arc::new(vec![0.0; shape.iter().product()]))),
+            None => {
+                let zeros = |_: &_| Arc::new(vec![0.0; shape.iter().product()]);
+                MomentValues::Single(Rule::of(optimizer).slots().iter().map(zeros).collect())
+            }
         };
         Self { name: name.to_owned(), shape: shape.to_vec(), values }
     }
 
-    /// Reads a state of [`AdamW::export`].
-    fn read(&mut self, model: &Decoder, state: &dyn TensorSource) -> Result<()> {
+    /// Reads a state of [`Optimizer::export`].
+    fn read(&mut self, model: &Decoder, rule: Rule, state: &dyn TensorSource) -> Result<()> {
         match &mut self.values {
             MomentValues::Single(moments) => {
-                for (prefix, data) in MOMENTS.into_iter().zip(moments) {
-                    let (config, adapted) = (model.config(), &model.adapted);
+                for (slot, data) in rule.slots().iter().zip(moments) {
+                    let (config, adapted, prefix) = (model.config(), &model.adapted, slot.single);
                     let tensors = Tensors { config, adapted, prefix, tensors: state };
                     tensors.read(&self.name, &self.shape, Arc::make_mut(data).as_mut_slice())?;
                 }
@@ -190,14 +199,12 @@ impl Moments {
         }
     }
 
-    /// Returns the largest magnitude of a first moment or a root of a second moment.
-    fn largest(&self) -> Largest {
+    /// Returns the largest magnitude of a moment, or of the root of one of squares.
+    fn largest(&self, rule: Rule) -> Largest {
         match &self.values {
-            MomentValues::Single([first, second]) => {
-                second.iter().map(|second| second.sqrt()).fold(Largest::of(first), Largest::with)
-            }
+            MomentValues::Single(moments) => Largest::of_slots(rule, moments.iter().map(|values| &values[..])),
             MomentValues::OfTensors(tensors) => {
-                tensors.iter().map(TensorMoments::largest).fold(Largest::default(), Largest::max)
+                tensors.iter().map(|tensor| tensor.largest(rule)).fold(Largest::default(), Largest::max)
             }
         }
     }
@@ -219,6 +226,15 @@ impl Largest {
         numbers.par_chunks(CHUNK).map(of_chunk).max().unwrap_or_default()
     }
 
+    /// Returns the maximum over the slots of a rule, with the roots of squares.
+    fn of_slots<'a>(rule: Rule, slots: impl Iterator<Item = &'a [f32]>) -> Self {
+        let largest = slots.zip(rule.slots()).map(|(values, slot)| match slot.is_squared {
+            true => values.iter().map(|value| value.sqrt()).fold(Self::default(), Self::with),
+            false => Self::of(values),
+        });
+        largest.fold(Self::default(), Self::max)
+    }
+
     fn is_finite(self) -> bool {
         f32::from_bits(self.0 as u32).is_finite()
     }
@@ -228,82 +244,72 @@ impl Largest {
     }
 }
 
-/// One step of AdamW, for a given gradient norm.
-struct Rule {
+/// One step of an optimizer, for a given gradient norm.
+struct Update {
+    rule: Rule,
     /// Clip factor of the gradient.
     clip: f32,
-    step: AdamWStep,
+    step: OptimizerStep,
 }
 
-impl Rule {
+impl Update {
     fn new(config: &AdamWConfig, step: u64, grad_norm: f64, learning_rate: f64) -> Self {
         let step = config.step(step, learning_rate);
-        Self { clip: (f64::from(step.max_grad_norm) / (grad_norm + CLIP_EPSILON)).min(1.0) as f32, step }
+        let clip = (f64::from(step.max_grad_norm) / (grad_norm + CLIP_EPSILON)).min(1.0) as f32;
+        Self { rule: Rule::of(config.name), clip, step }
     }
 
-    /// Returns the weight decay factor of a tensor: 1 for tensors with one dimension (norms, biases).
-    fn decay_of(&self, moments: &Moments) -> f32 {
-        if moments.shape.len() > 1 { self.step.decay } else { 1.0 }
-    }
-
-    /// Returns value and moments after the step.
-    #[inline(always)]
-    fn next(&self, decay: f32, value: f32, gradient: f32, first: f32, second: f32) -> [f32; 3] {
-        let AdamWStep { beta1, beta2, rate, root, epsilon, .. } = self.step;
-        let g = gradient * self.clip;
-        let first = beta1 * first + (1.0 - beta1) * g;
-        let second = beta2 * second + (1.0 - beta2) * g * g;
-        [value * decay - rate * first / (second.sqrt() / root + epsilon), first, second]
-    }
-
-    /// Returns the largest value, and the largest first moment or root of a second moment, of one parameter after the step.
+    /// Returns the largest value, and the largest moment or root of a moment of squares, of one parameter after the step.
     fn look(&self, values: &[f32], gradient: &[f32], moments: &Moments) -> (Largest, Largest) {
-        let MomentValues::Single([first, second]) = &moments.values else {
+        let MomentValues::Single(slots) = &moments.values else {
             let (mut values, mut moments) = (values.to_vec(), moments.clone());
             self.apply(&mut values, gradient, &mut moments);
-            return (Largest::of(&values), moments.largest());
+            return (Largest::of(&values), moments.largest(self.rule));
         };
-        let decay = self.decay_of(moments);
-        let chunks = values.par_chunks(CHUNK).zip(gradient.par_chunks(CHUNK));
-        let moments = first.par_chunks(CHUNK).zip(second.par_chunks(CHUNK));
-        let largest = chunks.zip(moments).map(|((values, gradient), (first, second))| {
-            let entries = values.iter().zip(gradient).zip(first.iter().zip(second));
-            entries.fold(<(Largest, Largest)>::default(), |(weight, moment), ((value, gradient), (first, second))| {
-                let [value, first, second] = self.next(decay, *value, *gradient, *first, *second);
-                (weight.with(value), moment.with(first).with(second.sqrt()))
-            })
+        let decays = moments.decays();
+        let largest = (0..values.len().div_ceil(CHUNK)).into_par_iter().map(|chunk| {
+            let chunk = chunk * CHUNK..((chunk + 1) * CHUNK).min(values.len());
+            let mut values = values[chunk.clone()].to_vec();
+            let mut slots: Vec<Vec<f32>> = slots.iter().map(|slot| slot[chunk.clone()].to_vec()).collect();
+            self.update(decays, &mut values, &gradient[chunk], slots.iter_mut().map(|slot| &mut slot[..]).collect());
+            (Largest::of(&values), Largest::of_slots(self.rule, slots.iter().map(|slot| &slot[..])))
         });
         largest.reduce(Default::default, |a, b| (a.0.max(b.0), a.1.max(b.1)))
     }
 
     /// Updates the values and moments of one parameter.
     fn apply(&self, values: &mut [f32], gradient: &[f32], moments: &mut Moments) {
-        let decay = self.decay_of(moments);
+        let (decays, columns) = (moments.decays(), moments.shape.last().copied().unwrap_or(1));
         match &mut moments.values {
-            MomentValues::Single([first, second]) => {
-                let (first, second) = (Arc::make_mut(first), Arc::make_mut(second));
-                let chunks = values.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
-                let moments = first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK));
-                chunks.zip(moments).for_each(|((values, gradient), (first, second))| {
-                    self.update(decay, values, gradient, first, second);
+            MomentValues::Single(slots) => {
+                let slots = chunks(slots.iter_mut().map(|slot| &mut Arc::make_mut(slot)[..]), CHUNK);
+                let of_values = values.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
+                of_values.zip(slots).for_each(|((values, gradient), slots)| {
+                    self.update(decays, values, gradient, slots);
                 });
             }
             MomentValues::OfTensors(tensors) => {
-                let columns = moments.shape.last().copied().unwrap_or(1);
                 for tensor in Arc::make_mut(tensors) {
-                    tensor.apply(self, decay, values, gradient, columns);
+                    tensor.apply(self, decays, values, gradient, columns);
                 }
             }
         }
     }
 
     /// Updates contiguous values and moments.
-    fn update(&self, decay: f32, values: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
-        let entries = values.iter_mut().zip(gradient).zip(first.iter_mut().zip(second));
-        for ((value, gradient), (first, second)) in entries {
-            [*value, *first, *second] = self.next(decay, *value, *gradient, *first, *second);
-        }
+    fn update(&self, decays: bool, values: &mut [f32], gradient: &[f32], mut slots: Vec<&mut [f32]>) {
+        self.step.update(decays, self.clip, values, gradient, &mut slots);
     }
+}
+
+/// Returns the chunks of `length` values of the slots: a slice of every slot for each chunk.
+fn chunks<'a, T: 'a>(slots: impl Iterator<Item = &'a mut [T]>, length: usize) -> Vec<Vec<&'a mut [T]>> {
+    let mut chunks: Vec<Vec<&mut [T]>> = Vec::new();
+    for slot in slots {
+        chunks.resize_with(slot.len().div_ceil(length), Vec::new);
+        slot.chunks_mut(length).zip(&mut chunks).for_each(|(part, chunk)| chunk.push(part));
+    }
+    chunks
 }
 
 #[cfg(test)]

@@ -1,53 +1,118 @@
-//! AdamW as operations and programs: the step, its state, and other programs on gradients.
+//! An optimizer as operations and programs: the step, its state, and other programs on gradients.
 
 use super::eight_bit::{MomentFormat, MomentKind, MomentTensor};
 use crate::decoder::{Axis, Parameter, Split, zeros};
 use crate::error::Result;
 use crate::program::unnamed;
 use crate::storage::Storage;
-use policy::{AdamWStep, CLIP_EPSILON, CodeBook, OptimizerName};
+use grpo_core::backend_api::real::Real;
+use policy::{CLIP_EPSILON, OptimizerName, OptimizerStep, Rule};
 use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
+use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// Number of scalars of a step: f32 `[NUMBERS]`.
-pub(super) const NUMBERS: usize = 8;
+/// The scalars of a step, as values of a program.
+pub(crate) struct Numbers(OptimizerStep<Element>);
 
-/// The scalars of a step, as values in the order of [`AdamWStep`]: beta1; beta2; the learning rate divided by the first moment's bias
-/// correction; the square root of the second moment's bias correction; epsilon; the factor applied to weights that decay; the gradient norm
-/// to clip to; the largest gradient norm that is applied.
-pub(crate) struct Numbers([Value; NUMBERS]);
+/// A value of a program as the numbers of an update rule: a tensor, or a scalar, which operations with a tensor broadcast.
+#[derive(Clone, Debug)]
+struct Element(Value);
 
 /// How a step ensures that its results are finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Check {
-    /// [`policy::AdamWBounds::after`] has proved it for every finite gradient norm.
+    /// [`policy::OptimizerBounds::after`] has proved it for every finite gradient norm.
     Bounds,
     /// The program computes the results and checks them before it writes, which reads weights, moments and gradients twice.
     Results,
 }
 
-/// Returns the scalars of a step in the program's order.
-pub(super) fn numbers(step: &AdamWStep) -> [f32; NUMBERS] {
-    let &AdamWStep { beta1, beta2, rate, root, epsilon, decay, max_grad_norm, limit } = step;
-    [beta1, beta2, rate, root, epsilon, decay, max_grad_norm, limit]
-}
-
 impl Numbers {
-    pub(crate) fn argument(f: &Builder) -> Self {
-        let all = f.argument("numbers", TensorType::new(Dtype::F32, [NUMBERS]));
-        Self(std::array::from_fn(|i| all.slice(&[i], &[i + 1]).reshape(&[])))
+    /// Declares the scalars of a step of `optimizer` as the next argument.
+    pub(crate) fn argument(f: &Builder, optimizer: OptimizerName) -> Self {
+        let count = OptimizerStep::<Element>::count(optimizer);
+        let all = f.argument("numbers", TensorType::new(Dtype::F32, [count]));
+        let scalar = |i: usize| Element(all.slice(&[i], &[i + 1]).reshape(&[]));
+        Self(OptimizerStep::of_list(optimizer, (0..count).map(scalar).collect()))
     }
 
     /// Returns a parameter and its moments after the step, given the old ones, the gradient and the clip factor.
-    fn next(&self, decays: bool, clip: &Value, [value, first, second, gradient]: [&Value; 4]) -> [Value; 3] {
-        let [beta1, beta2, rate, root, epsilon, decay, ..] = &self.0;
-        let wide = |scalar: &Value| scalar.broadcast_in_dim(value.shape(), &[]);
-        let one = beta1.like(1.0);
-        let g = gradient * wide(clip);
-        let first = wide(beta1) * first + wide(&(&one - beta1)) * &g;
-        let second = wide(beta2) * second + wide(&(&one - beta2)) * &g * &g;
-        let kept = if decays { value * wide(decay) } else { value.clone() };
-        let size = second.sqrt() / wide(root) + wide(epsilon);
-        [kept - wide(rate) * &first / size, first, second]
+    fn next(
+        &self,
+        decays: bool,
+        clip: &Value,
+        value: &Value,
+        moments: &[Value],
+        gradient: &Value,
+    ) -> (Value, Vec<Value>) {
+        let gradient = Element(gradient.clone()) * Element(clip.clone());
+        let moments = moments.iter().cloned().map(Element).collect();
+        let (value, moments) = self.0.next(decays, Element(value.clone()), gradient, moments);
+        (value.0, moments.into_iter().map(|moment| moment.0).collect())
+    }
+}
+
+impl Element {
+    fn zip(self, other: Self, operation: impl Fn(&Value, &Value) -> Value) -> Self {
+        Self(match (self.0.shape(), other.0.shape()) {
+            ([], shape @ [_, ..]) => operation(&self.0.broadcast_in_dim(shape, &[]), &other.0),
+            (shape @ [_, ..], []) => operation(&self.0, &other.0.broadcast_in_dim(shape, &[])),
+            _ => operation(&self.0, &other.0),
+        })
+    }
+}
+
+macro_rules! arithmetic {
+    ($($operator:ident $method:ident),*) => {$(
+        impl $operator for Element {
+            type Output = Self;
+            fn $method(self, other: Self) -> Self {
+                self.zip(other, |a, b| $operator::$method(a, b))
+            }
+        }
+    )*};
+}
+
+arithmetic!(Add add, Sub sub, Mul mul, Div div);
+
+impl Neg for Element {
+    type Output = Self;
+    fn neg(self) -> Self {
+        Self(-&self.0)
+    }
+}
+
+impl Real for Element {
+    type Bool = Value;
+
+    fn constant(&self, value: f64) -> Self {
+        Self(self.0.like(value))
+    }
+    fn exp(&self) -> Self {
+        Self(self.0.exp())
+    }
+    fn ln(&self) -> Self {
+        Self(self.0.log())
+    }
+    fn sqrt(&self) -> Self {
+        Self(self.0.sqrt())
+    }
+    fn lt(&self, other: &Self) -> Value {
+        self.clone().zip(other.clone(), Value::lt).0
+    }
+    fn le(&self, other: &Self) -> Value {
+        self.clone().zip(other.clone(), Value::le).0
+    }
+    fn and(a: &Value, b: &Value) -> Value {
+        a & b
+    }
+    fn not(a: &Value) -> Value {
+        !a
+    }
+    fn select(predicate: &Value, on_true: &Self, on_false: &Self) -> Self {
+        on_true.clone().zip(on_false.clone(), |a, b| predicate.select(a, b))
+    }
+    fn stop_gradient(&self) -> Self {
+        Self(self.0.stop_gradient())
     }
 }
 
@@ -55,8 +120,9 @@ impl Numbers {
 pub(crate) struct StateValues {
     /// The stored values of each parameter.
     pub(crate) parameters: Vec<Vec<Value>>,
-    /// The tensors of first and of second moments of each parameter.
-    moments: [Vec<Vec<Value>>; 2],
+    rule: Rule,
+    /// The tensors of each moment of each parameter.
+    moments: Vec<Vec<Vec<Value>>>,
     /// Storage of each parameter.
     stored: Vec<Storage>,
     /// Format of the moments of each parameter.
@@ -86,18 +152,20 @@ impl StateValues {
         let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
         let formats: Vec<_> = table.iter().map(|parameter| MomentFormat::of(parameter, optimizer, split)).collect();
         let parameters = stored.iter().zip(table).map(|(of, p)| of.declare(f, p.name(), &p.shape)).collect();
-        let moments = [0, 1].map(|moment| {
+        let rule = Rule::of(optimizer);
+        let moments = rule.slots().iter().map(|slot| {
             let declared = |(format, parameter): (&MomentFormat, &Parameter)| {
                 let tensors = format.tensors(parameter).into_iter();
                 tensors.map(|MomentTensor { parameter, kind }| {
-                    let suffix = kind.prefixes()[moment].trim_end_matches('.');
+                    let suffix = kind.prefix(slot).trim_end_matches('.');
                     let ty = TensorType::new(kind.dtype(), &parameter.shape[..]);
                     f.argument(&format!("{}.{suffix}", parameter.name()), ty)
                 })
             };
             formats.iter().zip(table).map(|pair| declared(pair).collect()).collect()
         });
-        let state = Self { parameters, moments, stored, formats };
+        let moments = moments.collect();
+        let state = Self { parameters, rule, moments, stored, formats };
         state.with_axes(table).iter().for_each(|(argument, axes)| split.argument(argument, axes));
         state
     }
@@ -122,10 +190,9 @@ impl StateValues {
         self.stored[i].get(&self.parameters[i])
     }
 
-    /// Returns the f32 moments of a parameter from these tensors.
-    fn moments(&self, i: usize, [first, second]: [&[Value]; 2]) -> [Value; 2] {
-        let [signed, unsigned] = CodeBook::OF_MOMENTS;
-        [self.formats[i].get(signed, first), self.formats[i].get(unsigned, second)]
+    /// Returns the f32 moments of a parameter from the tensors of each.
+    fn moments<'a>(&self, i: usize, tensors: impl Iterator<Item = &'a [Value]>) -> Vec<Value> {
+        self.rule.slots().iter().zip(tensors).map(|(slot, tensors)| self.formats[i].get(slot.book, tensors)).collect()
     }
 }
 
@@ -144,7 +211,7 @@ pub(crate) fn apply_module(
     let f = Builder::new();
     let state = StateValues::declare(&f, table, storage, optimizer, split);
     let sums = declare_sums(&f, table, state.all().count(), split);
-    let numbers = Numbers::argument(&f);
+    let numbers = Numbers::argument(&f, optimizer);
     let (results, report) = update(&f, table, &state, &sums, &numbers, None, check);
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
     split.finish(f.clone(), "adamw", unnamed(results.iter().chain(&none)).chain([("report", &report)]))
@@ -163,8 +230,8 @@ pub(crate) fn update(
     allowed: Option<&Value>,
     check: Check,
 ) -> (Vec<Value>, Value) {
-    let StateValues { parameters, moments: [first, second], stored, formats } = state;
-    let [.., max_grad_norm, limit] = &numbers.0;
+    let StateValues { parameters, rule, moments, stored, formats } = state;
+    let (Element(max_grad_norm), Element(limit)) = (&numbers.0.max_grad_norm, &numbers.0.limit);
     let norm = norm(f, sums);
     // Comparisons with NaN are false.
     let within = norm.le(limit);
@@ -175,15 +242,26 @@ pub(crate) fn update(
     // values until they are written.
     let mut largest = f.scalar(0.0, Dtype::F32);
     for (i, parameter) in table.iter().enumerate().filter(|_| check == Check::Results) {
-        let before = parameters[i].iter().chain(&first[i]).chain(&second[i]).chain([&sums[i]]);
-        let mut before = f.optimization_barrier(&before.collect::<Vec<_>>());
-        let mut rest = before.split_off(parameters[i].len());
-        let of_second = rest.split_off(first[i].len());
-        let (second, sum) = of_second.split_at(second[i].len());
-        let (value, [first, second]) = (stored[i].get(&before), state.moments(i, [&rest, second]));
-        let [value, first, second] = numbers.next(decays(parameter), &clip, [&value, &first, &second, &sum[0]]);
-        let finite = stored[i].finite(&value) & first.is_finite() & second.is_finite();
-        let size = value.abs().max(&first.abs()).max(&second.sqrt());
+        let of_moments = moments.iter().map(|moment| &moment[i]);
+        let before = parameters[i].iter().chain(of_moments.clone().flatten()).chain([&sums[i]]);
+        let before = f.optimization_barrier(&before.collect::<Vec<_>>());
+        let (parts, mut rest) = before.split_at(parameters[i].len());
+        let mut before = Vec::new();
+        for moment in of_moments {
+            let (tensors, others) = rest.split_at(moment.len());
+            before.push(tensors);
+            rest = others;
+        }
+        let (value, before) = (stored[i].get(parts), state.moments(i, before.into_iter()));
+        let (value, after) = numbers.next(decays(parameter), &clip, &value, &before, &rest[0]);
+        let mut finite = stored[i].finite(&value);
+        let mut size = value.abs();
+        for moment in &after {
+            finite = finite & moment.is_finite();
+        }
+        for (slot, moment) in rule.slots().iter().zip(&after) {
+            size = size.max(&if slot.is_squared { moment.sqrt() } else { moment.abs() });
+        }
         // One reduction per parameter instead of three.
         let size = finite.select(&size, &size.like(f64::INFINITY));
         largest = largest.max(&size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>()));
@@ -193,18 +271,18 @@ pub(crate) fn update(
     if let Some(allowed) = allowed {
         applies = applies & allowed;
     }
-    let mut results: [Vec<Value>; 3] = Default::default();
+    let mut results: Vec<Vec<Value>> = vec![Vec::new(); 1 + moments.len()];
     for (i, parameter) in table.iter().enumerate() {
-        let (value, moments) = (state.parameter(i), state.moments(i, [&first[i], &second[i]]));
-        let next = numbers.next(decays(parameter), &clip, [&value, &moments[0], &moments[1], &sums[i]]);
+        let (value, before) = (state.parameter(i), state.moments(i, moments.iter().map(|moment| &moment[i][..])));
+        let (next, after) = numbers.next(decays(parameter), &clip, &value, &before, &sums[i]);
         let chosen = |next: &Value, old: &Value| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
-        for (moment, (book, old)) in CodeBook::OF_MOMENTS.into_iter().zip([&first[i], &second[i]]).enumerate() {
-            let parts = formats[i].put(book, &next[moment + 1]);
+        for (moment, (slot, old)) in rule.slots().iter().zip(moments.iter().map(|moment| &moment[i])).enumerate() {
+            let parts = formats[i].put(slot.book, &after[moment]);
             results[moment + 1].extend(parts.iter().zip(old).map(|(next, old)| chosen(next, old)));
         }
         // This barrier and the next one are for libtpu. Without this one, it computes moments and weights in separate passes and reads
         // everything twice. Splitting the joined value of an unchanged weight restores its parts exactly.
-        let value = f.optimization_barrier(&[&chosen(&next[0], &value)]).swap_remove(0);
+        let value = f.optimization_barrier(&[&chosen(&next, &value)]).swap_remove(0);
         let parts = stored[i].put(&value);
         // Without this one, it computes the f32 weights of several tensors before it splits the first.
         let before_next: Vec<&Value> = std::iter::once(&applies).chain(&parts).collect();
@@ -237,8 +315,11 @@ pub(super) fn measure_module(
         let value = state.parameter(i);
         let size = state.stored[i].finite(&value).select(&value.abs(), &value.like(f64::INFINITY));
         weights = weights.max(&largest(size));
-        let [first, second] = [0, 1].map(|moment| state.formats[i].sizes(&state.moments[moment][i]));
-        let size = first.abs().max(&second.sqrt());
+        let sizes = state.rule.slots().iter().zip(&state.moments).map(|(slot, moment)| {
+            let size = state.formats[i].sizes(&moment[i]);
+            if slot.is_squared { size.sqrt() } else { size.abs() }
+        });
+        let Some(size) = sizes.reduce(|a, b| a.max(&b)) else { continue };
         let size = size.is_finite().select(&size, &size.like(f64::INFINITY));
         moments = moments.max(&largest(size));
     }
@@ -263,20 +344,16 @@ pub(super) fn zeros_module(table: &[Parameter], split: &Split) -> Result<Module>
     split.finish(f.clone(), "zeros", table.iter().map(Parameter::name).zip(&all))
 }
 
-/// Builds the program that creates first or second moments of zero.
-pub(super) fn fresh_module(
-    table: &[Parameter],
-    optimizer: OptimizerName,
-    book: CodeBook,
-    split: &Split,
-) -> Result<Module> {
+/// Builds the program that creates the moments before the first step: all of them of the first slot, then of the next.
+pub(super) fn fresh_module(table: &[Parameter], optimizer: OptimizerName, split: &Split) -> Result<Module> {
     let f = Builder::new();
     let formats = table.iter().map(|parameter| MomentFormat::of(parameter, optimizer, split).tensors(parameter));
     let tensors: Vec<MomentTensor> = formats.flatten().collect();
-    tensors.iter().enumerate().for_each(|(i, tensor)| split.result(&f, i, &tensor.parameter.axes));
-    let zeros = tensors.iter().map(|MomentTensor { parameter, kind }| match kind {
-        MomentKind::Codes => zeros(&f, kind.dtype(), &parameter.shape).like(i64::from(book.zero())),
-        _ => zeros(&f, kind.dtype(), &parameter.shape),
+    let all = Rule::of(optimizer).slots().iter().flat_map(|slot| tensors.iter().map(move |tensor| (slot, tensor)));
+    let zeros = all.enumerate().map(|(i, (slot, MomentTensor { parameter, kind }))| {
+        split.result(&f, i, &parameter.axes);
+        let zeros = zeros(&f, kind.dtype(), &parameter.shape);
+        if *kind == MomentKind::Codes { zeros.like(i64::from(slot.book.zero())) } else { zeros }
     });
     split.finish(f.clone(), "moments", unnamed(&zeros.collect::<Vec<_>>()))
 }
@@ -332,7 +409,57 @@ mod tests {
     use super::*;
     use crate::decoder::parameters;
     use models::ModelConfig;
+    use policy::AdamWConfig;
+    use serde::Deserialize;
     use stablehlo::Array;
+    use std::collections::BTreeMap;
+
+    /// A case of tests/golden/optimizers.py.
+    #[derive(Deserialize)]
+    struct Case {
+        settings: AdamWConfig,
+        learning_rate: f64,
+        shape: Vec<usize>,
+        weight: Vec<f64>,
+        gradients: Vec<Vec<f64>>,
+        weights: Vec<Vec<f64>>,
+        state: BTreeMap<String, Vec<f64>>,
+    }
+
+    fn assert_close(found: &[f64], expected: &[f64], what: &str) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() <= 2e-6 * expected.abs().max(1e-2), "{what}: {found} {expected}");
+        }
+    }
+
+    #[test]
+    fn steps_match_torch() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/optimizers.json");
+        let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let table = parameters(&ModelConfig::default());
+        for Case { settings, learning_rate, shape, weight, gradients, weights, state } in cases {
+            let axes = [Axis::Vocab, Axis::Embed][..shape.len()].to_vec();
+            let table = [table[0].with_shape(shape.clone(), axes)];
+            let (storage, check) = (Storage::Plain(Dtype::F32), Check::Results);
+            let module = apply_module(&table, storage, settings.name, check, &Split::default()).unwrap();
+            let tensor = |values: &[f64]| Array::floats(Dtype::F32, shape.clone(), values.iter().copied()).unwrap();
+            let slots = Rule::of(settings.name).slots();
+            let mut tensors = vec![tensor(&weight)];
+            tensors.extend(slots.iter().map(|_| tensor(&vec![0.0; weight.len()])));
+            for (step, (gradient, expected)) in (1..).zip(gradients.iter().zip(&weights)) {
+                let numbers = settings.step(step, learning_rate).to_list();
+                let numbers = Array::floats(Dtype::F32, [numbers.len()], numbers.iter().copied().map(f64::from));
+                tensors.extend([tensor(gradient), numbers.unwrap()]);
+                tensors = module.interpret(&tensors).unwrap();
+                tensors.truncate(1 + slots.len());
+                assert_close(&tensors[0].to_floats(), expected, &format!("{settings:?}, {shape:?}, step {step}"));
+            }
+            for (slot, found) in slots.iter().zip(&tensors[1..]) {
+                assert_close(&found.to_floats(), &state[slot.single.trim_end_matches('.')], slot.single);
+            }
+        }
+    }
 
     #[test]
     fn measure_finds_the_largest_weight_and_moment() {

@@ -21,9 +21,9 @@
 //! Code 255 is 1 in both. Unlike the flat blocks of bitsandbytes, a block never crosses a row of a matrix ([`MomentBlocks`]), so that shards
 //! of rows on a mesh hold whole blocks. Both have the same blocks if the length of rows is a multiple of 256.
 
-use super::OptimizerName;
+use super::{OptimizerName, Rule};
 use crate::error::{Error, Result};
-use crate::state::{MOMENTS, TensorSource, check_tensors};
+use crate::state::{TensorSource, check_tensors};
 use models::{MOMENT_BLOCK, Parameter};
 use std::sync::LazyLock;
 
@@ -60,7 +60,7 @@ impl MomentBlocks {
     /// Returns the blocks of the moments of a tensor of this shape; `None` if they are f32.
     pub fn of(optimizer: OptimizerName, shape: &[usize]) -> Option<Self> {
         let count: usize = shape.iter().product();
-        if optimizer == OptimizerName::AdamW || count < FEWEST_VALUES {
+        if optimizer != OptimizerName::AdamW8bit || count < FEWEST_VALUES {
             return None;
         }
         let (mut leading, mut row) = (shape.len(), 1);
@@ -203,7 +203,7 @@ impl Table {
 
 /// Returns `true` if the tensor with this name has codes of 8-bit moments, which checkpoints store as bytes.
 pub fn is_moment_codes(name: &str) -> bool {
-    MOMENT_CODES.iter().any(|prefix| name.starts_with(prefix))
+    Rule::ALL.iter().flat_map(|rule| rule.slots()).any(|slot| name.starts_with(slot.eight_bit[0]))
 }
 
 /// Returns the codes of 8-bit moments as bytes.
@@ -223,18 +223,30 @@ pub fn moment_tensors(trained: &[Parameter], optimizer: OptimizerName) -> Vec<Pa
     let mut tensors = Vec::new();
     for Parameter { name, shape } in trained {
         let blocks = MomentBlocks::of(optimizer, shape);
-        for moment in 0..MOMENTS.len() {
+        for slot in Rule::of(optimizer).slots() {
             let mut push = |prefix: &str, shape| tensors.push(Parameter { name: format!("{prefix}{name}"), shape });
             match blocks {
-                None => push(MOMENTS[moment], shape.clone()),
+                None => push(slot.single, shape.clone()),
                 Some(blocks) => {
-                    push(MOMENT_CODES[moment], shape.clone());
-                    push(MOMENT_SCALES[moment], blocks.scales(shape));
+                    let [codes, scales] = slot.eight_bit;
+                    push(codes, shape.clone());
+                    push(scales, blocks.scales(shape));
                 }
             }
         }
     }
     tensors
+}
+
+/// Describes the state of an optimizer, given the names of its tensors.
+fn format<'a>(names: impl Iterator<Item = &'a str> + Clone) -> &'static str {
+    match () {
+        () if names.clone().any(is_moment_codes) => "8-bit moments (optimizer.name: adamw_8bit)",
+        () if names.clone().any(|name| name.starts_with(Rule::Sgd.slots()[0].single)) => {
+            "momentum buffers (optimizer.name: sgd)"
+        }
+        () => "float32 moments (optimizer.name: adamw)",
+    }
 }
 
 /// Checks that the moments after `steps` steps of `optimizer` match the trained parameters one to one, without reading values.
@@ -249,14 +261,10 @@ pub fn check_moments(
 ) -> Result<()> {
     let expected = if steps == 0 { Vec::new() } else { moment_tensors(trained, optimizer) };
     let shapes = moments.shapes();
-    let has_codes = shapes.iter().any(|(name, _)| is_moment_codes(name));
-    let needs_codes = expected.iter().any(|tensor| is_moment_codes(&tensor.name));
-    if !shapes.is_empty() && steps > 0 && has_codes != needs_codes {
-        let format = |codes| match codes {
-            true => "8-bit moments (optimizer.name: adamw_8bit)",
-            false => "float32 moments (optimizer.name: adamw)",
-        };
-        return Err(Error::state("the optimizer", format(needs_codes), format(has_codes)));
+    let found = format(shapes.iter().map(|(name, _)| *name));
+    let needed = format(expected.iter().map(|tensor| &*tensor.name));
+    if !shapes.is_empty() && steps > 0 && found != needed {
+        return Err(Error::state("the optimizer", needed, found));
     }
     if shapes.len() != expected.len() {
         let expected = format!("{} tensors after {steps} steps", expected.len());

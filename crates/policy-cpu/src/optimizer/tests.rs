@@ -4,11 +4,10 @@ use super::*;
 use crate::decoder::PackedBatch;
 use burn::tensor::Device;
 use models::ModelConfig;
-use policy::MOMENT_SCALES;
 
 /// Learning rate of tests whose result does not depend on it.
 const RATE: f64 = 7e-4;
-const OPTIMIZERS: [OptimizerName; 2] = [OptimizerName::AdamW, OptimizerName::AdamW8bit];
+const OPTIMIZERS: [OptimizerName; 3] = [OptimizerName::AdamW, OptimizerName::AdamW8bit, OptimizerName::Sgd];
 
 /// Returns a model in which some tensors have 8-bit moments with `adamw_8bit`.
 fn model() -> Decoder {
@@ -27,7 +26,7 @@ fn gradients() -> GradientSum {
 }
 
 /// Returns the state that an update may change.
-fn snapshot(optimizer: &AdamW) -> (u64, Vec<NamedTensor>) {
+fn snapshot(optimizer: &Optimizer) -> (u64, Vec<NamedTensor>) {
     let mut tensors = Vec::new();
     optimizer.export(&model(), &mut tensors).unwrap();
     (optimizer.steps, tensors)
@@ -35,7 +34,7 @@ fn snapshot(optimizer: &AdamW) -> (u64, Vec<NamedTensor>) {
 
 /// Applies one step to `model` and returns it.
 fn step(
-    optimizer: &mut AdamW,
+    optimizer: &mut Optimizer,
     mut model: Decoder,
     gradients: &GradientSum,
     learning_rate: f64,
@@ -53,7 +52,7 @@ fn an_update_above_the_limit_is_skipped_and_changes_nothing() {
         sum
     };
     let guarded =
-        |name| AdamW::new(&AdamWConfig { name, skip_grad_norm: Some(2.0 * small.norm()), ..Default::default() });
+        |name| Optimizer::new(&AdamWConfig { name, skip_grad_norm: Some(2.0 * small.norm()), ..Default::default() });
     let all = [times(3.0), times(f32::NAN), times(f32::INFINITY)];
     // As the first step, and after an applied step.
     let cases = all.iter().flat_map(|bad| [(bad, 0), (bad, 1)]);
@@ -81,8 +80,11 @@ fn an_update_that_is_not_finite_is_an_error_and_changes_nothing() {
     steep.parameters[0].data[0] = 1e30;
     unknown.parameters[0].data[0] = f32::NAN;
     for name in OPTIMIZERS {
-        let of = |max_grad_norm| AdamW::new(&AdamWConfig { name, max_grad_norm, ..Default::default() });
-        for (max_grad_norm, rate, bad) in [(1.0, 1e38, &sum), (0.0, RATE, &steep), (1.0, 1e38, &unknown)] {
+        let of = |max_grad_norm| Optimizer::new(&AdamWConfig { name, max_grad_norm, ..Default::default() });
+        // The buffer of SGD holds no squares.
+        let has_squares = Rule::of(name).slots().iter().any(|slot| slot.is_squared);
+        let steep = has_squares.then_some((0.0, RATE, &steep));
+        for (max_grad_norm, rate, bad) in [(1.0, 1e39, &sum), (1.0, 1e39, &unknown)].into_iter().chain(steep) {
             let mut optimizer = of(max_grad_norm);
             for _ in 0..2 {
                 let before = snapshot(&optimizer);
@@ -101,13 +103,19 @@ fn weights_or_moments_that_are_not_finite_are_an_error() {
     let sum = gradients();
     for name in OPTIMIZERS {
         let config = AdamWConfig { name, ..Default::default() };
-        let mut optimizer = AdamW::new(&config);
+        let mut optimizer = Optimizer::new(&config);
         let (policy, _) = step(&mut optimizer, model(), &sum, RATE).unwrap();
         let (steps, state) = snapshot(&optimizer);
-        let of_values = [MOMENTS, MOMENT_SCALES].concat();
+        let slots = Rule::of(name).slots().iter();
+        let of_values: Vec<&str> = slots.flat_map(|slot| [slot.single, slot.eight_bit[1]]).collect();
         let there = |prefix: &&str| state.iter().any(|tensor| tensor.name.starts_with(prefix));
         let of_values: Vec<&str> = of_values.into_iter().filter(there).collect();
-        assert_eq!(of_values.len(), if name == OptimizerName::AdamW { 2 } else { 4 });
+        let expected = match name {
+            OptimizerName::AdamW => 2,
+            OptimizerName::AdamW8bit => 4,
+            OptimizerName::Sgd => 1,
+        };
+        assert_eq!(of_values.len(), expected);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e20] {
             // A bad weight, imported after a step with known bounds.
             let spoilt = update_parameters(policy.clone(), |_, _, values| values[3] = bad);
@@ -117,7 +125,7 @@ fn weights_or_moments_that_are_not_finite_are_an_error() {
             for of in &of_values {
                 let mut state = state.clone();
                 state.iter_mut().find(|t| t.name.starts_with(of)).unwrap().data[0] = bad;
-                let mut restored = AdamW::new(&config);
+                let mut restored = Optimizer::new(&config);
                 restored.restore(steps, &state, &policy).unwrap();
                 let result = step(&mut restored, policy.clone(), &sum, RATE);
                 assert_eq!(result.is_err(), !bad.is_finite(), "{of} {bad}");

@@ -1,23 +1,23 @@
-//! Upper bounds on weights and moments: they show, before an AdamW step runs, that the step cannot overflow.
+//! Upper bounds on weights and moments: they show, before an optimizer step runs, that the step cannot overflow.
 
-use super::AdamWStep;
+use super::OptimizerStep;
 
 /// Upper bounds on the magnitudes of a training state.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWBounds {
+pub struct OptimizerBounds {
     /// Largest magnitude of a weight.
     pub weights: f64,
     /// Largest magnitude of a first moment, and of the root of a second one.
     pub moments: f64,
 }
 
-impl AdamWBounds {
+impl OptimizerBounds {
     /// Bound on weights: far below the overflow of f32 and bf16, so rounding does not matter.
     const LARGEST: f64 = 1e30;
     /// Bound on first moments; their squares are then as far from overflow.
-    const LARGEST_MOMENT: f64 = 1e15;
+    pub(super) const LARGEST_MOMENT: f64 = 1e15;
     /// More than the relative rounding error of one step.
-    const ROUNDING: f64 = 1.0 + 1e-5;
+    pub(super) const ROUNDING: f64 = 1.0 + 1e-5;
 
     /// Returns bounds for a state whose weights and moments are at most `largest` in magnitude.
     pub fn of_largest(largest: f64) -> Self {
@@ -27,34 +27,26 @@ impl AdamWBounds {
     /// Returns the bounds after a step, or `None` if they do not prove that weights and moments stay finite for every gradient with a
     /// finite norm. Without clipping and without a skip limit, they never prove it.
     ///
-    /// Proof: no element of the gradient exceeds the norm to which it is clipped. Moments are averages of these elements and of their
-    /// squares, with decays in [0, 1). A weight changes by the rate times a first moment, divided by at least epsilon. Quantised moments are
-    /// at most as large as the largest value of their block.
-    pub fn after(self, step: &AdamWStep) -> Option<Self> {
-        let &AdamWStep { rate, root, epsilon, decay, max_grad_norm, limit, .. } = step;
-        let [rate, root, epsilon, decay, max_grad_norm, limit] =
-            [rate, root, epsilon, decay, max_grad_norm, limit].map(f64::from);
+    /// Proof: no element of the gradient exceeds the norm to which it is clipped. [`UpdateRule::bounds`](super::UpdateRule::bounds) has the rest.
+    pub fn after(self, step: &OptimizerStep) -> Option<Self> {
+        let [max_grad_norm, limit] = [step.max_grad_norm, step.limit].map(f64::from);
         // The factor 2 covers the rounding of the norm, which is summed in f32. The lower bound 1 keeps products with this value bounded.
-        let moments = self.moments.max(2.0 * max_grad_norm.min(limit)).max(1.0) * Self::ROUNDING;
-        let step = rate.abs() * moments / epsilon.min(1.0);
-        let weights = (self.weights * decay.abs().max(1.0) + step) * Self::ROUNDING;
+        let gradient = (2.0 * max_grad_norm.min(limit)).max(1.0);
+        let Self { weights, moments } = step.bounds(self, gradient)?;
+        let weights = weights * Self::ROUNDING;
         // `max` ignores NaN, so the input is checked for it.
-        let is_known = !self.moments.is_nan()
-            && epsilon >= f64::from(f32::MIN_POSITIVE)
-            && moments <= Self::LARGEST_MOMENT
-            && moments / root <= Self::LARGEST_MOMENT
-            && weights <= Self::LARGEST;
+        let is_known = !self.moments.is_nan() && moments <= Self::LARGEST_MOMENT && weights <= Self::LARGEST;
         is_known.then_some(Self { weights, moments })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AdamWConfig, CLIP_EPSILON};
+    use super::super::{AdamWConfig, CLIP_EPSILON, OptimizerName, Rule};
     use super::*;
     use proptest::prelude::*;
 
-    const BEGUN: AdamWBounds = AdamWBounds { weights: 300.0, moments: 0.0 };
+    const BEGUN: OptimizerBounds = OptimizerBounds { weights: 300.0, moments: 0.0 };
 
     fn with(change: impl FnOnce(&mut AdamWConfig)) -> AdamWConfig {
         let mut config = AdamWConfig::default();
@@ -75,7 +67,7 @@ mod tests {
 
     #[test]
     fn no_bounds_without_clipping_or_with_extreme_settings() {
-        let known = |bounds: AdamWBounds, config: &AdamWConfig, rate| bounds.after(&config.step(1, rate)).is_some();
+        let known = |bounds: OptimizerBounds, config: &AdamWConfig, rate| bounds.after(&config.step(1, rate)).is_some();
         let plain = AdamWConfig::default();
         assert!(known(BEGUN, &plain, 1.0) && known(BEGUN, &plain, -1.0));
         for rate in [f64::NAN, f64::INFINITY, -1e38, 1e38, 1e22] {
@@ -92,8 +84,8 @@ mod tests {
             assert!(!known(BEGUN, &config, 1.0), "{name}");
         }
         for number in [f64::NAN, f64::INFINITY, 3e38] {
-            assert!(!known(AdamWBounds { weights: number, ..BEGUN }, &plain, 1e-3), "weights of {number}");
-            assert!(!known(AdamWBounds { moments: number, ..BEGUN }, &plain, 1e-3), "moments of {number}");
+            assert!(!known(OptimizerBounds { weights: number, ..BEGUN }, &plain, 1e-3), "weights of {number}");
+            assert!(!known(OptimizerBounds { moments: number, ..BEGUN }, &plain, 1e-3), "moments of {number}");
         }
     }
 
@@ -106,9 +98,12 @@ mod tests {
             (beta1, beta2) in (0.0..0.9999, 0.0..0.9999),
             (rate, decay) in (-8.0..2.0, 0.0..1.0),
             (epsilon, clip) in (-12.0..1.0, -3.0..6.0),
+            name in prop::sample::select(vec![OptimizerName::AdamW, OptimizerName::Sgd]),
         ) {
             let rate = 10f64.powf(rate);
             let config = AdamWConfig {
+                name,
+                momentum: beta1,
                 adam_beta1: beta1,
                 adam_beta2: beta2,
                 adam_epsilon: 10f64.powf(epsilon),
@@ -116,26 +111,25 @@ mod tests {
                 max_grad_norm: 10f64.powf(clip),
                 ..AdamWConfig::default()
             };
-            let (mut first, mut second) = ([0.0_f32; 3], [0.0_f32; 3]);
-            let mut bounds = AdamWBounds { weights: 100.0, moments: 0.0 };
+            let rule = Rule::of(name);
+            let mut slots = vec![[0.0_f32; 3]; rule.slots().len()];
+            let mut bounds = OptimizerBounds { weights: 100.0, moments: 0.0 };
             for (step, gradient) in (1..).zip(gradients) {
                 let scalars = config.step(step, rate);
-                let AdamWStep { beta1: b1, beta2: b2, rate, root, epsilon, decay, max_grad_norm, .. } = scalars;
                 let norm = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
                 if !norm.is_finite() {
                     continue;
                 }
                 let Some(after) = bounds.after(&scalars) else { break };
                 bounds = after;
-                let clip = (max_grad_norm / (norm + CLIP_EPSILON as f32)).min(1.0);
-                for i in 0..3 {
-                    let g = gradient[i] * clip;
-                    first[i] = b1 * first[i] + (1.0 - b1) * g;
-                    second[i] = b2 * second[i] + (1.0 - b2) * g * g;
-                    weights[i] = weights[i] * decay - rate * first[i] / (second[i].sqrt() / root + epsilon);
-                    let of_moments = f64::from(first[i].abs().max(second[i].sqrt()));
-                    prop_assert!(of_moments <= bounds.moments && f64::from(weights[i].abs()) <= bounds.weights);
+                let clip = (scalars.max_grad_norm / (norm + CLIP_EPSILON as f32)).min(1.0);
+                let mut slices: Vec<&mut [f32]> = slots.iter_mut().map(|slot| &mut slot[..]).collect();
+                scalars.update(true, clip, &mut weights, &gradient, &mut slices);
+                for (slot, values) in rule.slots().iter().zip(&slots) {
+                    let size = |value: &f32| f64::from(if slot.is_squared { value.sqrt() } else { value.abs() });
+                    prop_assert!(values.iter().all(|value| size(value) <= bounds.moments));
                 }
+                prop_assert!(weights.iter().all(|weight| f64::from(weight.abs()) <= bounds.weights));
             }
         }
     }

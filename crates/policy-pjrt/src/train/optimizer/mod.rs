@@ -1,4 +1,4 @@
-//! AdamW with clipping by the norm of the whole gradient, as one program whose state stays on the device.
+//! An optimizer with clipping by the norm of the whole gradient, as one program whose state stays on the device.
 
 mod eight_bit;
 mod programs;
@@ -13,13 +13,13 @@ use crate::storage::Storage;
 use crate::weights::DeviceWeights;
 use crate::{Argument, DeviceTensor};
 use eight_bit::{MomentFormat, MomentKind, MomentTensor};
-use policy::{AdamWBounds, AdamWConfig, CodeBook, OptimizerName, TensorSink, TensorSource};
-use programs::{NUMBERS, drop_module, fresh_module, measure_module, numbers, zeros_module};
+use policy::{AdamWConfig, OptimizerBounds, OptimizerName, Rule, Slot, TensorSink, TensorSource};
+use programs::{drop_module, fresh_module, measure_module, zeros_module};
 use std::sync::Arc;
 
 /// The optimizer programs for the trained parameters of a policy.
 #[derive(Debug)]
-pub(crate) struct AdamW {
+pub(crate) struct Optimizer {
     table: Vec<Parameter>,
     /// Storage of the model.
     storage: Storage,
@@ -34,19 +34,19 @@ enum Key {
     Measure,
     Drop,
     Zeros,
-    /// The first or the second moments before the first step.
-    Fresh(usize),
+    /// The moments before the first step.
+    Fresh,
 }
 
-/// Exponential averages of gradients and of squared gradients, with one tensor per parameter, or two for 8-bit moments.
+/// The state of the update rule, with one tensor per parameter and slot, or two for 8-bit moments.
 #[derive(Clone, Debug)]
 pub(crate) struct Moments {
     /// The number of trained parameters.
     pub(crate) parameters: usize,
-    pub(crate) first: Vec<Arc<DeviceTensor>>,
-    pub(crate) second: Vec<Arc<DeviceTensor>>,
+    /// The tensors of each slot.
+    pub(crate) slots: Vec<Vec<Arc<DeviceTensor>>>,
     /// Upper bounds on moments and weights, if known.
-    pub(crate) bounds: Option<AdamWBounds>,
+    pub(crate) bounds: Option<OptimizerBounds>,
 }
 
 /// The scalars of a step on the device.
@@ -54,7 +54,7 @@ pub(crate) struct Moments {
 pub(crate) struct Scalars {
     pub(crate) numbers: DeviceTensor,
     /// Bounds of the next state, if known before the step.
-    pub(crate) after: Option<AdamWBounds>,
+    pub(crate) after: Option<OptimizerBounds>,
 }
 
 /// Result of a gradient's update.
@@ -83,7 +83,7 @@ impl Applied {
     }
 }
 
-impl AdamW {
+impl Optimizer {
     /// Creates the optimizer of the parameters of `table`.
     pub(crate) fn new(table: Vec<Parameter>, storage: Storage, name: OptimizerName) -> Self {
         Self { table, storage, name, programs: Programs::new() }
@@ -108,7 +108,7 @@ impl AdamW {
         programs.get(runtime, key, |key| match *key {
             Key::Apply(check) => apply_module(table, *storage, *name, check, runtime.split()),
             Key::Measure => measure_module(table, *storage, *name, runtime.split()),
-            Key::Fresh(moment) => fresh_module(table, *name, CodeBook::OF_MOMENTS[moment], runtime.split()),
+            Key::Fresh => fresh_module(table, *name, runtime.split()),
             Key::Drop => drop_module(table, runtime.split()),
             Key::Zeros => zeros_module(table, runtime.split()),
         })
@@ -121,24 +121,22 @@ impl AdamW {
 
     /// Creates moments of zero.
     pub(crate) fn fresh(&mut self, runtime: &Runtime) -> Result<Moments> {
-        let mut zeros = |moment| -> Result<_> {
-            let tensors = self.program(runtime, Key::Fresh(moment))?.run(vec![])?;
-            Ok(tensors.into_iter().map(Arc::new).collect())
-        };
-        let (first, second) = (zeros(0)?, zeros(1)?);
-        Ok(Moments { parameters: self.table.len(), first, second, bounds: None })
+        let mut tensors = self.program(runtime, Key::Fresh)?.run(vec![])?.into_iter().map(Arc::new);
+        let (of_slot, slots) = (self.tensors(runtime).len(), Rule::of(self.name).slots());
+        let slots = slots.iter().map(|_| tensors.by_ref().take(of_slot).collect()).collect();
+        Ok(Moments { parameters: self.table.len(), slots, bounds: None })
     }
 
     /// Passes the moments to `sink`, one by one, with the names of [`policy::moment_tensors`].
     pub(crate) fn export(&self, runtime: &Runtime, moments: &Moments, sink: &mut dyn TensorSink) -> Result<()> {
         let all = self.tensors(runtime);
-        for (moment, tensors) in [&moments.first, &moments.second].into_iter().enumerate() {
+        for (slot, tensors) in Rule::of(self.name).slots().iter().zip(&moments.slots) {
             for kind in MomentKind::ALL {
                 let of_kind = all.iter().zip(tensors).filter(|(of, _)| of.kind == kind);
                 let (table, tensors): (Vec<_>, Vec<_>) =
                     of_kind.map(|(of, tensor)| (of.parameter.clone(), Arc::clone(tensor))).unzip();
                 let tensors = DeviceWeights::of_tensors(runtime, table, Storage::Plain(kind.dtype()), tensors);
-                tensors.export_prefixed(kind.prefixes()[moment], sink)?;
+                tensors.export_prefixed(kind.prefix(slot), sink)?;
             }
         }
         Ok(())
@@ -147,12 +145,12 @@ impl AdamW {
     /// Uploads exported moments, whose names and shapes fit.
     pub(crate) fn import(&self, runtime: &Runtime, source: &dyn TensorSource) -> Result<Moments> {
         let all = self.tensors(runtime);
-        let of_moment = |moment: usize| -> Result<Vec<Arc<DeviceTensor>>> {
+        let of_slot = |slot: &Slot| -> Result<Vec<Arc<DeviceTensor>>> {
             let mut of_kinds = Vec::new();
             for kind in MomentKind::ALL {
                 let of_kind = all.iter().filter(|tensor| tensor.kind == kind);
                 let table = of_kind.map(|tensor| tensor.parameter.clone()).collect();
-                let (storage, prefix) = (Storage::Plain(kind.dtype()), kind.prefixes()[moment]);
+                let (storage, prefix) = (Storage::Plain(kind.dtype()), kind.prefix(slot));
                 let tensors = DeviceWeights::from_source(runtime, table, storage, prefix, source)?;
                 of_kinds.push((kind, tensors.into_tensors().into_iter()));
             }
@@ -162,8 +160,8 @@ impl AdamW {
             };
             Ok(all.iter().filter_map(next).collect())
         };
-        let (first, second) = (of_moment(0)?, of_moment(1)?);
-        Ok(Moments { parameters: self.table.len(), first, second, bounds: None })
+        let slots = Rule::of(self.name).slots().iter().map(of_slot).collect::<Result<_>>()?;
+        Ok(Moments { parameters: self.table.len(), slots, bounds: None })
     }
 
     /// Returns the scalars of step `step` (counted from 1) and, if possible, bounds on the state after it, valid for every finite gradient
@@ -180,23 +178,24 @@ impl AdamW {
     ) -> Result<Scalars> {
         let of_step = config.step(step, learning_rate);
         // A step without clipping has no bounds for any state.
-        let can_be_known = AdamWBounds::of_largest(0.0).after(&of_step).is_some();
+        let can_be_known = OptimizerBounds::of_largest(0.0).after(&of_step).is_some();
         let bounds = match moments.bounds {
             None if can_be_known => Some(self.measure(runtime, weights, moments)?),
             bounds => bounds,
         };
         let after = bounds.and_then(|bounds| bounds.after(&of_step));
-        Ok(Scalars { numbers: runtime.upload(&numbers(&of_step), &[NUMBERS])?, after })
+        let numbers = of_step.to_list();
+        Ok(Scalars { numbers: runtime.upload(&numbers, &[numbers.len()])?, after })
     }
 
     /// Measures the largest magnitudes of weights and moments.
-    fn measure(&mut self, runtime: &Runtime, weights: &DeviceWeights, moments: &Moments) -> Result<AdamWBounds> {
+    fn measure(&mut self, runtime: &Runtime, weights: &DeviceWeights, moments: &Moments) -> Result<OptimizerBounds> {
         let mut arguments = weights.arguments_with_remainders();
-        arguments.extend(moments.first.iter().chain(&moments.second).map(|tensor| Argument::from(&**tensor)));
+        arguments.extend(moments.slots.iter().flatten().map(|tensor| Argument::from(&**tensor)));
         let report = self.program(runtime, Key::Measure)?.run_one(arguments)?;
         let largest = report.read::<f32>("the largest weights and moments")?;
         let [weights, moments] = [0, 1].map(|i| largest.get(i).copied().unwrap_or(f32::INFINITY).into());
-        Ok(AdamWBounds { weights, moments })
+        Ok(OptimizerBounds { weights, moments })
     }
 
     /// Returns the program of a step with these scalars, before any tensor is donated.
@@ -233,14 +232,14 @@ impl Moments {
         let (mut moments, report, sums) = self.step(weights, program, false, rest, report_at)?;
         let applied = Applied::of(&report, true);
         moments.bounds = match report[..] {
-            [_, _, _, largest] if applied.is_applied() => Some(AdamWBounds::of_largest(largest.into())),
+            [_, _, _, largest] if applied.is_applied() => Some(OptimizerBounds::of_largest(largest.into())),
             // Bounds never shrink, so they also hold if the state is unchanged.
             _ => scalars.after,
         };
         Ok((moments, applied, sums))
     }
 
-    /// Runs a program that replaces the trained ones of `weights`, each followed by its remainders, if any, and both moments. Its arguments
+    /// Runs a program that replaces the trained ones of `weights`, each followed by its remainders, if any, and the moments. Its arguments
     /// are the frozen weights if it `reads_frozen` ones, this state, and the `rest`. Returns the next moments, the program's report, which is
     /// at index `report_at` behind the state, and its other results.
     ///
@@ -254,14 +253,14 @@ impl Moments {
         rest: Vec<Argument<'_>>,
         report_at: usize,
     ) -> Result<(Self, Vec<f32>, Vec<DeviceTensor>)> {
-        let Self { parameters: count, first, second, .. } = self;
+        let Self { parameters: count, slots, .. } = self;
         let mut frozen = weights.take();
         // Trained parameters come last.
         let mut trained = frozen.split_off(frozen.table().len() - count);
-        let of_moment = first.len();
+        let lengths: Vec<usize> = slots.iter().map(Vec::len).collect();
         let parameters = trained.take().into_tensors();
         let of_parameters = parameters.len();
-        let state = parameters.into_iter().chain(first).chain(second);
+        let state = parameters.into_iter().chain(slots.into_iter().flatten());
         let (owned, shared): (Vec<Option<DeviceTensor>>, Vec<Option<Arc<DeviceTensor>>>) = state
             .map(|tensor| match Arc::try_unwrap(tensor) {
                 Ok(tensor) => (Some(tensor), None),
@@ -281,7 +280,7 @@ impl Moments {
         let mut outputs = outputs.into_iter().map(Arc::new);
         let trained = trained.with_tensors(outputs.by_ref().take(of_parameters));
         *weights = frozen.followed_by(trained);
-        let [first, second] = [(); 2].map(|()| outputs.by_ref().take(of_moment).collect());
-        Ok((Self { parameters: count, first, second, bounds: None }, report, others))
+        let slots = lengths.into_iter().map(|length| outputs.by_ref().take(length).collect()).collect();
+        Ok((Self { parameters: count, slots, bounds: None }, report, others))
     }
 }

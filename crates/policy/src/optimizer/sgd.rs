@@ -1,0 +1,39 @@
+//! Stochastic gradient descent with momentum, as in PyTorch: without dampening, and with weight decay as a part of the gradient.
+
+use super::{AdamWConfig, CodeBook, OptimizerBounds, Slot, UpdateRule};
+use grpo_core::backend_api::real::Real;
+
+/// The sum of gradients.
+pub(super) const SLOTS: [Slot; 1] = [Slot {
+    single: "momentum_buffer.",
+    eight_bit: ["momentum_buffer_codes.", "momentum_buffer_scales."],
+    book: CodeBook::Signed,
+    is_squared: false,
+}];
+
+/// The momentum; the learning rate; the weight decay.
+pub(super) const SCALARS: usize = 3;
+
+/// b = momentum b + g + weight_decay w, w = w - rate b.
+pub(super) struct Sgd;
+
+impl UpdateRule<1, SCALARS> for Sgd {
+    fn scalars(config: &AdamWConfig, _: u64, learning_rate: f64) -> [f64; SCALARS] {
+        [config.momentum, learning_rate, config.weight_decay]
+    }
+
+    #[inline(always)]
+    fn next<R: Real>(scalars: &[R; SCALARS], decays: bool, value: R, g: R, [buffer]: [R; 1]) -> (R, [R; 1]) {
+        let [momentum, rate, weight_decay] = scalars.clone();
+        let g = if decays { g + weight_decay * value.clone() } else { g };
+        let buffer = momentum * buffer + g;
+        (value - rate * buffer.clone(), [buffer])
+    }
+
+    fn bounds(scalars: &[f64; SCALARS], before: OptimizerBounds, gradient: f64) -> Option<OptimizerBounds> {
+        let [momentum, rate, weight_decay] = scalars.map(f64::abs);
+        let moments = momentum * before.moments + gradient + weight_decay * before.weights;
+        let moments = moments * OptimizerBounds::ROUNDING;
+        Some(OptimizerBounds { weights: before.weights + rate * moments, moments })
+    }
+}
