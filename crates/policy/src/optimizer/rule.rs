@@ -124,28 +124,42 @@ impl OptimizerStep {
     /// # Panics
     /// Panics unless there is a slice for each slot of the rule.
     pub fn update(&self, decays: bool, clip: f32, values: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]) {
-        fn update<T: UpdateRule<S, C>, const S: usize, const C: usize>(
-            scalars: &[f32; C],
-            decays: bool,
-            clip: f32,
+        // Every slice is an argument: the compiler then knows that they do not overlap, and updates several elements by one instruction.
+        fn with_one(
+            next: impl Fn(f32, f32, [f32; 1]) -> (f32, [f32; 1]),
             values: &mut [f32],
             gradient: &[f32],
-            slots: &mut [&mut [f32]],
+            slot: &mut [f32],
         ) {
-            let count = values.len();
-            let gradient = &gradient[..count];
-            let slots: &mut [&mut [f32]; S] = slots.try_into().expect("a slice for each slot");
-            let mut slots = slots.each_mut().map(|slot| &mut slot[..count]);
-            for at in 0..count {
-                let before = slots.each_ref().map(|slot| slot[at]);
-                let (value, after) = T::next(scalars, decays, values[at], gradient[at] * clip, before);
-                values[at] = value;
-                slots.iter_mut().zip(after).for_each(|(slot, after)| slot[at] = after);
+            for ((value, gradient), slot) in values.iter_mut().zip(gradient).zip(slot) {
+                (*value, [*slot]) = next(*value, *gradient, [*slot]);
+            }
+        }
+        fn with_two(
+            next: impl Fn(f32, f32, [f32; 2]) -> (f32, [f32; 2]),
+            values: &mut [f32],
+            gradient: &[f32],
+            first: &mut [f32],
+            second: &mut [f32],
+        ) {
+            for ((value, gradient), (first, second)) in
+                values.iter_mut().zip(gradient).zip(first.iter_mut().zip(second))
+            {
+                (*value, [*first, *second]) = next(*value, *gradient, [*first, *second]);
             }
         }
         match &self.scalars {
-            Scalars::AdamW(scalars) => update::<adamw::AdamW, _, _>(scalars, decays, clip, values, gradient, slots),
-            Scalars::Sgd(scalars) => update::<sgd::Sgd, _, _>(scalars, decays, clip, values, gradient, slots),
+            Scalars::AdamW(scalars) => {
+                let [first, second] = slots else { panic!("AdamW has two slots, got {}", slots.len()) };
+                let next =
+                    |value, gradient: f32, slots| adamw::AdamW::next(scalars, decays, value, gradient * clip, slots);
+                with_two(next, values, gradient, first, second);
+            }
+            Scalars::Sgd(scalars) => {
+                let [buffer] = slots else { panic!("SGD has one slot, got {}", slots.len()) };
+                let next = |value, gradient: f32, slots| sgd::Sgd::next(scalars, decays, value, gradient * clip, slots);
+                with_one(next, values, gradient, buffer);
+            }
         }
     }
 }
