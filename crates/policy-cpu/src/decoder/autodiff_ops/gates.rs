@@ -16,20 +16,30 @@ pub(crate) fn split_gates(rows: Tensor<2>, heads: Heads) -> Result<(Tensor<2>, T
     let [n, columns] = rows.dims();
     let mut graph = Graph::default();
     let rows = operand(&mut graph, "qkv", rows)?;
-    let (queries, width) = (heads.query * heads.width, heads.width.max(1));
-    let [mut qkv, mut gates] = [columns - queries, queries].map(|width| Vec::with_capacity(n * width));
-    for row in read("qkv", &rows.storage)?.chunks_exact(columns.max(1)) {
-        for head in row[..2 * queries].chunks_exact(2 * width) {
-            qkv.extend_from_slice(&head[..width]);
-            gates.extend_from_slice(&head[width..]);
-        }
-        qkv.extend_from_slice(&row[2 * queries..]);
-    }
+    let queries = heads.query * heads.width;
+    let (qkv, gates) = without_gates(read("qkv", &rows.storage)?, heads);
     let second = Second::default();
     let derivative = SplitGatesGrad { gates: second.clone(), heads, dims: [n, columns] };
     let qkv = record(graph, tensor(qkv, [n, columns - queries]), [rows.node], derivative);
     let gates = second.output(tensor(gates, [n, queries]), &qkv)?;
     Ok((qkv, gates))
+}
+
+/// Splits rows `[N, (2A + 2K) D]` as [`split_gates`] does.
+pub(crate) fn without_gates(rows: &[f32], heads: Heads) -> (Vec<f32>, Vec<f32>) {
+    let (queries, width) = (heads.query * heads.width, heads.width.max(1));
+    let columns = (heads.row() + queries).max(1);
+    let n = rows.len() / columns;
+    let [mut qkv, mut gates] = [columns - queries, queries].map(|width| Vec::with_capacity(n * width));
+    for row in rows.chunks_exact(columns) {
+        let (of_queries, rest) = row.split_at(2 * queries);
+        for head in of_queries.chunks_exact(2 * width) {
+            qkv.extend_from_slice(&head[..width]);
+            gates.extend_from_slice(&head[width..]);
+        }
+        qkv.extend_from_slice(rest);
+    }
+    (qkv, gates)
 }
 
 #[derive(Clone, Debug)]
@@ -96,10 +106,7 @@ impl Derivative<2> for GatedValuesGrad {
     }
 }
 
-fn sigmoid(x: f32) -> f32 {
-    if x >= 0.0 {
-        return 1.0 / (1.0 + (-x).exp());
-    }
-    let e = x.exp();
-    e / (1.0 + e)
+/// Returns 1 / (1 + e^-x), 0 if e^-x overflows.
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }

@@ -10,7 +10,7 @@ mod residual;
 mod second;
 
 pub(crate) use attention::{Sequences, attention, gated_delta_net};
-pub(crate) use gates::{gated_values, split_gates};
+pub(crate) use gates::{gated_values, sigmoid, split_gates, without_gates};
 pub(crate) use linear::{Addend, adapted_head, embedding, linear, low_rank};
 pub(crate) use norms::{gated, norm_heads, rms_norm};
 pub(crate) use residual::{add_scaled, scaled, select_rows};

@@ -2,10 +2,11 @@
 
 use super::Inference;
 use super::weights::{Embedding, Layer, LayerAttention, LayerDeltaNet, LayerMixer, LayerMlp, Matrix, Norm, Weight};
+use crate::decoder::autodiff_ops::{sigmoid, without_gates};
 use crate::decoder::params::read;
 use crate::decoder::rope::RopeTables;
 use crate::decoder::tape::no_such_part;
-use backend_cpu::layers::{Add, HeadNorms, Heads};
+use backend_cpu::layers::{Add, HeadNorms};
 use grpo_decoder::{BlockSpec, LayerOps, Projection, Residual, block};
 use policy::{Error, Result};
 use std::mem::take;
@@ -89,9 +90,12 @@ where
 
     fn heads(&mut self, x: Self::Tensor) -> Result<(Vec<f32>, Option<Self::Tensor>)> {
         let attention = self.attention_part()?;
-        let mut qkv = self.model.linear(Vec::new(), &x, &attention.qkv, None)?;
-        let gates = attention.has_gates.then(|| Rc::new(take_gates(&mut qkv, attention.heads)));
-        Ok((qkv, gates))
+        let qkv = self.model.linear(Vec::new(), &x, &attention.qkv, None)?;
+        if !attention.has_gates {
+            return Ok((qkv, None));
+        }
+        let (qkv, gates) = without_gates(&qkv, attention.heads);
+        Ok((qkv, Some(Rc::new(gates))))
     }
 
     fn complete_values(&mut self, qkv: Vec<f32>) -> Result<Vec<f32>> {
@@ -125,7 +129,7 @@ where
 
     fn gate(&mut self, values: Self::Tensor, gates: Self::Tensor) -> Result<Self::Tensor> {
         let mut values = Rc::unwrap_or_clone(values);
-        values.iter_mut().zip(&*gates).for_each(|(value, gate)| *value /= 1.0 + (-gate).exp());
+        values.iter_mut().zip(&*gates).for_each(|(value, gate)| *value *= sigmoid(*gate));
         Ok(Rc::new(values))
     }
 
@@ -280,22 +284,6 @@ fn keep_rows(rows: &mut Vec<f32>, n: usize, wanted: &[usize]) {
         rows.copy_within(from * width..(from + 1) * width, to * width);
     }
     rows.truncate(wanted.len() * width);
-}
-
-/// Removes the gates behind the query heads from rows `[N, (2A + 2K) D]`, which become `[N, (A + 2K) D]`, and returns them, `[N, A D]`.
-fn take_gates(rows: &mut Vec<f32>, heads: Heads) -> Vec<f32> {
-    let (d, queries) = (heads.width, heads.query * heads.width);
-    let (mut gates, mut qkv) = (Vec::new(), Vec::new());
-    for row in rows.chunks_exact((heads.row() + queries).max(1)) {
-        let (of_queries, rest) = row.split_at(2 * queries);
-        for head in of_queries.chunks_exact(2 * d) {
-            qkv.extend_from_slice(&head[..d]);
-            gates.extend_from_slice(&head[d..]);
-        }
-        qkv.extend_from_slice(rest);
-    }
-    *rows = qkv;
-    gates
 }
 
 /// Applies the softcap to logits, if there is one.
