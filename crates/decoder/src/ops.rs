@@ -3,13 +3,13 @@
 /// A norm of a layer, by its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norm {
-    /// Of the mixer's input.
+    /// The norm of the mixer's input.
     BeforeMixer,
-    /// Of the mixer's output.
+    /// The norm of the mixer's output.
     AfterMixer,
-    /// Of the MLP's input.
+    /// The norm of the MLP's input.
     BeforeMlp,
-    /// Of the MLP's output.
+    /// The norm of the MLP's output.
     AfterMlp,
 }
 
@@ -21,16 +21,16 @@ impl Norm {
 /// An output projection of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projection {
-    /// Of the mixer, `[A D, H]` or `[Hv Dv, H]`.
+    /// The mixer's output projection, `[A D, H]` or `[Hv Dv, H]`.
     Mixer,
-    /// Of the MLP, `[I, H]`.
+    /// The MLP's output projection, `[I, H]`.
     Mlp,
 }
 
 /// The residual stream before an update, and how the update is added: `stream + factor * norm(update)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Residual<T> {
-    /// `[N, H]`.
+    /// The residual stream, `[N, H]`.
     pub stream: T,
     /// The norm of the update, if it has one.
     pub norm: Option<Norm>,

@@ -110,7 +110,7 @@ pub enum FileFormat {
     Parquet,
 }
 
-/// What happens to conversations whose chat template rewrites earlier turns.
+/// The treatment of conversations whose chat template rewrites earlier turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum History {

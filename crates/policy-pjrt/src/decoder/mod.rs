@@ -103,21 +103,21 @@ impl Rows {
     }
 }
 
-/// What the layers read of rows of whole sequences.
+/// The inputs of all layers for rows of whole sequences.
 struct WholeRows {
     rotaries: Rotaries,
     masks: ByWindow<Mask>,
-    /// `[B, T]`, i32, for a model with Gated DeltaNets.
+    /// The positions `[B, T]`, i32, for a model with Gated DeltaNets.
     positions: Option<Value>,
-    /// See [`Rows::counted`].
+    /// The tokens that count in the statistics of routers ([`Rows::counted`]).
     counted: Option<Value>,
-    /// See [`Rows::routed`].
+    /// The recorded experts of the tokens ([`Rows::routed`]).
     routed: Option<Value>,
 }
 
 leaves!(WholeRows { rotaries, masks, positions, counted, routed });
 
-/// What a loop over layers carries.
+/// The values that a loop over layers carries.
 struct Carry {
     /// The residual stream `[B, T, H]`.
     x: Value,

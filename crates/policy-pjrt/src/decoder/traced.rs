@@ -11,8 +11,8 @@ use stablehlo::{Dtype, Error, Result, Unary, Value};
 /// 2 sqrt(2/pi), of the tanh approximation of GELU.
 const TWICE_ROOT: f64 = 1.595_769_121_605_730_8;
 
-/// What the layers of a program read and write besides their parameters and the residual stream: nothing but the tokens of the rows, or a
-/// KV cache and the states of Gated DeltaNets.
+/// The inputs and outputs of a layer besides its parameters and the residual stream: for training the tokens of the rows, for rollouts a KV
+/// cache and the states of Gated DeltaNets.
 pub(crate) trait LayerCache {
     /// Returns the rotations of the tokens.
     fn rotaries(&self) -> &Rotaries;

@@ -108,7 +108,7 @@ pub(super) struct DecodeStep<'a> {
     base: Value,
 }
 
-/// What the layers of a decode step read.
+/// The inputs of the layers of a decode step.
 struct StepCache {
     rotaries: Rotaries,
     cached: Window,
@@ -180,7 +180,7 @@ struct Recorded {
 
 leaves!(Recorded { masks, routed });
 
-/// What the loop over tokens carries.
+/// The values that the loop over tokens carries.
 #[derive(Clone)]
 struct Call {
     /// The number of the step, an i32 scalar.

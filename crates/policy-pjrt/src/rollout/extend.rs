@@ -42,7 +42,7 @@ pub(super) fn resume(decoder: &Decoder, shape: Shape) -> Result<Module> {
     decoder.split().finish(f, "rollout_resume", StateValues { rows, ..state }.results())
 }
 
-/// What the layers of an extension read.
+/// The inputs of the layers of an extension.
 struct ExtensionCache {
     rotaries: Rotaries,
     cached: Window,

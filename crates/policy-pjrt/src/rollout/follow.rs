@@ -136,10 +136,10 @@ impl DeviceRollout {
     }
 }
 
-/// What the loop over given tokens carries.
+/// The values that the loop over given tokens carries.
 #[derive(Clone)]
 struct Given {
-    /// See [`SlotRows`].
+    /// The last token and the length of each row, as in [`SlotRows`].
     last: Value,
     length: Value,
     /// The logits of all steps, `[B, W, V]`.

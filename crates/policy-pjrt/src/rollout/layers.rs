@@ -19,7 +19,7 @@ pub(crate) struct Window {
 
 leaves!(Window { keys, values });
 
-/// What a loop over layers carries.
+/// The values that a loop over layers carries.
 #[derive(Clone)]
 pub(super) struct Carry {
     /// The residual stream `[B, T, H]`.
@@ -34,7 +34,7 @@ pub(super) struct Carry {
 
 leaves!(Carry { x, window, delta, routed });
 
-/// What the layers of a program read: rotations, masks, and keys and values of earlier tokens.
+/// The inputs of the layers of a rollout program: rotations, masks, and keys and values of earlier tokens.
 pub(super) trait KvCache: Leaves {
     /// Returns the rotations of the tokens.
     fn rotaries(&self) -> &Rotaries;
@@ -46,7 +46,7 @@ pub(super) trait KvCache: Leaves {
     fn attend(&self, decoder: &Decoder, layer: &Layer<'_>, heads: &Heads, window: &mut Window) -> Value;
 }
 
-/// The cache of a layer, and what the layer changes.
+/// The cache of a layer, and the values that the layer changes.
 struct LayerOfCall<'a, K> {
     cache: &'a K,
     window: Window,

@@ -38,7 +38,7 @@ impl Prompts {
     }
 }
 
-/// What the layers of a prefill read: no token is in a cache.
+/// The inputs of the layers of a prefill, which has no tokens in a cache.
 struct PromptCache {
     rotaries: Rotaries,
     /// `true` for tokens whose keys and values are written, `[P, T]`.
@@ -202,7 +202,7 @@ struct Copied {
 leaves!(Copied { caches, seen, delta });
 
 impl Copied {
-    /// Returns a property of each tensor, given that of caches, sets of tokens and states.
+    /// Returns a property of each tensor from the properties of caches, sets of tokens and states.
     fn axes<T: Copy>(&self, [caches, seen, delta]: [T; 3]) -> Vec<T> {
         let parts = [(self.caches.leaves(), caches), (self.seen.leaves(), seen), (self.delta.leaves(), delta)];
         parts.into_iter().flat_map(|(leaves, property)| vec![property; leaves.len()]).collect()

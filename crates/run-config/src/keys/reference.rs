@@ -19,7 +19,7 @@ fn nested(path: &str, value: Value) -> Value {
     keys.into_iter().rev().fold(value, |value, key| json!({ key: value }))
 }
 
-/// Replaces values of `base` by those of `top`, key by key.
+/// Replaces values of `base` by the values of `top`, key by key.
 fn merge(base: &mut Value, top: Value) {
     match (base, top) {
         (Value::Object(base), Value::Object(top)) => {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use trainer::agents::{Agent, Connection, Environments, Failure};
 use trainer::{Parts, Result, TrainConfig, Trainer};
 
-/// An agent that is a function of its connection and the index of its conversation among those of the run.
+/// A function as an agent: its arguments are the connection and the index of the conversation in the run.
 pub(crate) struct Function(
     pub(crate) fn(&Client<'_>, usize) -> std::result::Result<Option<f32>, Failure>,
     pub(crate) Mutex<usize>,

@@ -67,7 +67,7 @@ impl RouterCounts {
         Some(Self { tokens: zero, shares, differing: replays.then(|| counted.like(0.0)) })
     }
 
-    /// Returns the sums with those of the next layer.
+    /// Returns the sums followed by the sums of the next layer.
     pub(super) fn with(&self, routing: &Routing, counted: &Value) -> Self {
         let counted = counted.broadcast_in_dim(routing.logits.shape(), &[0, 1]);
         let sum = |values: &Value| (values * &counted).reduce(Reducer::Add, &[0, 1]);
