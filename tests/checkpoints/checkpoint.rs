@@ -1,7 +1,7 @@
 //! The committed checkpoints with the results of transformers and torch.
 
 use models::{ModelConfig, ModelFolder, NamedTensor, Weights};
-use policy::{AdamWConfig, Sequence};
+use policy::{OptimizerSettings, Sequence};
 use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -123,14 +123,14 @@ impl Settings {
         self.0[key].parse().unwrap()
     }
 
-    pub(crate) fn adamw(&self) -> AdamWConfig {
-        AdamWConfig {
+    pub(crate) fn adamw(&self) -> OptimizerSettings {
+        OptimizerSettings {
             adam_beta1: self.number("beta1"),
             adam_beta2: self.number("beta2"),
             adam_epsilon: self.number("eps"),
             weight_decay: self.number("weight_decay"),
             max_grad_norm: self.number("max_grad_norm"),
-            ..AdamWConfig::default()
+            ..OptimizerSettings::default()
         }
     }
 }

@@ -6,7 +6,7 @@ use grpo_files::Layers;
 use grpo_run::Run;
 use pjrt::install::{Kind, install};
 use policy::{
-    AdamWConfig, Completion, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
+    Completion, OptimizerSettings, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
     TensorSink, TensorSource, UpdateReport, Weights,
 };
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
@@ -46,7 +46,7 @@ impl Policy for Lost {
         fn accumulate(self: &mut Self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput>;
         fn apply(self: &mut Self, rate: f64) -> Result<UpdateReport>;
         fn skip(self: &mut Self) -> Result<UpdateReport>;
-        fn reset_optimizer(self: &mut Self, config: &AdamWConfig) -> Result<()>;
+        fn reset_optimizer(self: &mut Self, config: &OptimizerSettings) -> Result<()>;
         fn optimizer_steps(self: &Self) -> u64;
         fn has_ref_policy(self: &Self) -> bool;
         fn freeze_ref_policy(self: &mut Self) -> Result<()>;

@@ -307,7 +307,7 @@ impl RunPrograms {
             ProgramName::Gradient => self.gradient(&self.decoder),
             ProgramName::HalfMlp => self.gradient(&self.half_mlp()?),
             ProgramName::Score => self.train(&self.decoder).score(&loss, shape),
-            ProgramName::Apply => self.train(&self.decoder).adamw(),
+            ProgramName::Apply => self.train(&self.decoder).optimizer(),
             ProgramName::Step => self.train(&self.decoder).step(&loss, self.config.grpo.value_loss().as_ref(), shape),
             ProgramName::Head => {
                 let head = self.train(&self.decoder).head(&loss, shape.tokens);
@@ -416,7 +416,7 @@ impl RunPrograms {
 
     fn train(&self, decoder: &Decoder) -> TrainPrograms {
         let programs = TrainPrograms::new(decoder.clone(), self.options.save.clone());
-        programs.with_optimizer(self.config.optimizer.adamw.name)
+        programs.with_optimizer(self.config.optimizer.settings.name)
     }
 
     /// Returns the matmul cost of forward and backward pass in units of the forward pass: one more for the derivative of inputs, and one more

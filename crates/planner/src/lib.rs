@@ -247,7 +247,7 @@ pub fn longest_prompt(config: &TrainConfig, shape: &ModelConfig) -> usize {
 /// Returns `true` if an update is one program: it has one micro-batch, and gradient clipping bounds its values below overflow.
 pub fn is_one_program(config: &TrainConfig) -> bool {
     let optimizer = &config.optimizer;
-    let first = optimizer.adamw.step(1, optimizer.learning_rate);
+    let first = optimizer.settings.step(1, optimizer.learning_rate);
     config.grpo.gradient_accumulation_steps == 1 && OptimizerBounds::of_largest(0.0).after(&first).is_some()
 }
 

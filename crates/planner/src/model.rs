@@ -386,7 +386,7 @@ impl<'a> CostModel<'a> {
     fn optimizer(&self) -> Cost {
         let mut meter = self.meter(self.training());
         if self.config.lora.is_none() {
-            let optimizer = self.config.optimizer.adamw.name;
+            let optimizer = self.config.optimizer.settings.name;
             // All moments are read and written.
             let moved = 2.0 * optimizer.moments().len() as f64;
             let moments = moved * optimizer.moment_bytes(self.of_training.elements as u64) as f64;

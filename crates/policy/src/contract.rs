@@ -3,8 +3,9 @@
 //! A model of random weights is trained on two short sequences. Numbers are compared with other numbers of the same policy only.
 
 use crate::{
-    AdamWConfig, Error, LogitsProcessors, MOMENT_CODES, MOMENT_SCALES, MOMENTS, OptimizerName, Policy, PolicyState,
-    Result, RolloutRequest, Sampling, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
+    Error, LogitsProcessors, MOMENT_CODES, MOMENT_SCALES, MOMENTS, OptimizerName, OptimizerSettings, Policy,
+    PolicyState, Result, RolloutRequest, Sampling, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all,
+    token_batch,
 };
 use grpo_core::batch::{SamplingMask, TokenWeights, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
@@ -138,21 +139,21 @@ fn state(policy: &dyn Policy) -> [Vec<NamedTensor>; 3] {
 }
 
 fn import(policy: &mut dyn Policy, state: &[Vec<NamedTensor>; 3], steps: u64) -> Result<()> {
-    import_with(policy, state, steps, &AdamWConfig::default())
+    import_with(policy, state, steps, &OptimizerSettings::default())
 }
 
 fn import_with(
     policy: &mut dyn Policy,
     [weights, of_ref, moments]: &[Vec<NamedTensor>; 3],
     optimizer_steps: u64,
-    adamw: &AdamWConfig,
+    optimizer_settings: &OptimizerSettings,
 ) -> Result<()> {
     policy.import(&PolicyState {
         policy: weights,
         ref_policy: Some(of_ref),
         optimizer: moments,
         optimizer_steps,
-        adamw,
+        optimizer_settings,
     })
 }
 
@@ -297,7 +298,7 @@ pub fn an_update_that_is_not_finite_changes_nothing<F: Fixture>() {
     let advantages = Advantages::PerSequence(vec![1e30, -1e30]);
     large[0].tokens = large[0].tokens.clone().with_advantages(advantages).unwrap();
     // With a limit, updates above it are skipped; the squared gradient of the first one overflows f32.
-    let adamw = AdamWConfig { skip_grad_norm: Some(1e-3), ..AdamWConfig::default() };
+    let adamw = OptimizerSettings { skip_grad_norm: Some(1e-3), ..OptimizerSettings::default() };
     policy.reset_optimizer(&adamw).unwrap();
     for (batch, loss) in [(&large, StepLoss::Grpo), (&part, SUPERVISED)] {
         policy.accumulate(batch, loss).unwrap();
@@ -363,8 +364,8 @@ fn with_eight_bit_moments() -> Vec<Setup> {
     vec![of(64), of(320), Setup { lora: Some(lora), ..of(320) }]
 }
 
-fn eight_bit() -> AdamWConfig {
-    AdamWConfig { name: OptimizerName::AdamW8bit, ..AdamWConfig::default() }
+fn eight_bit() -> OptimizerSettings {
+    OptimizerSettings { name: OptimizerName::AdamW8bit, ..OptimizerSettings::default() }
 }
 
 pub fn eight_bit_moments_are_restored_bit_for_bit_and_only_with_their_optimizer<F: Fixture>() {
@@ -410,7 +411,7 @@ pub fn eight_bit_moments_are_restored_bit_for_bit_and_only_with_their_optimizer<
         let error = import_with(&mut *other, &state(&*single), 1, &eight_bit()).unwrap_err().to_string();
         assert!(error.contains("adamw_8bit") && error.contains("got float32 moments"), "{error}");
         // A reset returns to f32 moments.
-        other.reset_optimizer(&AdamWConfig::default()).unwrap();
+        other.reset_optimizer(&OptimizerSettings::default()).unwrap();
         train(&mut *other, &parts, StepLoss::Grpo);
         assert!(state(&*other)[2].iter().all(|tensor| MOMENTS.iter().any(|prefix| tensor.name.starts_with(prefix))));
     }
@@ -418,7 +419,7 @@ pub fn eight_bit_moments_are_restored_bit_for_bit_and_only_with_their_optimizer<
 
 pub fn a_state_of_sgd_is_restored_bit_for_bit<F: Fixture>() {
     let sequences = sequences();
-    let config = AdamWConfig { name: OptimizerName::Sgd, weight_decay: 0.1, ..AdamWConfig::default() };
+    let config = OptimizerSettings { name: OptimizerName::Sgd, weight_decay: 0.1, ..OptimizerSettings::default() };
     let (mut policy, mut other) = (fresh::<F>(), fresh::<F>());
     policy.reset_optimizer(&config).unwrap();
     let parts = batches(&mut *policy, &sequences, 1);
@@ -444,7 +445,7 @@ pub fn training_with_eight_bit_moments_is_close_to_f32_moments<F: Fixture>() {
     let sequences = sequences();
     let parts = plain(&sequences, 1);
     for setup in with_eight_bit_moments() {
-        let losses = [AdamWConfig::default(), eight_bit()].map(|adamw| {
+        let losses = [OptimizerSettings::default(), eight_bit()].map(|adamw| {
             let mut policy = F::policy(&setup).unwrap();
             policy.reset_optimizer(&adamw).unwrap();
             [(); 8].map(|()| {

@@ -25,8 +25,9 @@ pub use completion_sampler::CompletionSampler;
 pub use error::{Error, Result};
 pub use initial::{FUSED_MATRICES, InitialWeights};
 pub use optimizer::{
-    AdamWConfig, CLIP_EPSILON, CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks, OptimizerBounds, OptimizerName,
-    OptimizerStep, Rule, Slot, UpdateRule, check_moments, is_moment_codes, moment_codes, moment_tensors,
+    CLIP_EPSILON, CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks, OptimizerBounds, OptimizerName,
+    OptimizerSettings, OptimizerStep, Rule, Slot, UpdateRule, check_moments, is_moment_codes, moment_codes,
+    moment_tensors,
 };
 pub use policy::{Policy, Weights, accumulate_and_apply};
 pub use rollout::{

@@ -1,7 +1,7 @@
 //! The [`Policy`] trait: the interface between the training loop and the weights.
 
 use crate::error::Result;
-use crate::optimizer::AdamWConfig;
+use crate::optimizer::OptimizerSettings;
 use crate::rollout::{Completion, RolloutRequest};
 use crate::sequence::SequenceBatch;
 use crate::state::{PolicyState, StateGroup, TensorSink, TensorSource};
@@ -99,7 +99,7 @@ pub trait Policy: Send {
 
     /// Clips the accumulated gradient by its norm, updates the weights, and zeroes the accumulators.
     ///
-    /// With [`AdamWConfig::skip_grad_norm`], a gradient whose norm exceeds the limit or is not finite is not applied: weights, moments and
+    /// With [`OptimizerSettings::skip_grad_norm`], a gradient whose norm exceeds the limit or is not finite is not applied: weights, moments and
     /// the number of optimizer steps stay the same, and the report has `applied: false`.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ pub trait Policy: Send {
     ///
     /// # Errors
     /// Errors of the device.
-    fn reset_optimizer(&mut self, config: &AdamWConfig) -> Result<()>;
+    fn reset_optimizer(&mut self, config: &OptimizerSettings) -> Result<()>;
 
     /// Returns the number of optimizer steps since [`Policy::reset_optimizer`]; skipped updates do not count.
     fn optimizer_steps(&self) -> u64;

@@ -8,7 +8,7 @@
 //! that imports a state keeps its own, which it has from the model's folder.
 
 use crate::error::{Error, Result};
-use crate::optimizer::AdamWConfig;
+use crate::optimizer::OptimizerSettings;
 use crate::policy::{Policy, Weights};
 use models::{Adapter, NamedTensor, Parameter, WeightTensor};
 use std::borrow::Cow;
@@ -171,5 +171,5 @@ pub struct PolicyState<'a> {
     /// Number of optimizer steps done.
     pub optimizer_steps: u64,
     /// Settings with which the optimizer continues.
-    pub adamw: &'a AdamWConfig,
+    pub optimizer_settings: &'a OptimizerSettings,
 }

@@ -354,7 +354,7 @@ impl TrainConfig {
     /// Returns the optimizer whose moments need more memory: `optimizer.name`, or that of the warm-up, if there is one.
     pub fn largest_optimizer(&self) -> OptimizerName {
         let warmup = (self.warmup.steps > 0).then_some(&self.warmup.optimizer);
-        let names = warmup.into_iter().chain([&self.optimizer]).map(|optimizer| optimizer.adamw.name);
+        let names = warmup.into_iter().chain([&self.optimizer]).map(|optimizer| optimizer.settings.name);
         names.max_by_key(|name| name.moment_bytes(1 << 20)).unwrap_or_default()
     }
 

@@ -1,6 +1,6 @@
 //! The sections `optimizer` and `warmup.optimizer`: AdamW, its limits, and the learning rate schedule.
 
-use policy::AdamWConfig;
+use policy::OptimizerSettings;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
@@ -61,16 +61,16 @@ impl LrSchedulerKwargs {
     }
 }
 
-/// AdamW with clipping by the global norm and a learning rate schedule. The defaults are the values of TRL's `GRPOConfig`.
+/// An optimizer with clipping by the global norm and a learning rate schedule. The defaults are the values of TRL's `GRPOConfig`.
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
     /// The largest learning rate.
     #[default(1e-6)]
     pub learning_rate: f64,
-    /// AdamW and the limits of the gradient.
+    /// The update rule and the limits of the gradient.
     #[serde(flatten)]
-    pub adamw: AdamWConfig,
+    pub settings: OptimizerSettings,
     /// The number of updates skipped in a row, at least 1, at which the run ends with an error.
     #[default(10)]
     pub max_consecutive_skips: u64,
@@ -169,10 +169,10 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_adamw_stand_in_the_section_and_unknown_keys_are_refused() {
+    fn settings_of_the_rule_stand_in_the_section_and_unknown_keys_are_refused() {
         let read = |text: &str| serde_json::from_str::<OptimizerConfig>(text);
         let config = read(r#"{"learning_rate": 0.5, "adam_beta1": 0.8}"#).unwrap();
-        assert_eq!((config.learning_rate, config.adamw.adam_beta1, config.adamw.adam_beta2), (0.5, 0.8, 0.999));
+        assert_eq!((config.learning_rate, config.settings.adam_beta1, config.settings.adam_beta2), (0.5, 0.8, 0.999));
         assert_eq!(read(&serde_json::to_string(&config).unwrap()).unwrap(), config);
         let error = read(r#"{"adam_beta3": 0.8}"#).unwrap_err().to_string();
         assert!(error.contains("unknown field `adam_beta3`"), "{error}");

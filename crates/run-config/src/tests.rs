@@ -22,7 +22,10 @@ fn assert_defaults_of_a_model_that_is_read(config: &TrainConfig) {
     assert_eq!(config.warmup.steps, 0, "no supervised steps");
     assert_eq!((&config.optimizer, &config.warmup), (&defaults.optimizer, &defaults.warmup));
     let optimizer = &config.optimizer;
-    assert_eq!((optimizer.learning_rate, optimizer.adamw.weight_decay, optimizer.adamw.adam_beta2), (1e-6, 0.0, 0.999));
+    assert_eq!(
+        (optimizer.learning_rate, optimizer.settings.weight_decay, optimizer.settings.adam_beta2),
+        (1e-6, 0.0, 0.999)
+    );
     assert_eq!((optimizer.lr_scheduler_type, optimizer.warmup_ratio), (LrSchedulerType::Linear, 0.0));
     assert_eq!((optimizer.learning_rate_at(0, 10), optimizer.learning_rate_at(10, 10)), (1e-6, 0.0));
     let rollout = &config.rollout;

@@ -252,14 +252,14 @@ mod tests {
         let hash = config_hash(&config).unwrap();
         let mut changed = config.clone();
         changed.optimizer.learning_rate = 1.0;
-        changed.optimizer.adamw.skip_grad_norm = Some(3.0);
+        changed.optimizer.settings.skip_grad_norm = Some(3.0);
         changed.eval.num_problems = Some(1);
         changed.run.save_steps += 1;
         assert_eq!(config_hash(&changed).unwrap(), hash);
         let keys: Vec<_> = between(&config, &changed).unwrap().into_iter().map(|change| change.key).collect();
         let expected = ["eval.num_problems", "optimizer.learning_rate", "optimizer.skip_grad_norm", "run.save_steps"];
         assert_eq!(keys, expected);
-        changed.optimizer.adamw.adam_beta2 = 0.5;
+        changed.optimizer.settings.adam_beta2 = 0.5;
         assert_ne!(config_hash(&changed).unwrap(), hash);
     }
 

@@ -320,7 +320,7 @@ impl Run {
             ("tokens", report.tokens as f64),
             ("step_time", began.elapsed().as_secs_f64()),
         ];
-        if self.trainer.config().warmup.optimizer.adamw.skip_grad_norm.is_some() {
+        if self.trainer.config().warmup.optimizer.settings.skip_grad_norm.is_some() {
             values.push(("skipped_updates", f64::from(u8::from(report.skipped))));
         }
         self.log(MetricsRow::new(RowKind::Warmup, step, values), observer)?;

@@ -178,7 +178,7 @@ impl Run {
             ref_policy: None,
             optimizer: &[],
             optimizer_steps: 0,
-            adamw: &config.optimizer.adamw,
+            optimizer_settings: &config.optimizer.settings,
         })?;
         let mut rows: Vec<MetricsRow> = read_rows(&dir.metrics_path())?;
         // Rows after the checkpoint are not about its weights.

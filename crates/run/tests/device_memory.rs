@@ -6,7 +6,7 @@ use grpo_run::checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use models::{Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelConfig};
 use models::{ModelFolder, NamedTensor, TargetModules};
 use pjrt::install::{Kind, install};
-use policy::{AdamWConfig, Policy, PolicyState, Sequence, SequenceBatch, StepLoss, token_batch};
+use policy::{OptimizerSettings, Policy, PolicyState, Sequence, SequenceBatch, StepLoss, token_batch};
 use policy_pjrt::decoder::{AxisRules, Compute};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use stablehlo::Mesh;
@@ -133,7 +133,7 @@ fn check_points(folder: &Path, policy: &PjrtPolicy, fresh: impl Fn() -> PjrtPoli
                 ref_policy: Some(&state.ref_policy),
                 optimizer: &state.optimizer,
                 optimizer_steps: 1,
-                adamw: &AdamWConfig::default(),
+                optimizer_settings: &OptimizerSettings::default(),
             })
             .unwrap();
     });

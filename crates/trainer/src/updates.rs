@@ -29,7 +29,7 @@ pub(crate) struct Updates {
 impl Updates {
     /// Returns `true` if a non-finite update is skipped instead of ending the run.
     pub(crate) fn skips(&self) -> bool {
-        self.config.adamw.skip_grad_norm.is_some()
+        self.config.settings.skip_grad_norm.is_some()
     }
 
     /// Does an optimizer step of the policy on these micro-batches. `check` returns an error text if the loss is not finite; the update is
@@ -63,7 +63,7 @@ impl Updates {
         let (grad_norm, skipped) = (report.grad_norm, !report.applied);
         let in_a_row = if skipped { self.skipped_in_a_row + 1 } else { 0 };
         if skipped && in_a_row >= self.config.max_consecutive_skips {
-            let limit = self.config.adamw.skip_grad_norm.unwrap_or(f64::INFINITY);
+            let limit = self.config.settings.skip_grad_norm.unwrap_or(f64::INFINITY);
             return Err(Error::TooManySkips { skipped: in_a_row, grad_norm, limit });
         }
         self.skipped_in_a_row = in_a_row;
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn an_applied_update_ends_a_series_of_skips() {
         let mut config = OptimizerConfig { max_consecutive_skips: 3, ..OptimizerConfig::default() };
-        config.adamw.skip_grad_norm = Some(2.0);
+        config.settings.skip_grad_norm = Some(2.0);
         let mut updates = Updates { config, total_steps: 10, skipped_in_a_row: 1 };
         let mut count = |grad_norm, applied| updates.count(UpdateReport { grad_norm, applied }, 0.5);
         assert_eq!(count(9.0, false).unwrap(), Update { grad_norm: 9.0, learning_rate: 0.5, skipped: true });

@@ -55,11 +55,11 @@ fn an_update_of_one_micro_batch_is_one_program() {
     // Several micro-batches need gradient accumulators. So does a step without clipping, whose results are checked before they are written.
     let several = TrainConfig::built_in();
     let mut unclipped = config.clone();
-    unclipped.optimizer.adamw.max_grad_norm = 0.0;
+    unclipped.optimizer.settings.max_grad_norm = 0.0;
     for config in [&several, &unclipped] {
         assert!(has(config, ProgramName::Gradient) && !has(config, ProgramName::Step));
     }
-    unclipped.optimizer.adamw.skip_grad_norm = Some(10.0);
+    unclipped.optimizer.settings.skip_grad_norm = Some(10.0);
     assert!(has(&unclipped, ProgramName::Step), "a larger gradient is not applied");
 }
 
@@ -131,7 +131,7 @@ fn a_run_without_clipping_keeps_gradients_during_sampling() {
         (programs.memory(|_| Some(&report)).unwrap().totals, programs)
     };
     let (clipped, programs) = during(&config);
-    config.optimizer.adamw.max_grad_norm = 0.0;
+    config.optimizer.settings.max_grad_norm = 0.0;
     let (unclipped, _) = during(&config);
     let decode = programs.decode_calls().keys().next().unwrap().to_string();
     for name in [&decode, "prefill", "admit"] {

@@ -16,8 +16,8 @@ use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Dtype, LossOutput, Scores};
 use models::{Adapter, LoraConfig, ModelConfig, Quantization};
 use policy::{
-    AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
-    TensorSink, TensorSource, UpdateReport, Weights, check_tensors, imitation,
+    Completion, Error, OptimizerSettings, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup,
+    StepLoss, TensorSink, TensorSource, UpdateReport, Weights, check_tensors, imitation,
 };
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
@@ -141,7 +141,7 @@ impl CpuPolicy {
             loss,
             cross_entropy,
             value_loss: None,
-            optimizer: Optimizer::new(&AdamWConfig::default()),
+            optimizer: Optimizer::new(&OptimizerSettings::default()),
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
             prepared: Mutex::default(),
@@ -374,7 +374,7 @@ impl Policy for CpuPolicy {
         Ok(UpdateReport { grad_norm: sums.norm(), applied: false })
     }
 
-    fn reset_optimizer(&mut self, config: &AdamWConfig) -> Result<()> {
+    fn reset_optimizer(&mut self, config: &OptimizerSettings) -> Result<()> {
         self.optimizer = Optimizer::new(config);
         self.sums = GradientSum::new();
         Ok(())
@@ -454,7 +454,7 @@ impl Policy for CpuPolicy {
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
         // Check everything before the first write, because the weights are replaced in place.
         check_tensors(&trained_tensors(&self.model), "", state.policy)?;
-        let mut optimizer = Optimizer::new(state.adamw);
+        let mut optimizer = Optimizer::new(state.optimizer_settings);
         optimizer.restore(state.optimizer_steps, state.optimizer, &self.model)?;
         let ref_policy = match state.ref_policy {
             Some(weights) if self.model.has_adapters() && weights.shapes().is_empty() => Some(freeze(&self.model)),

@@ -220,7 +220,7 @@ impl Group<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use policy::AdamWConfig;
+    use policy::OptimizerSettings;
     use safetensors::SafeTensors;
 
     /// The numbers of tests/golden/adamw_8bit/generate.py.
@@ -257,12 +257,12 @@ mod tests {
             let words = expected.tensor(name).unwrap().data().as_chunks().0;
             words.iter().map(|word| f32::from_le_bytes(*word)).collect()
         };
-        let config = AdamWConfig {
+        let config = OptimizerSettings {
             name: OptimizerName::AdamW8bit,
             adam_beta2: 0.99,
             weight_decay: 0.1,
             max_grad_norm: 0.0,
-            ..AdamWConfig::default()
+            ..OptimizerSettings::default()
         };
         let cases = [
             ("rows", vec![20, 300], true),

@@ -10,7 +10,7 @@ use crate::gradients::GradientSum;
 use eight_bit::TensorMoments;
 use models::NamedTensor;
 use policy::{
-    AdamWConfig, CLIP_EPSILON, Error, OptimizerBounds, OptimizerName, OptimizerStep, Result, Rule, TensorSink,
+    CLIP_EPSILON, Error, OptimizerBounds, OptimizerName, OptimizerSettings, OptimizerStep, Result, Rule, TensorSink,
     TensorSource, UpdateReport, check_moments,
 };
 use rayon::prelude::*;
@@ -22,7 +22,7 @@ const CHUNK: usize = 1 << 15;
 /// An optimizer in f32, as in PyTorch.
 #[derive(Clone, Debug)]
 pub(crate) struct Optimizer {
-    pub(crate) config: AdamWConfig,
+    pub(crate) config: OptimizerSettings,
     /// Number of steps done; skipped updates do not count.
     pub(crate) steps: u64,
     /// Moments of each parameter, in the order of the decoder's fields; empty before the first step.
@@ -49,7 +49,7 @@ enum MomentValues {
 
 impl Optimizer {
     /// Creates an optimizer before its first step.
-    pub(crate) fn new(config: &AdamWConfig) -> Self {
+    pub(crate) fn new(config: &OptimizerSettings) -> Self {
         Self { config: config.clone(), steps: 0, moments: Vec::new(), largest_moment: 0.0 }
     }
 
@@ -253,7 +253,7 @@ struct Update {
 }
 
 impl Update {
-    fn new(config: &AdamWConfig, step: u64, grad_norm: f64, learning_rate: f64) -> Self {
+    fn new(config: &OptimizerSettings, step: u64, grad_norm: f64, learning_rate: f64) -> Self {
         let step = config.step(step, learning_rate);
         let clip = (f64::from(step.max_grad_norm) / (grad_norm + CLIP_EPSILON)).min(1.0) as f32;
         Self { rule: Rule::of(config.name), clip, step }

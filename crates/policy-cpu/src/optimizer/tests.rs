@@ -51,8 +51,9 @@ fn an_update_above_the_limit_is_skipped_and_changes_nothing() {
         sum.parameters.iter_mut().flat_map(|p| &mut p.data).for_each(|g| *g *= factor);
         sum
     };
-    let guarded =
-        |name| Optimizer::new(&AdamWConfig { name, skip_grad_norm: Some(2.0 * small.norm()), ..Default::default() });
+    let guarded = |name| {
+        Optimizer::new(&OptimizerSettings { name, skip_grad_norm: Some(2.0 * small.norm()), ..Default::default() })
+    };
     let all = [times(3.0), times(f32::NAN), times(f32::INFINITY)];
     // As the first step, and after an applied step.
     let cases = all.iter().flat_map(|bad| [(bad, 0), (bad, 1)]);
@@ -80,7 +81,7 @@ fn an_update_that_is_not_finite_is_an_error_and_changes_nothing() {
     steep.parameters[0].data[0] = 1e30;
     unknown.parameters[0].data[0] = f32::NAN;
     for name in OPTIMIZERS {
-        let of = |max_grad_norm| Optimizer::new(&AdamWConfig { name, max_grad_norm, ..Default::default() });
+        let of = |max_grad_norm| Optimizer::new(&OptimizerSettings { name, max_grad_norm, ..Default::default() });
         // The buffer of SGD holds no squares.
         let has_squares = Rule::of(name).slots().iter().any(|slot| slot.is_squared);
         let steep = has_squares.then_some((0.0, RATE, &steep));
@@ -102,7 +103,7 @@ fn an_update_that_is_not_finite_is_an_error_and_changes_nothing() {
 fn weights_or_moments_that_are_not_finite_are_an_error() {
     let sum = gradients();
     for name in OPTIMIZERS {
-        let config = AdamWConfig { name, ..Default::default() };
+        let config = OptimizerSettings { name, ..Default::default() };
         let mut optimizer = Optimizer::new(&config);
         let (policy, _) = step(&mut optimizer, model(), &sum, RATE).unwrap();
         let (steps, state) = snapshot(&optimizer);

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use grpo_core::LossConfig;
 use models::NamedTensor;
 use policy::{
-    AdamWConfig, Policy, PolicyState, SequenceBatch, StateGroup, TensorSource, Weights, export_all, token_batch,
+    OptimizerSettings, Policy, PolicyState, SequenceBatch, StateGroup, TensorSource, Weights, export_all, token_batch,
 };
 use policy_cpu::decoder::Decoder;
 use policy_cpu::{CpuPolicy, PolicyLoss};
@@ -170,7 +170,7 @@ fn parameters_that_are_not_trained_are_in_no_state() {
             [StateGroup::Weights(Weights::Policy), StateGroup::Weights(Weights::RefPolicy), StateGroup::Optimizer]
                 .map(|group| export_all(policy, group).unwrap())
         };
-        let adamw = AdamWConfig::default();
+        let adamw = OptimizerSettings::default();
         // The reference policy is in the files, and then in memory.
         for mixes in [false, true] {
             let (mut policy, mut resumed) = (new(), new());
@@ -190,8 +190,13 @@ fn parameters_that_are_not_trained_are_in_no_state() {
             resumed.freeze_ref_policy().unwrap();
             let [weights, of_ref, moments] = &saved;
             let (optimizer, optimizer_steps) = (moments as &dyn TensorSource, 1);
-            let of_state =
-                PolicyState { policy: weights, ref_policy: Some(of_ref), optimizer, optimizer_steps, adamw: &adamw };
+            let of_state = PolicyState {
+                policy: weights,
+                ref_policy: Some(of_ref),
+                optimizer,
+                optimizer_steps,
+                optimizer_settings: &adamw,
+            };
             resumed.import(&of_state).unwrap();
             assert_eq!(state(&resumed), saved, "{name}");
             let sequences = checkpoint.completions();

@@ -5,7 +5,9 @@ use crate::support::{accumulate, assert_close, logits, policy_loss};
 use burn::tensor::Device;
 use models::{Dtype, Experts, ExportOptions, FolderWriter, LoraConfig, Quantization, QuantizedMatrix, TargetModules};
 use models::{ModelConfig, Weights as Files};
-use policy::{AdamWConfig, Policy, PolicyState, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
+use policy::{
+    OptimizerSettings, Policy, PolicyState, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
+};
 use policy_cpu::CpuPolicy;
 use policy_cpu::decoder::Decoder;
 
@@ -122,7 +124,7 @@ fn checkpoints_of_quantised_policies_have_only_the_adapter_and_restore_bit_for_b
             ref_policy: None,
             optimizer: &optimizer,
             optimizer_steps: policy.optimizer_steps(),
-            adamw: &AdamWConfig::default(),
+            optimizer_settings: &OptimizerSettings::default(),
         };
         resumed.import(&state).unwrap();
         for policy in [&mut policy, &mut resumed] {

@@ -88,9 +88,9 @@ impl PjrtPolicy {
 
     /// Returns this policy with another decoder and its weights, and resets all training state.
     fn rebuilt(mut self, decoder: Decoder, weights: DeviceWeights) -> Result<Self> {
-        self.optimizer = Optimizer::new(decoder.trained(), weights.storage(), self.adamw.name);
+        self.optimizer = Optimizer::new(decoder.trained(), weights.storage(), self.settings.name);
         self.rollout = rollout(&self.runtime, decoder.clone(), &self.options)?;
-        self.modules = modules(decoder, weights.dtype(), &self.options).with_optimizer(self.adamw.name);
+        self.modules = modules(decoder, weights.dtype(), &self.options).with_optimizer(self.settings.name);
         (self.weights, self.ref_policy) = (weights, None);
         (self.steps, self.moments, self.remembered) = (0, None, None);
         (self.mix, self.resharding) = (Programs::new(), Programs::new());

@@ -19,8 +19,8 @@ use backend_tpu::aot::Chip;
 use grpo_core::{LossConfig, LossOutput, Scores, Tiling};
 use models::{ModelConfig, Quantization};
 use policy::{
-    AdamWConfig, Completion, InitialWeights, OptimizerName, Policy, PolicyState, RolloutRequest, RouterStatistics,
-    SequenceBatch, StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
+    Completion, InitialWeights, OptimizerName, OptimizerSettings, Policy, PolicyState, RolloutRequest,
+    RouterStatistics, SequenceBatch, StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
 use smart_default::SmartDefault;
 use stablehlo::{Dtype, Save};
@@ -65,7 +65,7 @@ pub struct PjrtPolicy {
     ref_policy: Option<DeviceWeights>,
     rollout: DeviceRollout,
     optimizer: Optimizer,
-    adamw: AdamWConfig,
+    settings: OptimizerSettings,
     steps: u64,
     moments: Option<Moments>,
     /// Gradient accumulators; empty before the first gradient.
@@ -198,7 +198,7 @@ impl PjrtPolicy {
             optimizer: Optimizer::new(decoder.trained(), weights.storage(), OptimizerName::default()),
             weights,
             rollout: rollout(runtime, decoder, &options)?,
-            adamw: AdamWConfig::default(),
+            settings: OptimizerSettings::default(),
             steps: 0,
             moments: None,
             sums: Vec::new(),
@@ -239,8 +239,8 @@ impl PjrtPolicy {
     }
 
     /// Sets the optimizer and its settings.
-    fn set_optimizer(&mut self, config: &AdamWConfig) {
-        self.adamw = config.clone();
+    fn set_optimizer(&mut self, config: &OptimizerSettings) {
+        self.settings = config.clone();
         self.optimizer.set_name(config.name);
         self.modules.set_optimizer(config.name);
     }
@@ -395,7 +395,7 @@ impl Policy for PjrtPolicy {
         Ok(UpdateReport { grad_norm, applied: false })
     }
 
-    fn reset_optimizer(&mut self, config: &AdamWConfig) -> policy::Result<()> {
+    fn reset_optimizer(&mut self, config: &OptimizerSettings) -> policy::Result<()> {
         self.set_optimizer(config);
         (self.steps, self.moments) = (0, None);
         self.forget_gradient();

@@ -39,11 +39,11 @@ impl PjrtPolicy {
         if let Some(tensors) = ref_policy {
             check_tensors(&tensors_of(&of_ref), "", tensors)?;
         }
-        check_moments(&tensors_of(&trained), state.optimizer_steps, state.adamw.name, state.optimizer)?;
+        check_moments(&tensors_of(&trained), state.optimizer_steps, state.optimizer_settings.name, state.optimizer)?;
         // Frozen weights are not imported; fail first if they are lost.
         let frozen = self.frozen()?;
         let storage = self.weights.storage();
-        let optimizer = Optimizer::new(trained.clone(), storage, state.adamw.name);
+        let optimizer = Optimizer::new(trained.clone(), storage, state.optimizer_settings.name);
         let moments = match state.optimizer_steps {
             0 => None,
             _ => Some(optimizer.import(&self.runtime, state.optimizer)?),
@@ -66,7 +66,7 @@ impl PjrtPolicy {
         };
         self.weights = frozen.followed_by(weights);
         (self.ref_policy, self.moments) = (ref_policy, moments);
-        self.set_optimizer(state.adamw);
+        self.set_optimizer(state.optimizer_settings);
         self.steps = state.optimizer_steps;
         self.remembered = None;
         self.forget_gradient();

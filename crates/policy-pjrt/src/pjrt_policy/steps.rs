@@ -70,7 +70,7 @@ impl PjrtPolicy {
             None => fresh.insert(self.optimizer.fresh(&self.runtime)?),
         };
         let step = self.steps + 1;
-        let scalars = self.optimizer.scalars(&self.runtime, &self.adamw, step, learning_rate, &trained, moments)?;
+        let scalars = self.optimizer.scalars(&self.runtime, &self.settings, step, learning_rate, &trained, moments)?;
         Ok((scalars, fresh))
     }
 
@@ -111,7 +111,7 @@ impl PjrtPolicy {
             let what = "the weights, or the optimizer's moments, after the update".to_owned();
             return Err(policy::Error::NotFinite { what, step: self.steps + 1 }.into());
         }
-        match self.adamw.skips() {
+        match self.settings.skips() {
             true => Ok(UpdateReport { grad_norm, applied: false }),
             false => Err(policy::Error::NotFinite { what: "the gradient".into(), step: self.steps }.into()),
         }

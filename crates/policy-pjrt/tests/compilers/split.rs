@@ -159,7 +159,7 @@ fn logits_of_a_whole_vocabulary_are_found() {
 fn an_update_moves_no_weights_between_devices() {
     let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(&mesh)).expect("even parts");
-    let executable = compile(&TrainPrograms::new(decoder, Save::Carry).adamw().expect("a program"));
+    let executable = compile(&TrainPrograms::new(decoder, Save::Carry).optimizer().expect("a program"));
     let memory = executable.memory_stats().expect("statistics");
     assert!(memory.alias > 0 && memory.alias >= memory.argument * 99 / 100, "{memory:?}");
     let collectives = executable.collectives().expect("a program").expect("a program in HLO");

@@ -36,7 +36,7 @@ fn gradients_are_accumulated_in_place() {
 
 #[test]
 fn an_update_is_in_place() {
-    let memory = compile_at(&modules().adamw().expect("a program"), Some(OptimizationLevel::O0));
+    let memory = compile_at(&modules().optimizer().expect("a program"), Some(OptimizationLevel::O0));
     assert!(memory.alias_bytes >= 4 * weights(), "{memory:?}");
     // Neither a second state nor a second gradient.
     assert!(memory.temp_bytes < weights() / 4, "{memory:?} of {}", weights());

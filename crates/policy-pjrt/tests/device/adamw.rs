@@ -19,10 +19,10 @@ struct Masters {
 /// that the unchecked program returns the same state.
 fn step(dtype: Dtype, state: &Masters, gradients: &[Vec<f32>], numbers: [f32; 8]) -> (Masters, Vec<f32>) {
     let modules = TrainPrograms::new(Decoder::new(&config(), Compute::Bf16), Save::Carry).with_model_dtype(dtype);
-    let (after, report) = run(&modules.adamw_checked().unwrap(), dtype, state, gradients, numbers);
+    let (after, report) = run(&modules.optimizer_checked().unwrap(), dtype, state, gradients, numbers);
     let [_, within, finite, largest] = report[..] else { panic!("{report:?}") };
     if finite == 1.0 || within == 0.0 {
-        let (unchecked, of_unchecked) = run(&modules.adamw().unwrap(), dtype, state, gradients, numbers);
+        let (unchecked, of_unchecked) = run(&modules.optimizer().unwrap(), dtype, state, gradients, numbers);
         assert!(unchecked == after, "checked and unchecked steps differ");
         assert_eq!((bits(&of_unchecked[..2]), of_unchecked[2]), (bits(&report[..2]), 1.0));
     }

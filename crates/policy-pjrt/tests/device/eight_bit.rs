@@ -4,7 +4,7 @@ use crate::mesh_support::{on_mesh, sequences};
 use crate::support::{Named, assert_close, by_name, host_loss, import, runtime, state, whole};
 use grpo_core::LossConfig;
 use models::{MOMENT_BLOCK, ModelConfig, NamedTensor};
-use policy::{AdamWConfig, CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks, OptimizerName, Policy, StepLoss};
+use policy::{CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks, OptimizerName, OptimizerSettings, Policy, StepLoss};
 use policy_cpu::CpuPolicy;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use rstest::rstest;
@@ -27,8 +27,8 @@ fn config() -> ModelConfig {
     }
 }
 
-fn adamw() -> AdamWConfig {
-    AdamWConfig { name: OptimizerName::AdamW8bit, adam_epsilon: 1e-3, ..AdamWConfig::default() }
+fn adamw() -> OptimizerSettings {
+    OptimizerSettings { name: OptimizerName::AdamW8bit, adam_epsilon: 1e-3, ..OptimizerSettings::default() }
 }
 
 /// Returns one device without axes, or a mesh.
@@ -119,15 +119,15 @@ fn assert_same_states(what: &str, found: [Vec<NamedTensor>; 3], expected: [Vec<N
 #[ignore = "GRPO_TESTS=all"]
 fn exchanged_blocks_and_another_decay_exceed_the_bounds() {
     let options = PjrtPolicyOptions::default;
-    let of = |adamw: &AdamWConfig| {
+    let of = |adamw: &OptimizerSettings| {
         let mut device = PjrtPolicy::new(runtime(), &config(), 1, LossConfig::default(), options()).unwrap();
         device.reset_optimizer(adamw).unwrap();
         train(&mut device, 0..4);
         by_name(state(&device)[2].clone())
     };
     let expected = of(&adamw());
-    let beta2_off = of(&AdamWConfig { adam_beta2: adamw().adam_beta2 - 0.05, ..adamw() });
-    let beta1_off = of(&AdamWConfig { adam_beta1: adamw().adam_beta1 - 0.05, ..adamw() });
+    let beta2_off = of(&OptimizerSettings { adam_beta2: adamw().adam_beta2 - 0.05, ..adamw() });
+    let beta1_off = of(&OptimizerSettings { adam_beta1: adamw().adam_beta1 - 0.05, ..adamw() });
     for name in expected.keys().filter(|name| codes(name).is_some()) {
         let mut exchanged = expected.clone();
         let (first, others) = exchanged.get_mut(name).unwrap().data.split_at_mut(MOMENT_BLOCK);

@@ -7,7 +7,7 @@ use crate::support::{
 };
 use grpo_core::LossConfig;
 use models::{ModelConfig, NamedTensor};
-use policy::{AdamWConfig, Policy, Weights};
+use policy::{OptimizerSettings, Policy, Weights};
 use policy_pjrt::decoder::{ATTENTION, Attention};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use rstest::rstest;
@@ -186,7 +186,7 @@ fn a_loss_with_another_softcap_than_the_model_is_refused() {
 /// Factors of layers and frozen routers are in no state: the policy that imports one keeps its own.
 #[test]
 fn states_without_frozen_parameters_resume_on_the_other_policy() {
-    let adamw = AdamWConfig { adam_epsilon: 1e-3, ..AdamWConfig::default() };
+    let adamw = OptimizerSettings { adam_epsilon: 1e-3, ..OptimizerSettings::default() };
     for (name, freeze_router) in [("gemma4", false), ("qwen3_moe", true)] {
         let checkpoint = Checkpoint::open(name);
         let sequences = checkpoint.completions();
@@ -247,7 +247,7 @@ fn assert_checkpoints(names: impl IntoIterator<Item = &'static str>) {
         let (mut device, mut host) = (on_device(&checkpoint, PjrtPolicyOptions::default()), on_host(&checkpoint));
         assert_eq!(weights(&device), weights(&host), "{name}");
         // One step on the CPU, import on the device, and one step on both.
-        let adamw = AdamWConfig { adam_epsilon: 1e-3, ..AdamWConfig::default() };
+        let adamw = OptimizerSettings { adam_epsilon: 1e-3, ..OptimizerSettings::default() };
         host.reset_optimizer(&adamw).unwrap();
         let step = |policy: &mut dyn Policy| {
             policy.accumulate(&parts, loss).unwrap();

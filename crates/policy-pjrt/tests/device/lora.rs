@@ -8,7 +8,7 @@ use crate::support::{
 };
 use grpo_core::LossConfig;
 use models::{Adapter, LoraConfig, TargetModules};
-use policy::{AdamWConfig, Policy, Sampling, Weights};
+use policy::{OptimizerSettings, Policy, Sampling, Weights};
 use policy_cpu::CpuPolicy;
 use policy_pjrt::decoder::ExpertProducts;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
@@ -168,7 +168,7 @@ fn adapters_of_experts_match_the_cpu_policy() {
 #[track_caller]
 fn assert_like_the_cpu_policy(name: &str, lora: &LoraConfig, options: PjrtPolicyOptions) {
     // A learning rate below epsilon does not amplify differences of gradients.
-    let adamw = AdamWConfig { adam_epsilon: 0.1, ..AdamWConfig::default() };
+    let adamw = OptimizerSettings { adam_epsilon: 0.1, ..OptimizerSettings::default() };
     let checkpoint = Checkpoint::open(name);
     let what = format!("{name}, {:?}, {:?}", lora.target_modules, lora.target_parameters);
     let (mut device, mut host) = (device(&checkpoint, lora, options), host(&checkpoint, lora));

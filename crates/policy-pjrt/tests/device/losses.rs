@@ -9,7 +9,7 @@ use grpo_core::aggregate::token_weights;
 use grpo_core::{Advantages, LossConfig, TokenBatch};
 use models::{ModelConfig, NamedTensor};
 use policy::contract::Setup;
-use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StepLoss, Weights};
+use policy::{OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, Weights};
 use policy_cpu::CpuPolicy;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use rstest::rstest;
@@ -150,7 +150,7 @@ impl Update {
     fn of(host: &CpuPolicy, loss: &LossConfig, parts: &[SequenceBatch<'_>]) -> Self {
         let mut device = on_device(host, loss);
         // AdamW divides differences of small gradients by epsilon.
-        device.reset_optimizer(&AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() }).unwrap();
+        device.reset_optimizer(&OptimizerSettings { adam_epsilon: 1e-2, ..OptimizerSettings::default() }).unwrap();
         let output = device.accumulate(parts, StepLoss::Grpo).unwrap();
         let gradients = gradients(&mut device);
         device.skip().unwrap();

@@ -5,7 +5,7 @@ use crate::mesh_support::{config, eight, loss, on_mesh, policy, rules, sequences
 use crate::support::{runtime, whole};
 use models::{Experts, ModelConfig};
 use policy::contract::{Fixture, Setup};
-use policy::{AdamWConfig, Policy, PolicyState, StateGroup, StepLoss, Weights, export_all};
+use policy::{OptimizerSettings, Policy, PolicyState, StateGroup, StepLoss, Weights, export_all};
 use policy_pjrt::decoder::Axis;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 
@@ -57,7 +57,7 @@ fn a_rollout_on_other_devices_than_the_training_is_an_error() {
 
 #[test]
 fn a_state_is_restored_on_another_mesh_bit_for_bit() {
-    let adamw = AdamWConfig::default();
+    let adamw = OptimizerSettings::default();
     let mut first = policy(&on_mesh(&[("fsdp", 8)]), None, PjrtPolicyOptions::default());
     first.freeze_ref_policy().unwrap();
     let all = sequences();
@@ -69,8 +69,13 @@ fn a_state_is_restored_on_another_mesh_bit_for_bit() {
     let [of_policy, of_ref, optimizer] = &expected;
     for runtime in [runtime().clone(), on_mesh(&[("data", 2), ("fsdp", 2), ("tensor", 2)])] {
         let mut second = policy(&runtime, None, PjrtPolicyOptions::default());
-        let imported =
-            PolicyState { policy: of_policy, ref_policy: Some(of_ref), optimizer, optimizer_steps: 1, adamw: &adamw };
+        let imported = PolicyState {
+            policy: of_policy,
+            ref_policy: Some(of_ref),
+            optimizer,
+            optimizer_steps: 1,
+            optimizer_settings: &adamw,
+        };
         second.import(&imported).unwrap();
         assert_eq!(state(&second), expected);
     }

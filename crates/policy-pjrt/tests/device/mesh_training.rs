@@ -8,7 +8,7 @@ use crate::support::{
 };
 use models::NamedTensor;
 use policy::contract::batches;
-use policy::{AdamWConfig, LogitsProcessors, Policy, RolloutRequest, StepLoss, TensorSource, Turn, Weights};
+use policy::{LogitsProcessors, OptimizerSettings, Policy, RolloutRequest, StepLoss, TensorSource, Turn, Weights};
 use policy_pjrt::PjrtPolicy;
 
 /// The results of a training on some mesh.
@@ -41,7 +41,7 @@ pub(crate) fn train_beside(leader: &Trained, policy: PjrtPolicy) -> Trained {
 fn train_from(mut policy: PjrtPolicy, leader: Option<&Trained>) -> Trained {
     let all = sequences();
     // A learning rate below epsilon does not amplify differences of gradients.
-    let adamw = AdamWConfig { adam_epsilon: 0.03, ..AdamWConfig::default() };
+    let adamw = OptimizerSettings { adam_epsilon: 0.03, ..OptimizerSettings::default() };
     policy.reset_optimizer(&adamw).unwrap();
     let mut states = vec![];
     let mut end_update = |policy: &mut PjrtPolicy| {

@@ -4,7 +4,7 @@ use crate::mesh_support::{on_mesh, sequences};
 use crate::support::{assert_close, by_name, host_loss, import, runtime, state, whole};
 use grpo_core::LossConfig;
 use models::ModelConfig;
-use policy::{AdamWConfig, OptimizerName, Policy, StepLoss};
+use policy::{OptimizerName, OptimizerSettings, Policy, StepLoss};
 use policy_cpu::CpuPolicy;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use rstest::rstest;
@@ -42,7 +42,7 @@ fn train(policy: &mut dyn Policy, step: usize) {
 #[case::every_axis(&[("data", 2), ("fsdp", 2), ("tensor", 2)])]
 fn optimizers_match_the_host(#[values(OptimizerName::Sgd)] name: OptimizerName, #[case] axes: &[(&str, usize)]) {
     let runtime = if axes.is_empty() { runtime().clone() } else { on_mesh(axes) };
-    let adamw = AdamWConfig { name, weight_decay: 0.1, ..AdamWConfig::default() };
+    let adamw = OptimizerSettings { name, weight_decay: 0.1, ..OptimizerSettings::default() };
     let mut host = CpuPolicy::new(&config(), 1, host_loss(LossConfig::default())).unwrap();
     let options = PjrtPolicyOptions::default();
     let mut device = PjrtPolicy::new(&runtime, &config(), 1, LossConfig::default(), options).unwrap();

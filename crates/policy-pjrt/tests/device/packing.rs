@@ -7,7 +7,7 @@ use crate::support::{
 };
 use crate::value_head::{batch, parts, value_loss};
 use models::{LoraConfig, TargetModules};
-use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StepLoss, Weights};
+use policy::{OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, Weights};
 use policy_pjrt::decoder::Attention;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, TrainShape};
 use rstest::rstest;
@@ -80,7 +80,7 @@ fn extended(checkpoint: &Checkpoint, options: PjrtPolicyOptions) -> PjrtPolicy {
     let mut policy = policy.with_value_head(value_loss()).unwrap();
     // Adapters of this rank are scaled by 16, and a large B would amplify rounding errors tenfold.
     let weights = moved(&policy, 0.02);
-    import(&mut policy, &weights, None, &[], 0, &AdamWConfig::default());
+    import(&mut policy, &weights, None, &[], 0, &OptimizerSettings::default());
     policy
 }
 

@@ -8,7 +8,7 @@ use crate::support::{state, weights, whole};
 use backend_tpu::plugins::Kind;
 use distributed::{Options, Store};
 use models::LoraConfig;
-use policy::{AdamWConfig, Policy, PolicyState, StepLoss};
+use policy::{OptimizerSettings, Policy, PolicyState, StepLoss};
 use policy_pjrt::decoder::AxisRules;
 use policy_pjrt::{DeviceTensor, DeviceWeights, PjrtPolicyOptions, Runtime};
 use rstest::rstest;
@@ -71,7 +71,7 @@ fn training_and_sampling_over_processes_match_one_process_bit_for_bit(
 
 #[test]
 fn a_state_moves_between_one_and_several_processes_bit_for_bit() {
-    let (adamw, all) = (AdamWConfig::default(), sequences());
+    let (adamw, all) = (OptimizerSettings::default(), sequences());
     let trained = |runtime: &Runtime| {
         let mut policy = policy(runtime, None, PjrtPolicyOptions::default());
         policy.freeze_ref_policy().unwrap();
@@ -85,8 +85,13 @@ fn a_state_moves_between_one_and_several_processes_bit_for_bit() {
     let found = in_processes(&OWNERS[1], |_, runtime| {
         let runtime = runtime.on_mesh(fsdp.clone()).unwrap();
         let mut second = policy(&runtime, None, PjrtPolicyOptions::default());
-        let imported =
-            PolicyState { policy: of_policy, ref_policy: Some(of_ref), optimizer, optimizer_steps: 1, adamw: &adamw };
+        let imported = PolicyState {
+            policy: of_policy,
+            ref_policy: Some(of_ref),
+            optimizer,
+            optimizer_steps: 1,
+            optimizer_settings: &adamw,
+        };
         second.import(&imported).unwrap();
         (trained(&runtime), state(&second))
     });

@@ -8,7 +8,7 @@ use crate::support::{
 use grpo_core::LossConfig;
 use half::bf16;
 use models::{LoraConfig, ModelConfig, NamedTensor};
-use policy::{AdamWConfig, LogitsProcessors, Policy, Sampling, StateGroup, Weights, export_all};
+use policy::{LogitsProcessors, OptimizerSettings, Policy, Sampling, StateGroup, Weights, export_all};
 use policy_pjrt::decoder::{Compute, Decoder};
 use policy_pjrt::{Argument, DeviceTensor, DeviceWeights, PjrtPolicy, PjrtPolicyOptions, TrainPrograms, TrainShape};
 use rand::{Rng, RngExt};
@@ -183,7 +183,7 @@ fn a_bf16_policy_is_restored_bit_for_bit_by_import_and_roll_back(#[case] can_rol
     // After an import of the exported tensors, the next step is the same.
     let [weights, of_ref, moments] = &before;
     let mut other = fresh();
-    import(&mut other, weights, Some(of_ref), moments, 2, &AdamWConfig::default());
+    import(&mut other, weights, Some(of_ref), moments, 2, &OptimizerSettings::default());
     assert_eq!(patterns(&state(&other)), patterns(&before));
     let plain = |policy: &mut PjrtPolicy| bits(&policy.score(Weights::RefPolicy, &parts).unwrap().logp);
     assert_eq!(plain(&mut other), plain(&mut policy));

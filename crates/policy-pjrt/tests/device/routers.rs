@@ -74,7 +74,7 @@ fn loads_and_load_balancing_losses_match_transformers_and_the_cpu_policy() {
         policy.skip().unwrap();
 
         // The loss and AdamW in one program.
-        policy.reset_optimizer(&policy::AdamWConfig::default()).unwrap();
+        policy.reset_optimizer(&policy::OptimizerSettings::default()).unwrap();
         let (at_once, report) = policy.step(&[whole(&sequences)], loss, 1e-3).unwrap();
         assert!(report.applied);
         assert_near(name, report.grad_norm, of_one);
@@ -223,7 +223,7 @@ fn assert_replayed_experts(names: impl IntoIterator<Item = &'static str>, all: &
             both(&mut device, &mut host, |policy| policy.skip().unwrap());
 
             // The loss and AdamW in one program.
-            device.reset_optimizer(&policy::AdamWConfig::default()).unwrap();
+            device.reset_optimizer(&policy::OptimizerSettings::default()).unwrap();
             let (at_once, report) = device.step(&[batch()], loss, 1e-3).unwrap();
             assert!(report.applied, "{what}");
             assert_same_metrics(&what, &at_once, &of_host);

@@ -253,7 +253,7 @@ fn steps_agree(name: &str, one: &TrainPrograms, with: impl Fn(Decoder) -> TrainP
 fn updates_agree(name: &str, one: &TrainPrograms, parameters: &[Array], gradients: &[Array]) {
     let table = one.decoder().trained();
     let arguments: Vec<Array> = [parameters, &moments(&table), gradients, &[scalars()]].concat();
-    let programs = |modules: &TrainPrograms| [modules.adamw().unwrap(), modules.adamw_checked().unwrap()];
+    let programs = |modules: &TrainPrograms| [modules.optimizer().unwrap(), modules.optimizer_checked().unwrap()];
     let results = |module: &Module| {
         let mut results = run(module, &arguments);
         let zeros: Vec<Array> = results.drain(3 * table.len()..4 * table.len()).collect();

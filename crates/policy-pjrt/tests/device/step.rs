@@ -8,16 +8,16 @@ use crate::value_head;
 use grpo_core::Advantages;
 use grpo_core::objective::ValueLossConfig;
 use models::LoraConfig;
-use policy::{AdamWConfig, Error, Policy, Sequence, SequenceBatch, StepLoss, accumulate_and_apply};
+use policy::{Error, OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, accumulate_and_apply};
 use policy_pjrt::decoder::Compute;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use rstest::rstest;
 
 const RATE: f64 = 0.01;
 
-fn adamw() -> AdamWConfig {
+fn adamw() -> OptimizerSettings {
     // AdamW divides differences of small gradients by epsilon.
-    AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() }
+    OptimizerSettings { adam_epsilon: 1e-2, ..OptimizerSettings::default() }
 }
 
 /// Returns all sequences as one micro-batch with advantages of both signs.
@@ -105,7 +105,7 @@ fn a_step_of_several_micro_batches_accumulates_them() {
     let sequences = checkpoint.completions();
     let (all, halves, loss) = ([whole(&sequences)], halves(&sequences), cross_entropy(&sequences));
     // Without clipping, the checked program runs.
-    for adamw in [adamw(), AdamWConfig { max_grad_norm: 0.0, ..adamw() }] {
+    for adamw in [adamw(), OptimizerSettings { max_grad_norm: 0.0, ..adamw() }] {
         let [mut one, mut two, mut begun] = [(); 3].map(|()| on_device(&checkpoint, PjrtPolicyOptions::default()));
         for policy in [&mut one, &mut two, &mut begun] {
             policy.reset_optimizer(&adamw).unwrap();
@@ -150,7 +150,7 @@ fn a_rejected_step_changes_nothing() {
     other.step(&with_advantage(1.0), StepLoss::Grpo, RATE).unwrap();
     assert!(state(&policy) == state(&other));
 
-    let skips = AdamWConfig { skip_grad_norm: Some(1e-3), ..AdamWConfig::default() };
+    let skips = OptimizerSettings { skip_grad_norm: Some(1e-3), ..OptimizerSettings::default() };
     policy.reset_optimizer(&skips).unwrap();
     let [weights, ..] = state(&policy);
     for advantage in [1.0, 1e30, f32::MAX] {

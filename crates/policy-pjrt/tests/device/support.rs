@@ -5,8 +5,8 @@ use grpo_core::{Implementation, LossConfig, LossOutput, Scores};
 use models::NamedTensor;
 use pjrt::install::{Kind, install};
 use policy::{
-    AdamWConfig, Completion, LogitsProcessors, Policy, PolicyState, RolloutRequest, Sampling, Sequence, SequenceBatch,
-    StateGroup, StepLoss, TensorSource, Weights, export_all, token_batch,
+    Completion, LogitsProcessors, OptimizerSettings, Policy, PolicyState, RolloutRequest, Sampling, Sequence,
+    SequenceBatch, StateGroup, StepLoss, TensorSource, Weights, export_all, token_batch,
 };
 use policy_cpu::{CpuPolicy, PolicyLoss};
 use policy_pjrt::decoder::{Attention, Compute};
@@ -153,9 +153,11 @@ pub(crate) fn import(
     ref_policy: Option<&dyn TensorSource>,
     optimizer: &dyn TensorSource,
     optimizer_steps: u64,
-    adamw: &AdamWConfig,
+    optimizer_settings: &OptimizerSettings,
 ) {
-    policy.import(&PolicyState { policy: weights, ref_policy, optimizer, optimizer_steps, adamw }).unwrap();
+    policy
+        .import(&PolicyState { policy: weights, ref_policy, optimizer, optimizer_steps, optimizer_settings })
+        .unwrap();
 }
 
 pub(crate) fn device_weights(checkpoint: &Checkpoint, dtype: Dtype) -> DeviceWeights {

@@ -11,7 +11,7 @@ use grpo_core::batch::ValueTargets;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Advantages, LossConfig};
 use models::LoraConfig;
-use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StepLoss, Weights, token_batch};
+use policy::{OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, Weights, token_batch};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use rstest::rstest;
 
@@ -63,7 +63,7 @@ fn values_and_both_losses_match_the_cpu_policy(#[case] name: &str, #[case] adapt
     assert_eq!(weights(&device), weights(&host), "{name}");
     // B is small: at this rank, adapters are scaled by 16, and large B would amplify rounding errors tenfold.
     let start = moved(&host, 0.02);
-    let adamw = AdamWConfig { adam_epsilon: 1e-3, ..AdamWConfig::default() };
+    let adamw = OptimizerSettings { adam_epsilon: 1e-3, ..OptimizerSettings::default() };
     both(&mut device, &mut host, |policy| import(policy, &start, None, &[], 0, &adamw));
 
     let sequences = checkpoint.completions();
@@ -84,7 +84,7 @@ fn values_and_both_losses_match_the_cpu_policy(#[case] name: &str, #[case] adapt
 
     // Cross-entropy does not train the value head, and the value head is not exported with the model.
     let before = weights(&device);
-    device.reset_optimizer(&AdamWConfig { weight_decay: 0.0, ..adamw }).unwrap();
+    device.reset_optimizer(&OptimizerSettings { weight_decay: 0.0, ..adamw }).unwrap();
     device.accumulate(&parts, StepLoss::CrossEntropy { tokens: 50 }).unwrap();
     device.apply(0.01).unwrap();
     assert_eq!(weights(&device)["value_head.bias"], before["value_head.bias"]);

@@ -1,19 +1,20 @@
 //! AdamW (arXiv 1711.05101), as in PyTorch.
 
-use super::{AdamWConfig, CodeBook, OptimizerBounds, Slot, UpdateRule};
+use super::{CodeBook, MOMENT_CODES, MOMENT_SCALES, OptimizerBounds, OptimizerSettings, Slot, UpdateRule};
+use crate::state::MOMENTS;
 use grpo_core::backend_api::real::Real;
 
 /// The averages of gradients and of their squares.
 pub(super) const SLOTS: [Slot; 2] = [
     Slot {
-        single: "exp_avg.",
-        eight_bit: ["exp_avg_codes.", "exp_avg_scales."],
+        single: MOMENTS[0],
+        eight_bit: [MOMENT_CODES[0], MOMENT_SCALES[0]],
         book: CodeBook::Signed,
         is_squared: false,
     },
     Slot {
-        single: "exp_avg_sq.",
-        eight_bit: ["exp_avg_sq_codes.", "exp_avg_sq_scales."],
+        single: MOMENTS[1],
+        eight_bit: [MOMENT_CODES[1], MOMENT_SCALES[1]],
         book: CodeBook::Unsigned,
         is_squared: true,
     },
@@ -27,7 +28,7 @@ pub(super) const SCALARS: usize = 6;
 pub(super) struct AdamW;
 
 impl UpdateRule<2, SCALARS> for AdamW {
-    fn scalars(config: &AdamWConfig, step: u64, learning_rate: f64) -> [f64; SCALARS] {
+    fn scalars(config: &OptimizerSettings, step: u64, learning_rate: f64) -> [f64; SCALARS] {
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
         let rate = learning_rate / correction(config.adam_beta1);
         let root = correction(config.adam_beta2).sqrt();

@@ -42,21 +42,22 @@ impl OptimizerBounds {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AdamWConfig, CLIP_EPSILON, OptimizerName, Rule};
+    use super::super::{CLIP_EPSILON, OptimizerName, OptimizerSettings, Rule};
     use super::*;
     use proptest::prelude::*;
 
     const BEGUN: OptimizerBounds = OptimizerBounds { weights: 300.0, moments: 0.0 };
 
-    fn with(change: impl FnOnce(&mut AdamWConfig)) -> AdamWConfig {
-        let mut config = AdamWConfig::default();
+    fn with(change: impl FnOnce(&mut OptimizerSettings)) -> OptimizerSettings {
+        let mut config = OptimizerSettings::default();
         change(&mut config);
         config
     }
 
     #[test]
     fn bounds_stay_valid_over_100000_steps() {
-        for config in [AdamWConfig::default(), with(|c| (c.max_grad_norm, c.skip_grad_norm) = (0.0, Some(10.0)))] {
+        for config in [OptimizerSettings::default(), with(|c| (c.max_grad_norm, c.skip_grad_norm) = (0.0, Some(10.0)))]
+        {
             let mut bounds = BEGUN;
             for step in 1..=100_000 {
                 bounds = bounds.after(&config.step(step, 1e-4)).unwrap();
@@ -67,8 +68,9 @@ mod tests {
 
     #[test]
     fn no_bounds_without_clipping_or_with_extreme_settings() {
-        let known = |bounds: OptimizerBounds, config: &AdamWConfig, rate| bounds.after(&config.step(1, rate)).is_some();
-        let plain = AdamWConfig::default();
+        let known =
+            |bounds: OptimizerBounds, config: &OptimizerSettings, rate| bounds.after(&config.step(1, rate)).is_some();
+        let plain = OptimizerSettings::default();
         assert!(known(BEGUN, &plain, 1.0) && known(BEGUN, &plain, -1.0));
         for rate in [f64::NAN, f64::INFINITY, -1e38, 1e38, 1e22] {
             assert!(!known(BEGUN, &plain, rate), "{rate}");
@@ -101,7 +103,7 @@ mod tests {
             name in prop::sample::select(vec![OptimizerName::AdamW, OptimizerName::Sgd]),
         ) {
             let rate = 10f64.powf(rate);
-            let config = AdamWConfig {
+            let config = OptimizerSettings {
                 name,
                 momentum: beta1,
                 adam_beta1: beta1,
@@ -109,7 +111,7 @@ mod tests {
                 adam_epsilon: 10f64.powf(epsilon),
                 weight_decay: decay,
                 max_grad_norm: 10f64.powf(clip),
-                ..AdamWConfig::default()
+                ..OptimizerSettings::default()
             };
             let rule = Rule::of(name);
             let mut slots = vec![[0.0_f32; 3]; rule.slots().len()];

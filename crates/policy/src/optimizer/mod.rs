@@ -23,12 +23,12 @@ pub const CLIP_EPSILON: f64 = 1e-6;
 /// learning rate is an argument of [`crate::Policy::apply`].
 ///
 /// ```
-/// let adamw = policy::AdamWConfig { skip_grad_norm: Some(10.0), ..Default::default() };
-/// assert!(adamw.skips());
+/// let settings = policy::OptimizerSettings { skip_grad_norm: Some(10.0), ..Default::default() };
+/// assert!(settings.skips(), "a larger gradient is skipped");
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct AdamWConfig {
+pub struct OptimizerSettings {
     /// The optimizer: `adamw` (arXiv 1711.05101) with f32 moments, `adamw_8bit` with moments of one byte per value and a scale per 256 values, which
     /// saves 6 of 16 bytes per trained weight, or `sgd` with momentum.
     pub name: OptimizerName,
@@ -54,7 +54,7 @@ pub struct AdamWConfig {
     pub skip_grad_norm: Option<f64>,
 }
 
-impl AdamWConfig {
+impl OptimizerSettings {
     /// Returns `true` if a gradient that is too large or not finite skips the update instead of failing.
     pub fn skips(&self) -> bool {
         self.skip_grad_norm.is_some()

@@ -10,7 +10,7 @@
 //!
 //! How a slot is stored (f32, or 8 bits with scales) does not concern the rule.
 
-use super::{AdamWConfig, CodeBook, OptimizerBounds, adamw, sgd};
+use super::{CodeBook, OptimizerBounds, OptimizerSettings, adamw, sgd};
 use grpo_core::backend_api::real::Real;
 use models::OptimizerName;
 use std::fmt::Debug;
@@ -60,7 +60,7 @@ impl Rule {
 /// The arithmetic of a [`Rule`].
 pub trait UpdateRule<const SLOTS: usize, const SCALARS: usize> {
     /// Returns the scalars of step `step`, counted from 1.
-    fn scalars(config: &AdamWConfig, step: u64, learning_rate: f64) -> [f64; SCALARS];
+    fn scalars(config: &OptimizerSettings, step: u64, learning_rate: f64) -> [f64; SCALARS];
 
     /// Returns the value and the slots of an element after the step. `decays` is `false` for norms and biases, which have no weight decay.
     fn next<R: Real>(scalars: &[R; SCALARS], decays: bool, value: R, gradient: R, slots: [R; SLOTS])
@@ -71,7 +71,7 @@ pub trait UpdateRule<const SLOTS: usize, const SCALARS: usize> {
     fn bounds(scalars: &[f64; SCALARS], before: OptimizerBounds, gradient: f64) -> Option<OptimizerBounds>;
 }
 
-/// The scalars of one step, which do not differ between elements. [`AdamWConfig::step`] creates them in f32, the precision of the update.
+/// The scalars of one step, which do not differ between elements. [`OptimizerSettings::step`] creates them in f32, the precision of the update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerStep<R = f32> {
     scalars: Scalars<R>,
@@ -88,7 +88,7 @@ enum Scalars<R> {
 }
 
 impl OptimizerStep {
-    pub(super) fn new(config: &AdamWConfig, step: u64, learning_rate: f64) -> Self {
+    pub(super) fn new(config: &OptimizerSettings, step: u64, learning_rate: f64) -> Self {
         let max_grad_norm = if config.max_grad_norm > 0.0 { config.max_grad_norm } else { f64::INFINITY };
         let scalars = match Rule::of(config.name) {
             Rule::AdamW => Scalars::AdamW(adamw::AdamW::scalars(config, step, learning_rate).map(|x| x as f32)),
@@ -222,7 +222,7 @@ mod tests {
     /// A case of tests/golden/optimizers.py.
     #[derive(Deserialize)]
     struct Case {
-        settings: AdamWConfig,
+        settings: OptimizerSettings,
         learning_rate: f64,
         shape: Vec<usize>,
         weight: Vec<f32>,
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn a_rule_is_written_once_for_every_number() {
         for name in [OptimizerName::AdamW, OptimizerName::Sgd] {
-            let config = AdamWConfig { name, weight_decay: 0.1, ..AdamWConfig::default() };
+            let config = OptimizerSettings { name, weight_decay: 0.1, ..OptimizerSettings::default() };
             let step = config.step(3, 0.5);
             let count = Rule::of(name).slots().len();
             let numbers = step.to_list().into_iter().map(f64::from).collect();

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum, as in PyTorch: without dampening, and with weight decay as a part of the gradient.
 
-use super::{AdamWConfig, CodeBook, OptimizerBounds, Slot, UpdateRule};
+use super::{CodeBook, OptimizerBounds, OptimizerSettings, Slot, UpdateRule};
 use grpo_core::backend_api::real::Real;
 
 /// The sum of gradients.
@@ -18,7 +18,7 @@ pub(super) const SCALARS: usize = 3;
 pub(super) struct Sgd;
 
 impl UpdateRule<1, SCALARS> for Sgd {
-    fn scalars(config: &AdamWConfig, _: u64, learning_rate: f64) -> [f64; SCALARS] {
+    fn scalars(config: &OptimizerSettings, _: u64, learning_rate: f64) -> [f64; SCALARS] {
         [config.momentum, learning_rate, config.weight_decay]
     }
 

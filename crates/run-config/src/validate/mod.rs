@@ -178,20 +178,20 @@ impl OptimizerConfig {
     pub(super) fn validate(&self, section: &str) -> Result<()> {
         let unit = 0.0..=1.0;
         let positive = |x: f64| x.is_finite() && x >= 0.0;
-        let adamw = &self.adamw;
+        let settings = &self.settings;
         for (name, ok, expected, value) in [
             ("learning_rate", positive(self.learning_rate), "a finite number >= 0", self.learning_rate),
-            ("adam_beta1", (0.0..1.0).contains(&adamw.adam_beta1), "in [0, 1)", adamw.adam_beta1),
-            ("momentum", (0.0..1.0).contains(&adamw.momentum), "in [0, 1)", adamw.momentum),
-            ("adam_beta2", (0.0..1.0).contains(&adamw.adam_beta2), "in [0, 1)", adamw.adam_beta2),
+            ("adam_beta1", (0.0..1.0).contains(&settings.adam_beta1), "in [0, 1)", settings.adam_beta1),
+            ("momentum", (0.0..1.0).contains(&settings.momentum), "in [0, 1)", settings.momentum),
+            ("adam_beta2", (0.0..1.0).contains(&settings.adam_beta2), "in [0, 1)", settings.adam_beta2),
             (
                 "adam_epsilon",
-                adamw.adam_epsilon.is_finite() && adamw.adam_epsilon > 0.0,
+                settings.adam_epsilon.is_finite() && settings.adam_epsilon > 0.0,
                 "a number above 0",
-                adamw.adam_epsilon,
+                settings.adam_epsilon,
             ),
-            ("weight_decay", positive(adamw.weight_decay), "a finite number >= 0", adamw.weight_decay),
-            ("max_grad_norm", positive(adamw.max_grad_norm), "a finite number >= 0", adamw.max_grad_norm),
+            ("weight_decay", positive(settings.weight_decay), "a finite number >= 0", settings.weight_decay),
+            ("max_grad_norm", positive(settings.max_grad_norm), "a finite number >= 0", settings.max_grad_norm),
             ("warmup_ratio", unit.contains(&self.warmup_ratio), "in [0, 1]", self.warmup_ratio),
             ("min_lr_ratio", unit.contains(&self.min_lr_ratio), "in [0, 1]", self.min_lr_ratio),
         ] {
@@ -202,7 +202,7 @@ impl OptimizerConfig {
         let alone = steps == 0.0 || self.warmup_ratio == 0.0;
         check(alone, &format!("{section}.warmup_steps"), "one of warmup_steps and warmup_ratio", "both")?;
         self.validate_schedule(section)?;
-        if let Some(limit) = adamw.skip_grad_norm {
+        if let Some(limit) = settings.skip_grad_norm {
             let ok = limit.is_finite() && limit > 0.0;
             check(ok, &format!("{section}.skip_grad_norm"), "a finite number above 0, or null", limit)?;
         }

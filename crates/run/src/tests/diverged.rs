@@ -56,7 +56,7 @@ fn skipped(path: &Path) -> Vec<Option<f64>> {
 fn skipped_updates_are_counted_across_checkpoints_and_limited() {
     let (_folder, path) = run_path();
     let mut config = with_gradients();
-    config.optimizer.adamw.skip_grad_norm = Some(1e-30);
+    config.optimizer.settings.skip_grad_norm = Some(1e-30);
     config.optimizer.max_consecutive_skips = 4;
     stopped_after(config, &path, "Grpo 2");
     let error = finish(&mut resume(&path, &[]).unwrap()).unwrap_err();
@@ -74,7 +74,7 @@ fn skipped_updates_are_counted_across_checkpoints_and_limited() {
 fn an_inactive_skip_grad_norm_changes_nothing() {
     let (_folder, path) = run_path();
     let mut guarded = with_gradients();
-    guarded.optimizer.adamw.skip_grad_norm = Some(1e30);
+    guarded.optimizer.settings.skip_grad_norm = Some(1e30);
     trained(guarded, &path);
     assert_undisturbed(with_gradients(), &path);
     assert_eq!((skipped(&path), skipped(&path.with_file_name("whole"))), (vec![Some(0.0); 4], vec![None; 4]));

@@ -122,7 +122,7 @@ impl Trainer {
             tracing::info!("agents ask the policy for messages at {}", endpoint.base_url());
         }
         let failures = Failures::new(&parts.rewards, config.rewards.max_consecutive_failures);
-        parts.policy.reset_optimizer(&config.warmup.optimizer.adamw)?;
+        parts.policy.reset_optimizer(&config.warmup.optimizer.settings)?;
         let mut trainer = Self {
             loss: config.loss().into(),
             parts,
@@ -314,7 +314,7 @@ impl Trainer {
 
     fn begin_grpo(&mut self) -> Result<()> {
         self.updates = updates(&self.config, true);
-        self.parts.policy.reset_optimizer(&self.config.optimizer.adamw)?;
+        self.parts.policy.reset_optimizer(&self.config.optimizer.settings)?;
         if self.config.needs_ref_policy() {
             self.parts.policy.freeze_ref_policy()?;
         }

@@ -133,7 +133,7 @@ impl Trainer {
             ref_policy,
             optimizer: &state.optimizer,
             optimizer_steps: counters.optimizer_steps,
-            adamw: &updates.config.adamw,
+            optimizer_settings: &updates.config.settings,
         })?;
         self.updates = Updates { skipped_in_a_row: counters.skipped_in_a_row, ..updates };
         self.coefficients = coefficients;

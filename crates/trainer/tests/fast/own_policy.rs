@@ -6,7 +6,7 @@ use data::{Dataset, Item};
 use grpo_core::{LossOutput, Scores};
 use models::{CharTokenizer, NamedTensor, Tokenizer};
 use policy::{
-    AdamWConfig, Completion, CompletionSampler, Error, Policy, PolicyEngine, PolicyState, Result, RolloutRequest,
+    Completion, CompletionSampler, Error, OptimizerSettings, Policy, PolicyEngine, PolicyState, Result, RolloutRequest,
     SequenceBatch, StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
 use rewards::Rewards;
@@ -128,7 +128,7 @@ impl Policy for Unigram {
         Ok(UpdateReport { grad_norm, applied: false })
     }
 
-    fn reset_optimizer(&mut self, _: &AdamWConfig) -> Result<()> {
+    fn reset_optimizer(&mut self, _: &OptimizerSettings) -> Result<()> {
         self.gradient.fill(0.0);
         self.steps = 0;
         Ok(())
@@ -223,7 +223,7 @@ impl Policy for Minimal {
         self.0.skip()
     }
 
-    fn reset_optimizer(&mut self, config: &AdamWConfig) -> Result<()> {
+    fn reset_optimizer(&mut self, config: &OptimizerSettings) -> Result<()> {
         self.0.reset_optimizer(config)
     }
 

@@ -27,7 +27,7 @@ fn config(model: &str, loss: LossConfig) -> TrainConfig {
     config.grpo.gradient_accumulation_steps = 2;
     config.optimizer.learning_rate = 1e-3;
     // Without weight decay, only gradients change weights.
-    config.optimizer.adamw.weight_decay = 0.0;
+    config.optimizer.settings.weight_decay = 0.0;
     config.eval.num_problems = Some(1);
     config.loss = loss;
     config

@@ -7,7 +7,7 @@ use std::iter::repeat_n;
 use trainer::data::{self, Dataset, Item};
 use trainer::grpo_core::{Grads, GrpoLoss, HeadLayout, LossOutput, Scores};
 use trainer::models::CharTokenizer;
-use trainer::policy::{self, AdamWConfig, Completion, CompletionSampler, Policy, PolicyEngine};
+use trainer::policy::{self, Completion, CompletionSampler, OptimizerSettings, Policy, PolicyEngine};
 use trainer::policy::{RolloutRequest, Sequence, SequenceBatch, StepLoss, UpdateReport, Weights};
 use trainer::rewards::{RewardFn, RewardInput, Rewards};
 use trainer::{Parts, Phase, TrainConfig, Trainer}; // the package grpo-trainer
@@ -83,7 +83,7 @@ impl Policy for Bigram {
         self.gradient.fill(0.0);
         Ok(UpdateReport { grad_norm, applied: false })
     }
-    fn reset_optimizer(&mut self, _: &AdamWConfig) -> policy::Result<()> {
+    fn reset_optimizer(&mut self, _: &OptimizerSettings) -> policy::Result<()> {
         self.updates = 0; // plain gradient descent has no moments
         self.skip().map(drop)
     }

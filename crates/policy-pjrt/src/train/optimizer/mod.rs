@@ -13,7 +13,7 @@ use crate::storage::Storage;
 use crate::weights::DeviceWeights;
 use crate::{Argument, DeviceTensor};
 use eight_bit::{MomentFormat, MomentKind, MomentTensor};
-use policy::{AdamWConfig, OptimizerBounds, OptimizerName, Rule, Slot, TensorSink, TensorSource};
+use policy::{OptimizerBounds, OptimizerName, OptimizerSettings, Rule, Slot, TensorSink, TensorSource};
 use programs::{drop_module, fresh_module, measure_module, zeros_module};
 use std::sync::Arc;
 
@@ -170,7 +170,7 @@ impl Optimizer {
     pub(crate) fn scalars(
         &mut self,
         runtime: &Runtime,
-        config: &AdamWConfig,
+        config: &OptimizerSettings,
         step: u64,
         learning_rate: f64,
         weights: &DeviceWeights,

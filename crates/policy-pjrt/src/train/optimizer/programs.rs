@@ -409,7 +409,7 @@ mod tests {
     use super::*;
     use crate::decoder::parameters;
     use models::ModelConfig;
-    use policy::AdamWConfig;
+    use policy::OptimizerSettings;
     use serde::Deserialize;
     use stablehlo::Array;
     use std::collections::BTreeMap;
@@ -417,7 +417,7 @@ mod tests {
     /// A case of tests/golden/optimizers.py.
     #[derive(Deserialize)]
     struct Case {
-        settings: AdamWConfig,
+        settings: OptimizerSettings,
         learning_rate: f64,
         shape: Vec<usize>,
         weight: Vec<f64>,

@@ -261,29 +261,29 @@ impl TrainPrograms {
     /// Builds the program of an AdamW step for all trained parameters, in f32. It does not check its results: the caller must know that
     /// weights and moments stay finite for every finite gradient norm ([`policy::OptimizerBounds::after`]).
     ///
-    /// Arguments, all donated except the last: parameters, first and second moments, gradient accumulators, and the scalars of the step,
-    /// f32 `[8]`. Each bf16 parameter is followed by its remainders, i16: the bits of the f32 weight are `(parameter << 16) + remainder`,
+    /// Arguments, all donated except the last: parameters, the optimizer's state slot by slot ([`policy::Rule::slots`]), gradient accumulators,
+    /// and the scalars of the step, f32 `[S]` ([`policy::OptimizerStep::to_list`]). Each bf16 parameter is followed by its remainders, i16: the bits of the f32 weight are `(parameter << 16) + remainder`,
     /// as two's complement integers. Results: the same without the scalars, with zeroed accumulators, and a report, f32 `[3]`: the gradient
     /// norm, whether it is within the limit, and whether parameters and moments stay finite (0 or 1). If one of the two flags is 0,
     /// parameters and moments are unchanged.
     ///
     /// # Errors
     /// [`crate::Error::Program`], a bug in this crate.
-    pub fn adamw(&self) -> Result<Module> {
-        self.adamw_with(Check::Bounds)
+    pub fn optimizer(&self) -> Result<Module> {
+        self.optimizer_with(Check::Bounds)
     }
 
-    /// Builds [`TrainPrograms::adamw`] for states without known bounds: it checks the results before it writes them. The report is f32 `[4]`
+    /// Builds [`TrainPrograms::optimizer`] for states without known bounds: it checks the results before it writes them. The report is f32 `[4]`
     /// and ends with the largest magnitude of all weights, first moments and roots of second moments after the step, applied or not;
     /// infinite if one of them is not finite.
     ///
     /// # Errors
     /// [`crate::Error::Program`], a bug in this crate.
-    pub fn adamw_checked(&self) -> Result<Module> {
-        self.adamw_with(Check::Results)
+    pub fn optimizer_checked(&self) -> Result<Module> {
+        self.optimizer_with(Check::Results)
     }
 
-    fn adamw_with(&self, check: Check) -> Result<Module> {
+    fn optimizer_with(&self, check: Check) -> Result<Module> {
         apply_module(&self.decoder.trained(), self.storage(), self.optimizer, check, self.decoder.split())
     }
 

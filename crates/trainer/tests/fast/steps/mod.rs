@@ -19,7 +19,7 @@ fn advantages_scaled_to_zero_leave_the_weights_alone() {
     let mut config = small();
     config.grpo.advantage_scale = 0.0;
     config.loss.beta = 0.0;
-    config.optimizer.adamw.weight_decay = 0.0;
+    config.optimizer.settings.weight_decay = 0.0;
     let mut run = warmed_up(config);
     let before = weights(&run);
     let report = run.grpo_step().unwrap();

@@ -264,7 +264,7 @@ fn a_skipped_update_only_advances_the_data() {
     config.grpo.sync_ref_model = true;
     config.grpo.ref_model_sync_steps = 1;
     let mut plain = scripted(TWO, config.clone(), false);
-    config.optimizer.adamw.skip_grad_norm = Some(1e-30);
+    config.optimizer.settings.skip_grad_norm = Some(1e-30);
     config.optimizer.max_consecutive_skips = 5;
     let mut guarded = scripted(TWO, config, false);
     let before = guarded.state().unwrap();
@@ -295,7 +295,7 @@ fn non_finite_losses_are_skipped_only_with_skip_grad_norm() {
     let broken = |skip_grad_norm| {
         let mut config = small();
         config.warmup.steps = 5;
-        config.warmup.optimizer.adamw.skip_grad_norm = skip_grad_norm;
+        config.warmup.optimizer.settings.skip_grad_norm = skip_grad_norm;
         let mut run = Trainer::new(config).unwrap();
         let mut state = run.state().unwrap();
         state.policy.iter_mut().for_each(|tensor| tensor.data.fill(f32::NAN));
