@@ -1,48 +1,14 @@
 //! Compares the memory report with a counting allocator, and proves that the fused head never allocates N x V, nor attention T x T.
-#![allow(unsafe_code)] // a global allocator cannot be written without
 
 use backend_cpu::CpuBackend;
 use backend_cpu::layers::{AttentionGrad, Heads, Layers, Mixed, Scores, Span};
 use grpo_core::*;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use testkit::allocations::{Allocated, Counting, measured};
 use testkit::cpu::*;
 use testkit::*;
 
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is forwarded to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), SeqCst) + layout.size();
-        PEAK.fetch_max(live, SeqCst);
-        LARGEST.fetch_max(layout.size(), SeqCst);
-        // SAFETY: the caller guarantees a valid `layout`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), SeqCst);
-        // SAFETY: the caller guarantees that `pointer` came from `alloc` with `layout`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// Returns the result of `f`, the peak of bytes that it allocated, and its largest single allocation.
-fn measured<T>(f: impl FnOnce() -> T) -> (T, usize, usize) {
-    let start = LIVE.load(SeqCst);
-    PEAK.store(start, SeqCst);
-    LARGEST.store(0, SeqCst);
-    let out = f();
-    (out, PEAK.load(SeqCst) - start, LARGEST.load(SeqCst))
-}
 
 /// Measures everything from the plan to the gradients; inputs exist before.
 fn check(backend: &CpuBackend, case: &Case, request: &PlanRequest, name: &str) {
@@ -62,7 +28,7 @@ fn check(backend: &CpuBackend, case: &Case, request: &PlanRequest, name: &str) {
     };
     // The first call allocates memory that lives as long as the process, such as the threads' queues.
     once();
-    let (report, peak, largest) = measured(once);
+    let (report, Allocated { peak, largest }) = measured(once);
     let reported = report.outputs + report.workspace;
     let off = reported as f64 / peak as f64 - 1.0;
     println!("{name}: peak {peak}, reported {reported} ({:+.2} %), largest allocation {largest}", 100.0 * off);
@@ -128,7 +94,7 @@ fn attention_of_a_long_sequence() {
         })
     };
     both();
-    let (_, peak, largest) = measured(both);
+    let (_, Allocated { peak, largest }) = measured(both);
     let scores = 4 * T * T;
     println!("attention over {T} rows: peak {peak}, largest allocation {largest}, scores of a head {scores}");
     assert!(peak < scores / 4 && largest < scores / 16, "{peak} and {largest} beside {scores} bytes of scores");
@@ -149,14 +115,14 @@ fn given_logits(backend: &CpuBackend) {
             plan.memory()
         };
         separate();
-        let (report, peak, _) = measured(separate);
+        let (report, Allocated { peak, .. }) = measured(separate);
         let reported = report.outputs + report.workspace;
         let off = reported as f64 / peak as f64 - 1.0;
         println!("{implementation:?} of given logits: peak {peak}, reported {reported} ({:+.2} %)", 100.0 * off);
         assert!(off.abs() <= 0.05, "{implementation:?}: reported {reported} bytes, measured {peak}");
         // Only a chunk's exponentials grow with V; with a chunk of one token, nothing grows with N x V.
         let request = PlanRequest { tiling: Tiling { token_chunk: Some(1), ..Tiling::default() }, ..request };
-        let (_, peak, _) = measured(|| {
+        let (_, Allocated { peak, .. }) = measured(|| {
             let mut plan = backend.plan(&request).unwrap();
             plan.value_and_grad_in_place(logits.as_mut_slice().into(), &case.batch).unwrap();
         });

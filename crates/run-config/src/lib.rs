@@ -98,7 +98,7 @@ pub struct TrainConfig {
     pub grpo: GrpoConfig,
     /// The GRPO loss. Its `temperature` and `max_completion_length` follow [`RolloutConfig`]; see [`TrainConfig::loss`].
     pub loss: LossConfig,
-    /// AdamW and its schedule during GRPO.
+    /// The optimizer and its schedule during GRPO.
     pub optimizer: OptimizerConfig,
     /// The evaluation on held-out problems.
     pub eval: EvalConfig,
@@ -118,7 +118,7 @@ pub struct WarmupConfig {
     /// The number of problems per step.
     #[default(8)]
     pub batch_size: usize,
-    /// AdamW and its schedule during the warm-up.
+    /// The optimizer and its schedule during the warm-up.
     // The default of TRL's SFTConfig.
     #[default(OptimizerConfig { learning_rate: 2e-5, ..OptimizerConfig::default() })]
     pub optimizer: OptimizerConfig,

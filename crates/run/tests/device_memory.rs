@@ -1,6 +1,5 @@
 //! Checkpoints and model folders are copied to and from a device, and to and from a mesh of eight, tensor by tensor: the host allocates
 //! less than two of the largest tensors. Only Rust's allocations are counted; the "device" memory of XLA's CPU is not.
-#![allow(unsafe_code)] // a global allocator cannot be written without
 
 use grpo_run::checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use models::{Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelConfig};
@@ -10,32 +9,10 @@ use policy::{OptimizerSettings, Policy, PolicyState, Sequence, SequenceBatch, St
 use policy_pjrt::decoder::{AxisRules, Compute};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use stablehlo::Mesh;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use testkit::allocations::{Allocated, Counting, measured};
 use testkit::xla_cpu::{QUICK, program_cache};
 use trainer::Counters;
-
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every request is passed to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), SeqCst) + layout.size();
-        PEAK.fetch_max(live, SeqCst);
-        // SAFETY: the caller upholds the contract for `layout`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), SeqCst);
-        // SAFETY: the caller guarantees that `pointer` came from `alloc` with `layout`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -43,10 +20,8 @@ static ALLOCATOR: Counting = Counting;
 /// Fails unless `f` allocates less than two tensors of `largest` f32 values at its peak, in addition to earlier allocations.
 #[track_caller]
 fn streams<T>(what: &str, largest: usize, f: impl FnOnce() -> T) -> T {
-    let start = LIVE.load(SeqCst);
-    PEAK.store(start, SeqCst);
-    let out = f();
-    let (peak, tensor) = (PEAK.load(SeqCst) - start, 4 * largest);
+    let (out, Allocated { peak, .. }) = measured(f);
+    let tensor = 4 * largest;
     println!("{what}: {peak} bytes at the peak, {:.3} of the largest tensor of {tensor}", peak as f64 / tensor as f64);
     assert!(peak < 2 * tensor, "{what}: {peak} bytes at the peak, the largest tensor has {tensor}");
     out

@@ -4,8 +4,9 @@
 //! tokens depend on each other. [`run`] makes one call of a plan, and [`Differences`] compares the results with the f64 oracle.
 //! [`logged`] returns the log of a call.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod allocations;
 mod arranged;
 mod case;
 pub mod cpu;
@@ -14,6 +15,7 @@ pub mod family;
 mod given_logits;
 mod log;
 pub mod margin;
+mod optimizer_steps;
 mod output;
 pub mod python;
 mod tensor;
@@ -26,5 +28,6 @@ pub use differences::{Differences, EXACT, ROUNDED, assert_flows, difference};
 pub use family::{config, loss};
 pub use given_logits::{logits_request, run_logits};
 pub use log::logged;
+pub use optimizer_steps::OptimizerSteps;
 pub use output::{Output, accumulate, run};
 pub use tensor::{Tensor, transposed};

@@ -15,8 +15,8 @@ use grpo_core::objective::ValueLossConfig;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, Value};
 
 impl TrainPrograms {
-    /// Builds an optimizer step on one micro-batch: its loss and gradients ([`TrainPrograms::gradient`]) and [`TrainPrograms::adamw`] in one
-    /// program. As there, the caller must know that weights and moments stay finite for every finite gradient norm.
+    /// Builds an optimizer step on one micro-batch: its loss and gradients ([`TrainPrograms::gradient`]) and [`TrainPrograms::optimizer`]
+    /// in one program. As there, the caller must know that weights and moments stay finite for every finite gradient norm.
     ///
     /// Arguments: frozen parameters; donated: trained parameters, each in bf16 followed by its remainders, and first and second moments;
     /// the inputs of the micro-batch as in the gradient program; the scalars of the step, f32. Results: the donated arguments after

@@ -216,44 +216,31 @@ impl<R: Real + Debug> OptimizerStep<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde::Deserialize;
-    use std::collections::BTreeMap;
+    use testkit::OptimizerSteps;
 
-    /// A case of tests/golden/optimizers.py.
-    #[derive(Deserialize)]
-    struct Case {
-        settings: OptimizerSettings,
-        learning_rate: f64,
-        shape: Vec<usize>,
-        weight: Vec<f32>,
-        gradients: Vec<Vec<f32>>,
-        weights: Vec<Vec<f32>>,
-        state: BTreeMap<String, Vec<f32>>,
+    fn narrow(values: &[f64]) -> Vec<f32> {
+        values.iter().map(|value| *value as f32).collect()
     }
 
-    fn assert_close(found: &[f32], expected: &[f32], what: &str) {
-        assert_eq!(found.len(), expected.len());
-        for (found, expected) in found.iter().zip(expected) {
-            assert!((found - expected).abs() <= 2e-6 * expected.abs().max(1e-2), "{what}: {found} {expected}");
-        }
+    fn wide(values: &[f32]) -> Vec<f64> {
+        values.iter().copied().map(f64::from).collect()
     }
 
     #[test]
     fn steps_match_torch() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/optimizers.json");
-        let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-        for Case { settings, learning_rate, shape, mut weight, gradients, weights, state } in cases {
-            let rule = Rule::of(settings.name);
+        for case in OptimizerSteps::<OptimizerSettings>::all() {
+            let rule = Rule::of(case.settings.name);
+            let mut weight = narrow(&case.weight);
             let mut slots = vec![vec![0.0; weight.len()]; rule.slots().len()];
-            for (step, (gradient, expected)) in (1..).zip(gradients.iter().zip(&weights)) {
+            for (step, gradient) in (1..).zip(&case.gradients) {
                 let mut slots: Vec<&mut [f32]> = slots.iter_mut().map(|slot| &mut slot[..]).collect();
-                let decays = shape.len() > 1;
-                settings.step(step, learning_rate).update(decays, 1.0, &mut weight, gradient, &mut slots);
-                assert_close(&weight, expected, &format!("{settings:?}, {shape:?}, step {step}"));
+                let scalars = case.settings.step(step, case.learning_rate);
+                scalars.update(case.shape.len() > 1, 1.0, &mut weight, &narrow(gradient), &mut slots);
+                case.assert_weight(step as usize, &wide(&weight));
             }
-            assert_eq!(state.len(), slots.len());
+            assert_eq!(case.state.len(), slots.len());
             for (slot, found) in rule.slots().iter().zip(&slots) {
-                assert_close(found, &state[slot.single.trim_end_matches('.')], slot.single);
+                case.assert_state(slot.single.trim_end_matches('.'), &wide(found));
             }
         }
     }

@@ -410,53 +410,32 @@ mod tests {
     use crate::decoder::parameters;
     use models::ModelConfig;
     use policy::OptimizerSettings;
-    use serde::Deserialize;
     use stablehlo::Array;
-    use std::collections::BTreeMap;
-
-    /// A case of tests/golden/optimizers.py.
-    #[derive(Deserialize)]
-    struct Case {
-        settings: OptimizerSettings,
-        learning_rate: f64,
-        shape: Vec<usize>,
-        weight: Vec<f64>,
-        gradients: Vec<Vec<f64>>,
-        weights: Vec<Vec<f64>>,
-        state: BTreeMap<String, Vec<f64>>,
-    }
-
-    fn assert_close(found: &[f64], expected: &[f64], what: &str) {
-        assert_eq!(found.len(), expected.len());
-        for (found, expected) in found.iter().zip(expected) {
-            assert!((found - expected).abs() <= 2e-6 * expected.abs().max(1e-2), "{what}: {found} {expected}");
-        }
-    }
+    use testkit::OptimizerSteps;
 
     #[test]
     fn steps_match_torch() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/optimizers.json");
-        let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         let table = parameters(&ModelConfig::default());
-        for Case { settings, learning_rate, shape, weight, gradients, weights, state } in cases {
+        for case in OptimizerSteps::<OptimizerSettings>::all() {
+            let (shape, settings) = (&case.shape, &case.settings);
             let axes = [Axis::Vocab, Axis::Embed][..shape.len()].to_vec();
             let table = [table[0].with_shape(shape.clone(), axes)];
             let (storage, check) = (Storage::Plain(Dtype::F32), Check::Results);
             let module = apply_module(&table, storage, settings.name, check, &Split::default()).unwrap();
             let tensor = |values: &[f64]| Array::floats(Dtype::F32, shape.clone(), values.iter().copied()).unwrap();
             let slots = Rule::of(settings.name).slots();
-            let mut tensors = vec![tensor(&weight)];
-            tensors.extend(slots.iter().map(|_| tensor(&vec![0.0; weight.len()])));
-            for (step, (gradient, expected)) in (1..).zip(gradients.iter().zip(&weights)) {
-                let numbers = settings.step(step, learning_rate).to_list();
+            let mut tensors = vec![tensor(&case.weight)];
+            tensors.extend(slots.iter().map(|_| tensor(&vec![0.0; case.weight.len()])));
+            for (step, gradient) in (1..).zip(&case.gradients) {
+                let numbers = settings.step(step, case.learning_rate).to_list();
                 let numbers = Array::floats(Dtype::F32, [numbers.len()], numbers.iter().copied().map(f64::from));
                 tensors.extend([tensor(gradient), numbers.unwrap()]);
                 tensors = module.interpret(&tensors).unwrap();
                 tensors.truncate(1 + slots.len());
-                assert_close(&tensors[0].to_floats(), expected, &format!("{settings:?}, {shape:?}, step {step}"));
+                case.assert_weight(step as usize, &tensors[0].to_floats());
             }
             for (slot, found) in slots.iter().zip(&tensors[1..]) {
-                assert_close(&found.to_floats(), &state[slot.single.trim_end_matches('.')], slot.single);
+                case.assert_state(slot.single.trim_end_matches('.'), &found.to_floats());
             }
         }
     }
