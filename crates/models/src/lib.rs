@@ -46,7 +46,7 @@ pub use hub::{Hub, HubAccess, TokenSource, locate, locate_weights};
 pub use layer::{Activation, AttentionHeads, LayerRope, LayerSpec, Mixer, NormPlacement};
 pub use linear_attention::LinearAttention;
 pub use lora::{AdaptedExperts, AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
-pub use memory::{MOMENT_BLOCK, MemoryTable, OptimizerName, Trained, TrainedMemory, TrainingMemory, UPDATES};
+pub use memory::{AdjustLr, MOMENT_BLOCK, MemoryTable, OptimizerName, Trained, TrainedMemory, TrainingMemory, UPDATES};
 pub use parameters::{LayerMatrix, Parameter};
 pub use process_memory::{MemoryLimit, MemoryLimits, available_memory, resident_memory};
 pub use quantization::{Quantization, QuantizedMatrix, QuantizedMemory};

@@ -184,6 +184,20 @@ pub enum OptimizerName {
     /// SGD with momentum.
     #[serde(rename = "sgd")]
     Sgd,
+    /// Muon for the matrices of layers, and AdamW for embeddings, head, norms and biases.
+    #[serde(rename = "muon")]
+    Muon,
+}
+
+/// The factor of Muon's learning rate for a matrix `[A, B]`, with PyTorch's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdjustLr {
+    /// sqrt(max(1, A / B)), Keller Jordan's.
+    Original,
+    /// 0.2 sqrt(max(A, B)), with which an update has the size of AdamW's (arXiv 2502.16982), so that both rules can share a learning rate.
+    #[default]
+    MatchRmsAdamw,
 }
 
 /// The number of values of 8-bit moments that share a scale.
@@ -195,15 +209,16 @@ impl OptimizerName {
     pub fn moment_bytes(self, count: u64) -> u64 {
         let single = Dtype::F32.size() as u64;
         match self {
-            Self::AdamW | Self::Sgd => count.saturating_mul(single),
+            Self::AdamW | Self::Sgd | Self::Muon => count.saturating_mul(single),
             Self::AdamW8bit => count.saturating_add(count.div_ceil(MOMENT_BLOCK as u64) * single),
         }
     }
 
-    /// Returns the names of the tensors of the state in memory tables, each with the size of the trained weights.
+    /// Returns the names of the tensors of the state in memory tables, each with the size of the trained weights. For `muon` this is an upper
+    /// bound: matrices of layers have one of the two.
     pub fn moments(self) -> &'static [&'static str] {
         match self {
-            Self::AdamW | Self::AdamW8bit => &["first moments", "second moments"],
+            Self::AdamW | Self::AdamW8bit | Self::Muon => &["first moments", "second moments"],
             Self::Sgd => &["momentum buffers"],
         }
     }
@@ -211,7 +226,7 @@ impl OptimizerName {
     /// Returns the name of the format of moments in memory tables.
     fn moment_label(self) -> &'static str {
         match self {
-            Self::AdamW | Self::Sgd => "float32",
+            Self::AdamW | Self::Sgd | Self::Muon => "float32",
             Self::AdamW8bit => "8 bits",
         }
     }

@@ -60,7 +60,7 @@ macro_rules! contract_tests {
             an_update_that_is_not_finite_changes_nothing,
             states_are_restored_bit_for_bit_by_import_and_roll_back,
             eight_bit_moments_are_restored_bit_for_bit_and_only_with_their_optimizer,
-            a_state_of_sgd_is_restored_bit_for_bit,
+            states_of_other_optimizers_are_restored_bit_for_bit,
             training_with_eight_bit_moments_is_close_to_f32_moments,
             a_missing_reference_policy_is_an_error,
             a_value_head_is_trained_with_the_policy_and_saved,
@@ -417,28 +417,30 @@ pub fn eight_bit_moments_are_restored_bit_for_bit_and_only_with_their_optimizer<
     }
 }
 
-pub fn a_state_of_sgd_is_restored_bit_for_bit<F: Fixture>() {
+pub fn states_of_other_optimizers_are_restored_bit_for_bit<F: Fixture>() {
     let sequences = sequences();
-    let config = OptimizerSettings { name: OptimizerName::Sgd, weight_decay: 0.1, ..OptimizerSettings::default() };
-    let (mut policy, mut other) = (fresh::<F>(), fresh::<F>());
-    policy.reset_optimizer(&config).unwrap();
-    let parts = batches(&mut *policy, &sequences, 1);
-    let step = |policy: &mut dyn Policy| train(policy, &parts, StepLoss::Grpo);
-    step(&mut *policy);
-    step(&mut *policy);
-    let before = state(&*policy);
-    policy.begin().unwrap();
-    step(&mut *policy);
-    assert_ne!(state(&*policy), before);
-    policy.roll_back().unwrap();
-    assert_eq!(state(&*policy), before);
-    let error = import(&mut *other, &before, 2).unwrap_err().to_string();
-    assert!(error.contains("expected float32 moments (optimizer.name: adamw)"), "{error}");
-    import_with(&mut *other, &before, 2, &config).unwrap();
-    assert_eq!(state(&*other), before);
-    step(&mut *policy);
-    step(&mut *other);
-    assert_eq!(state(&*other), state(&*policy));
+    for name in [OptimizerName::Sgd, OptimizerName::Muon] {
+        let config = OptimizerSettings { name, weight_decay: 0.1, ..OptimizerSettings::default() };
+        let (mut policy, mut other) = (fresh::<F>(), fresh::<F>());
+        policy.reset_optimizer(&config).unwrap();
+        let parts = batches(&mut *policy, &sequences, 1);
+        let step = |policy: &mut dyn Policy| train(policy, &parts, StepLoss::Grpo);
+        step(&mut *policy);
+        step(&mut *policy);
+        let before = state(&*policy);
+        policy.begin().unwrap();
+        step(&mut *policy);
+        assert_ne!(state(&*policy), before);
+        policy.roll_back().unwrap();
+        assert_eq!(state(&*policy), before);
+        let error = import(&mut *other, &before, 2).unwrap_err().to_string();
+        assert!(error.contains("expected float32 moments (optimizer.name: adamw)"), "{error}");
+        import_with(&mut *other, &before, 2, &config).unwrap();
+        assert_eq!(state(&*other), before);
+        step(&mut *policy);
+        step(&mut *other);
+        assert_eq!(state(&*other), state(&*policy));
+    }
 }
 
 pub fn training_with_eight_bit_moments_is_close_to_f32_moments<F: Fixture>() {

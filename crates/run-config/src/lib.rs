@@ -22,7 +22,7 @@ use ::policy::{LogitsProcessors, Sampling};
 use agents::EnvironmentConfig;
 use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
-use models::{GenerationDefaults, LoraConfig, OptimizerName};
+use models::{GenerationDefaults, LoraConfig, OptimizerName, TrainedMemory};
 use rewards::RewardConfig;
 use rng::Purpose;
 use serde::{Deserialize, Serialize};
@@ -355,7 +355,7 @@ impl TrainConfig {
     pub fn largest_optimizer(&self) -> OptimizerName {
         let warmup = (self.warmup.steps > 0).then_some(&self.warmup.optimizer);
         let names = warmup.into_iter().chain([&self.optimizer]).map(|optimizer| optimizer.settings.name);
-        names.max_by_key(|name| name.moment_bytes(1 << 20)).unwrap_or_default()
+        names.max_by_key(|name| TrainedMemory::of(1 << 20, *name).moments).unwrap_or_default()
     }
 
     /// Returns `true` if the policy saves weights and moments before a step for a rollback: with `policy.can_roll_back`, if steps can fail

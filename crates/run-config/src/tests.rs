@@ -214,6 +214,8 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["grpo.sync_ref_model=true", "loss.beta=0.1", "grpo.ref_model_mixup_alpha=1.5"], &["grpo.ref_model_mixup_alpha"]),
     (&["grpo.sync_ref_model=true", "loss.beta=0.1", "grpo.ref_model_sync_steps=0"], &["grpo.ref_model_sync_steps"]),
     (&["grpo.sync_ref_model=true", "loss.beta=0.1", "lora={r: 4}"], &["the model without adapters"]),
+    (&["optimizer.name=muon", "lora={r: 4}"], &["optimizer.name", "with `lora`", "muon"]),
+    (&["optimizer.name=muon", "optimizer.momentum=1"], &["optimizer.momentum", "in [0, 1)"]),
     (&["rewards.soft_overlong_punishment={max_completion_len: 4, soft_punish_cache: 5}"], &["soft_punish_cache (5)"]),
     (&["rewards.soft_overlong_punishment={max_completion_len: 20, soft_punish_cache: 4}"], &["begins below"]),
     // The schedule of learning rates.

@@ -6,9 +6,6 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Largest difference from torch, relative to the value, or to 0.01 if the value is smaller.
-const BOUND: f64 = 2e-6;
-
 /// The steps of one tensor. `S` are the settings of the optimizer.
 #[derive(Debug, Deserialize)]
 pub struct OptimizerSteps<S> {
@@ -16,6 +13,9 @@ pub struct OptimizerSteps<S> {
     pub settings: S,
     /// The learning rate of all steps.
     pub learning_rate: f64,
+    /// Largest difference from torch, relative to the value, or to 0.01 if the value is smaller.
+    #[serde(default = "bound")]
+    bound: f64,
     /// The shape of the tensor.
     pub shape: Vec<usize>,
     /// The tensor before the first step.
@@ -26,6 +26,10 @@ pub struct OptimizerSteps<S> {
     pub weights: Vec<Vec<f64>>,
     /// The optimizer's state after the last step, by torch's names.
     pub state: BTreeMap<String, Vec<f64>>,
+}
+
+fn bound() -> f64 {
+    2e-6
 }
 
 impl<S: DeserializeOwned> OptimizerSteps<S> {
@@ -45,7 +49,7 @@ impl<S> OptimizerSteps<S> {
     /// # Panics
     /// Panics if a value is too far from torch's.
     pub fn assert_weight(&self, step: usize, found: &[f64]) {
-        assert_close(&format!("the weight after step {step}"), found, &self.weights[step - 1]);
+        self.assert_close(&format!("the weight after step {step}"), found, &self.weights[step - 1]);
     }
 
     /// Compares a tensor of the state after the last step.
@@ -53,14 +57,15 @@ impl<S> OptimizerSteps<S> {
     /// # Panics
     /// Panics if torch's state has no tensor of this name, or a value is too far from torch's.
     pub fn assert_state(&self, name: &str, found: &[f64]) {
-        assert_close(name, found, &self.state[name]);
+        self.assert_close(name, found, &self.state[name]);
     }
-}
 
-#[track_caller]
-fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    let off = found.iter().zip(expected).map(|(found, expected)| (found - expected).abs() / expected.abs().max(1e-2));
-    // `max` ignores NaN.
-    assert_below(what, off.fold(0.0, |most: f64, off| if off.is_nan() { f64::INFINITY } else { most.max(off) }), BOUND);
+    #[track_caller]
+    fn assert_close(&self, what: &str, found: &[f64], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len(), "{what}");
+        let off = found.iter().zip(expected).map(|(found, value)| (found - value).abs() / value.abs().max(1e-2));
+        // `max` ignores NaN.
+        let most = off.fold(0.0, |most: f64, off| if off.is_nan() { f64::INFINITY } else { most.max(off) });
+        assert_below(what, most, self.bound);
+    }
 }

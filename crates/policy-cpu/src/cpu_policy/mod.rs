@@ -17,7 +17,7 @@ use grpo_core::{Dtype, LossOutput, Scores};
 use models::{Adapter, LoraConfig, ModelConfig, Quantization};
 use policy::{
     Completion, Error, OptimizerSettings, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup,
-    StepLoss, TensorSink, TensorSource, UpdateReport, Weights, check_tensors, imitation,
+    StepLoss, TensorSink, TensorSource, UpdateReport, Weights, check_optimizer, check_tensors, imitation,
 };
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
@@ -375,6 +375,7 @@ impl Policy for CpuPolicy {
     }
 
     fn reset_optimizer(&mut self, config: &OptimizerSettings) -> Result<()> {
+        check_optimizer(config.name, self.model.has_adapters())?;
         self.optimizer = Optimizer::new(config);
         self.sums = GradientSum::new();
         Ok(())
@@ -454,6 +455,7 @@ impl Policy for CpuPolicy {
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
         // Check everything before the first write, because the weights are replaced in place.
         check_tensors(&trained_tensors(&self.model), "", state.policy)?;
+        check_optimizer(state.optimizer_settings.name, self.model.has_adapters())?;
         let mut optimizer = Optimizer::new(state.optimizer_settings);
         optimizer.restore(state.optimizer_steps, state.optimizer, &self.model)?;
         let ref_policy = match state.ref_policy {

@@ -3,7 +3,7 @@
 //! Matrices of this decoder are `[in, out]`, and some are fused. Blocks are those of the tensors of transformers, `[out, in]`, so that
 //! checkpoints of all policies are the same. A step transposes weights and gradients in groups of columns.
 
-use super::{CHUNK, Largest, Update, chunks};
+use super::{CHUNK, Largest, Update, chunks, matrices};
 use crate::decoder::{Decoder, Part, parts};
 use models::{MOMENT_BLOCK, NamedTensor};
 use policy::{MomentBlocks, OptimizerName, Result, Rule, TensorSink, TensorSource, moment_codes};
@@ -43,17 +43,17 @@ enum Group<'a> {
 }
 
 impl TensorMoments {
-    /// Returns moments of zero for the tensors of a parameter; `None` if all of them have f32 moments.
+    /// Returns moments of zero for the tensors of a parameter; `None` if all of them have f32 moments and a rule of elements.
     pub(super) fn zeros(model: &Decoder, name: &str, shape: &[usize], optimizer: OptimizerName) -> Option<Vec<Self>> {
         let parts = parts(model.config(), &model.adapted, name, shape).into_iter();
         let tensors: Vec<Self> = parts.map(|part| Self::zeros_of(part, optimizer)).collect();
-        let is_eight_bit = |tensor: &Self| matches!(tensor.values, Values::EightBit { .. });
-        tensors.iter().any(is_eight_bit).then_some(tensors)
+        let is_apart = |tensor: &Self| matches!(tensor.values, Values::EightBit { .. }) || tensor.rule == Rule::Muon;
+        tensors.iter().any(is_apart).then_some(tensors)
     }
 
     fn zeros_of(part: Part, optimizer: OptimizerName) -> Self {
         let count = part.shape.iter().product();
-        let rule = Rule::of(optimizer);
+        let rule = Rule::of(optimizer, &part.name, &part.shape);
         let slots = rule.slots().iter();
         let values = match MomentBlocks::of(optimizer, &part.shape) {
             None => Values::Single(slots.map(|_| vec![0.0; count]).collect()),
@@ -102,9 +102,9 @@ impl TensorMoments {
     }
 
     /// Returns the largest magnitude of a moment, or of the root of one of squares. The scale of a block is its largest magnitude.
-    pub(super) fn largest(&self, rule: Rule) -> Largest {
+    pub(super) fn largest(&self) -> Largest {
         let (Values::Single(slots) | Values::EightBit { scales: slots, .. }) = &self.values;
-        Largest::of_slots(rule, slots.iter().map(|slot| &slot[..]))
+        Largest::of_slots(self.rule, slots.iter().map(|slot| &slot[..]))
     }
 
     /// Updates the tensor's values in the parameter `values`, which has this many columns, and the moments.
@@ -116,6 +116,9 @@ impl TensorMoments {
         gradient: &[f32],
         columns: usize,
     ) {
+        if let (Rule::Muon, Values::Single(slots)) = (self.rule, &mut self.values) {
+            return matrices::apply(&self.part, update, values, gradient, &mut slots[0], columns);
+        }
         let Part { shape, columns: of_part, first_row, transposed, .. } = self.part.clone();
         if !transposed {
             let whole = if of_part.is_empty() { 0..values.len() } else { of_part };
@@ -192,7 +195,7 @@ impl Group<'_> {
             Self::Single(slots) => return update.update(decays, values, gradient, slots),
             Self::EightBit { row, codes, scales } => (row, codes, scales),
         };
-        let books = update.rule.slots().iter().map(|slot| slot.book);
+        let books = Rule::AdamW.slots().iter().map(|slot| slot.book);
         // The codes and the scale of every block, by slot.
         let of_slot = |(codes, scales)| -> Vec<(&mut [u8], &mut f32)> {
             let codes: &mut [u8] = codes;

@@ -4,6 +4,7 @@
 //! after the parameters and stores it as f32 or as codes of 8 bits, so that saving and restoring it is exact.
 
 mod eight_bit;
+mod matrices;
 
 use crate::decoder::{Decoder, Tensors, Which, export_parts, for_each_parameter, trained_tensors, update_parameters};
 use crate::gradients::GradientSum;
@@ -35,6 +36,8 @@ pub(crate) struct Optimizer {
 struct Moments {
     name: String,
     shape: Vec<usize>,
+    /// The rule of elements.
+    rule: Rule,
     values: MomentValues,
 }
 
@@ -43,7 +46,7 @@ struct Moments {
 enum MomentValues {
     /// f32, in the order of the parameter, for each slot of the rule.
     Single(Vec<Arc<Vec<f32>>>),
-    /// One entry for each tensor of transformers in the parameter; at least one has 8-bit moments.
+    /// One entry for each tensor of transformers in the parameter; at least one has 8-bit moments or a rule of matrices.
     OfTensors(Arc<Vec<TensorMoments>>),
 }
 
@@ -130,10 +133,10 @@ impl Optimizer {
     /// Passes the moments of `model` to `sink`, one by one, with the names of [`policy::moment_tensors`]; together with the number of steps
     /// they are the whole state.
     pub(crate) fn export(&self, model: &Decoder, sink: &mut dyn TensorSink) -> Result<()> {
-        for Moments { name, shape, values } in &self.moments {
+        for Moments { name, shape, rule, values } in &self.moments {
             match values {
                 MomentValues::Single(moments) => {
-                    for (slot, data) in Rule::of(self.config.name).slots().iter().zip(moments) {
+                    for (slot, data) in rule.slots().iter().zip(moments) {
                         export_parts(model, slot.single, (name, shape, data), sink)?;
                     }
                 }
@@ -153,13 +156,12 @@ impl Optimizer {
         if steps > 0 {
             for_each_parameter(model, Which::Trained, |name, shape, _| {
                 let mut zeros = Moments::zeros(model, name, shape, self.config.name);
-                zeros.read(model, Rule::of(self.config.name), state)?;
+                zeros.read(model, state)?;
                 moments.push(zeros);
                 Ok(())
             })?;
         }
-        let rule = Rule::of(self.config.name);
-        let largest = moments.iter().map(|moments| moments.largest(rule)).fold(Largest::default(), Largest::max);
+        let largest = moments.iter().map(Moments::largest).fold(Largest::default(), Largest::max);
         (self.steps, self.moments, self.largest_moment) = (steps, moments, largest.get());
         Ok(())
     }
@@ -172,21 +174,22 @@ impl Moments {
     }
 
     fn zeros(model: &Decoder, name: &str, shape: &[usize], optimizer: OptimizerName) -> Self {
+        let rule = Rule::of_elements(optimizer);
         let values = match TensorMoments::zeros(model, name, shape, optimizer) {
             Some(tensors) => MomentValues::OfTensors(Arc::new(tensors)),
             None => {
                 let zeros = |_: &_| Arc::new(vec![0.0; shape.iter().product()]);
-                MomentValues::Single(Rule::of(optimizer).slots().iter().map(zeros).collect())
+                MomentValues::Single(rule.slots().iter().map(zeros).collect())
             }
         };
-        Self { name: name.to_owned(), shape: shape.to_vec(), values }
+        Self { name: name.to_owned(), shape: shape.to_vec(), rule, values }
     }
 
     /// Reads a state of [`Optimizer::export`].
-    fn read(&mut self, model: &Decoder, rule: Rule, state: &dyn TensorSource) -> Result<()> {
+    fn read(&mut self, model: &Decoder, state: &dyn TensorSource) -> Result<()> {
         match &mut self.values {
             MomentValues::Single(moments) => {
-                for (slot, data) in rule.slots().iter().zip(moments) {
+                for (slot, data) in self.rule.slots().iter().zip(moments) {
                     let (config, adapted, prefix) = (model.config(), &model.adapted, slot.single);
                     let tensors = Tensors { config, adapted, prefix, tensors: state };
                     tensors.read(&self.name, &self.shape, Arc::make_mut(data).as_mut_slice())?;
@@ -200,11 +203,11 @@ impl Moments {
     }
 
     /// Returns the largest magnitude of a moment, or of the root of one of squares.
-    fn largest(&self, rule: Rule) -> Largest {
+    fn largest(&self) -> Largest {
         match &self.values {
-            MomentValues::Single(moments) => Largest::of_slots(rule, moments.iter().map(|values| &values[..])),
+            MomentValues::Single(moments) => Largest::of_slots(self.rule, moments.iter().map(|values| &values[..])),
             MomentValues::OfTensors(tensors) => {
-                tensors.iter().map(|tensor| tensor.largest(rule)).fold(Largest::default(), Largest::max)
+                tensors.iter().map(TensorMoments::largest).fold(Largest::default(), Largest::max)
             }
         }
     }
@@ -246,7 +249,6 @@ impl Largest {
 
 /// One step of an optimizer, for a given gradient norm.
 struct Update {
-    rule: Rule,
     /// Clip factor of the gradient.
     clip: f32,
     step: OptimizerStep,
@@ -256,7 +258,7 @@ impl Update {
     fn new(config: &OptimizerSettings, step: u64, grad_norm: f64, learning_rate: f64) -> Self {
         let step = config.step(step, learning_rate);
         let clip = (f64::from(step.max_grad_norm) / (grad_norm + CLIP_EPSILON)).min(1.0) as f32;
-        Self { rule: Rule::of(config.name), clip, step }
+        Self { clip, step }
     }
 
     /// Returns the largest value, and the largest moment or root of a moment of squares, of one parameter after the step.
@@ -264,7 +266,7 @@ impl Update {
         let MomentValues::Single(slots) = &moments.values else {
             let (mut values, mut moments) = (values.to_vec(), moments.clone());
             self.apply(&mut values, gradient, &mut moments);
-            return (Largest::of(&values), moments.largest(self.rule));
+            return (Largest::of(&values), moments.largest());
         };
         let decays = moments.decays();
         let largest = (0..values.len().div_ceil(CHUNK)).into_par_iter().map(|chunk| {
@@ -272,7 +274,7 @@ impl Update {
             let mut values = values[chunk.clone()].to_vec();
             let mut slots: Vec<Vec<f32>> = slots.iter().map(|slot| slot[chunk.clone()].to_vec()).collect();
             self.update(decays, &mut values, &gradient[chunk], slots.iter_mut().map(|slot| &mut slot[..]).collect());
-            (Largest::of(&values), Largest::of_slots(self.rule, slots.iter().map(|slot| &slot[..])))
+            (Largest::of(&values), Largest::of_slots(moments.rule, slots.iter().map(|slot| &slot[..])))
         });
         largest.reduce(Default::default, |a, b| (a.0.max(b.0), a.1.max(b.1)))
     }

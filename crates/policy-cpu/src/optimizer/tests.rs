@@ -7,7 +7,8 @@ use models::ModelConfig;
 
 /// Learning rate of tests whose result does not depend on it.
 const RATE: f64 = 7e-4;
-const OPTIMIZERS: [OptimizerName; 3] = [OptimizerName::AdamW, OptimizerName::AdamW8bit, OptimizerName::Sgd];
+const OPTIMIZERS: [OptimizerName; 4] =
+    [OptimizerName::AdamW, OptimizerName::AdamW8bit, OptimizerName::Sgd, OptimizerName::Muon];
 
 /// Returns a model in which some tensors have 8-bit moments with `adamw_8bit`.
 fn model() -> Decoder {
@@ -83,7 +84,7 @@ fn an_update_that_is_not_finite_is_an_error_and_changes_nothing() {
     for name in OPTIMIZERS {
         let of = |max_grad_norm| Optimizer::new(&OptimizerSettings { name, max_grad_norm, ..Default::default() });
         // The buffer of SGD holds no squares.
-        let has_squares = Rule::of(name).slots().iter().any(|slot| slot.is_squared);
+        let has_squares = Rule::of_elements(name).slots().iter().any(|slot| slot.is_squared);
         let steep = has_squares.then_some((0.0, RATE, &steep));
         for (max_grad_norm, rate, bad) in [(1.0, 1e39, &sum), (1.0, 1e39, &unknown)].into_iter().chain(steep) {
             let mut optimizer = of(max_grad_norm);
@@ -107,7 +108,7 @@ fn weights_or_moments_that_are_not_finite_are_an_error() {
         let mut optimizer = Optimizer::new(&config);
         let (policy, _) = step(&mut optimizer, model(), &sum, RATE).unwrap();
         let (steps, state) = snapshot(&optimizer);
-        let slots = Rule::of(name).slots().iter();
+        let slots = Rule::of_optimizer(name).iter().flat_map(|rule| rule.slots());
         let of_values: Vec<&str> = slots.flat_map(|slot| [slot.single, slot.eight_bit[1]]).collect();
         let there = |prefix: &&str| state.iter().any(|tensor| tensor.name.starts_with(prefix));
         let of_values: Vec<&str> = of_values.into_iter().filter(there).collect();
@@ -115,6 +116,7 @@ fn weights_or_moments_that_are_not_finite_are_an_error() {
             OptimizerName::AdamW => 2,
             OptimizerName::AdamW8bit => 4,
             OptimizerName::Sgd => 1,
+            OptimizerName::Muon => 3,
         };
         assert_eq!(of_values.len(), expected);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e20] {

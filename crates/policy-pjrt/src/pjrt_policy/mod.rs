@@ -396,6 +396,7 @@ impl Policy for PjrtPolicy {
     }
 
     fn reset_optimizer(&mut self, config: &OptimizerSettings) -> policy::Result<()> {
+        policy::check_optimizer(config.name, self.modules.decoder().adapters().is_some())?;
         self.set_optimizer(config);
         (self.steps, self.moments) = (0, None);
         self.forget_gradient();

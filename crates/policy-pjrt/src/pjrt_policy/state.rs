@@ -6,7 +6,9 @@ use crate::error::Result;
 use crate::storage::Storage;
 use crate::train::Optimizer;
 use crate::weights::DeviceWeights;
-use policy::{PolicyState, StateGroup, TensorSink, TensorSource, Weights, check_moments, check_tensors};
+use policy::{
+    PolicyState, StateGroup, TensorSink, TensorSource, Weights, check_moments, check_optimizer, check_tensors,
+};
 
 impl PjrtPolicy {
     /// Passes a group of tensors to `sink`.
@@ -39,6 +41,7 @@ impl PjrtPolicy {
         if let Some(tensors) = ref_policy {
             check_tensors(&tensors_of(&of_ref), "", tensors)?;
         }
+        check_optimizer(state.optimizer_settings.name, has_adapters)?;
         check_moments(&tensors_of(&trained), state.optimizer_steps, state.optimizer_settings.name, state.optimizer)?;
         // Frozen weights are not imported; fail first if they are lost.
         let frozen = self.frozen()?;

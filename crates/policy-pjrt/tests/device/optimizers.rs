@@ -40,7 +40,10 @@ fn train(policy: &mut dyn Policy, step: usize) {
 #[rstest]
 #[case::one_device(&[])]
 #[case::every_axis(&[("data", 2), ("fsdp", 2), ("tensor", 2)])]
-fn optimizers_match_the_host(#[values(OptimizerName::Sgd)] name: OptimizerName, #[case] axes: &[(&str, usize)]) {
+fn optimizers_match_the_host(
+    #[values(OptimizerName::Sgd, OptimizerName::Muon)] name: OptimizerName,
+    #[case] axes: &[(&str, usize)],
+) {
     let runtime = if axes.is_empty() { runtime().clone() } else { on_mesh(axes) };
     let adamw = OptimizerSettings { name, weight_decay: 0.1, ..OptimizerSettings::default() };
     let mut host = CpuPolicy::new(&config(), 1, host_loss(LossConfig::default())).unwrap();

@@ -105,7 +105,7 @@ mod tests {
             let rate = 10f64.powf(rate);
             let config = OptimizerSettings {
                 name,
-                momentum: beta1,
+                momentum: Some(beta1),
                 adam_beta1: beta1,
                 adam_beta2: beta2,
                 adam_epsilon: 10f64.powf(epsilon),
@@ -113,7 +113,7 @@ mod tests {
                 max_grad_norm: 10f64.powf(clip),
                 ..OptimizerSettings::default()
             };
-            let rule = Rule::of(name);
+            let rule = Rule::of_elements(name);
             let mut slots = vec![[0.0_f32; 3]; rule.slots().len()];
             let mut bounds = OptimizerBounds { weights: 100.0, moments: 0.0 };
             for (step, gradient) in (1..).zip(gradients) {

@@ -223,7 +223,7 @@ pub fn moment_tensors(trained: &[Parameter], optimizer: OptimizerName) -> Vec<Pa
     let mut tensors = Vec::new();
     for Parameter { name, shape } in trained {
         let blocks = MomentBlocks::of(optimizer, shape);
-        for slot in Rule::of(optimizer).slots() {
+        for slot in Rule::of(optimizer, name, shape).slots() {
             let mut push = |prefix: &str, shape| tensors.push(Parameter { name: format!("{prefix}{name}"), shape });
             match blocks {
                 None => push(slot.single, shape.clone()),
@@ -240,11 +240,11 @@ pub fn moment_tensors(trained: &[Parameter], optimizer: OptimizerName) -> Vec<Pa
 
 /// Describes the state of an optimizer, given the names of its tensors.
 fn format<'a>(names: impl Iterator<Item = &'a str> + Clone) -> &'static str {
+    let has = |rule: Rule| names.clone().any(|name| name.starts_with(rule.slots()[0].single));
     match () {
         () if names.clone().any(is_moment_codes) => "8-bit moments (optimizer.name: adamw_8bit)",
-        () if names.clone().any(|name| name.starts_with(Rule::Sgd.slots()[0].single)) => {
-            "momentum buffers (optimizer.name: sgd)"
-        }
+        () if has(Rule::Muon) && has(Rule::AdamW) => "momentum buffers and moments (optimizer.name: muon)",
+        () if has(Rule::Sgd) => "momentum buffers (optimizer.name: sgd)",
         () => "float32 moments (optimizer.name: adamw)",
     }
 }

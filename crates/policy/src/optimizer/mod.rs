@@ -6,6 +6,7 @@ use smart_default::SmartDefault;
 mod adamw;
 mod bounds;
 mod eight_bit;
+mod muon;
 mod rule;
 mod sgd;
 
@@ -13,8 +14,9 @@ pub use bounds::OptimizerBounds;
 pub use eight_bit::{
     CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks, check_moments, is_moment_codes, moment_codes, moment_tensors,
 };
-pub use models::OptimizerName;
-pub use rule::{OptimizerStep, Rule, Slot, UpdateRule};
+pub use models::{AdjustLr, OptimizerName};
+pub use muon::{Matrices, orthogonalised};
+pub use rule::{OptimizerStep, Rule, Slot, UpdateRule, check_optimizer};
 
 /// Added to the gradient norm in the denominator of the clip factor, as in PyTorch.
 pub const CLIP_EPSILON: f64 = 1e-6;
@@ -30,7 +32,7 @@ pub const CLIP_EPSILON: f64 = 1e-6;
 #[serde(default)]
 pub struct OptimizerSettings {
     /// The optimizer: `adamw` (arXiv 1711.05101) with f32 moments, `adamw_8bit` with moments of one byte per value and a scale per 256 values, which
-    /// saves 6 of 16 bytes per trained weight, or `sgd` with momentum.
+    /// saves 6 of 16 bytes per trained weight, `sgd` with momentum, or `muon` for the matrices of layers, with `adamw` for other weights.
     pub name: OptimizerName,
     /// The decay of the first moment, in [0, 1).
     #[default(0.9)]
@@ -43,9 +45,10 @@ pub struct OptimizerSettings {
     pub adam_epsilon: f64,
     /// The weight decay of matrices; norms and biases have none. It is decoupled from the gradient, except in `sgd`, as in PyTorch.
     pub weight_decay: f64,
-    /// The momentum of `sgd`, in [0, 1).
-    #[default(0.9)]
-    pub momentum: f64,
+    /// The momentum of `sgd` and `muon`, in [0, 1); `None` for 0.9 in `sgd` and 0.95 in `muon`.
+    pub momentum: Option<f64>,
+    /// The factor of the learning rate of `muon` for matrices of layers. PyTorch's default is `original`.
+    pub adjust_lr_fn: AdjustLr,
     /// The limit of the 2-norm of the whole gradient; 0 disables clipping.
     #[default(1.0)]
     pub max_grad_norm: f64,

@@ -8,9 +8,11 @@
 //! value, slots = next(scalars, value, gradient, slots)    for every element
 //! ```
 //!
+//! A rule of matrices ([`Rule::Muon`]) has a few coarse operations between two functions of elements ([`Matrices`]).
+//!
 //! How a slot is stored (f32, or 8 bits with scales) does not concern the rule.
 
-use super::{CodeBook, OptimizerBounds, OptimizerSettings, adamw, sgd};
+use super::{CodeBook, Matrices, OptimizerBounds, OptimizerSettings, adamw, muon, orthogonalised, sgd};
 use grpo_core::backend_api::real::Real;
 use models::OptimizerName;
 use std::fmt::Debug;
@@ -35,16 +37,35 @@ pub enum Rule {
     AdamW,
     /// SGD with momentum.
     Sgd,
+    /// Momentum whose matrices are orthogonalised.
+    Muon,
 }
 
 impl Rule {
-    pub(super) const ALL: [Self; 2] = [Self::AdamW, Self::Sgd];
+    pub(super) const ALL: [Self; 3] = [Self::AdamW, Self::Sgd, Self::Muon];
 
-    /// Returns the rule of a trained tensor.
-    pub fn of(optimizer: OptimizerName) -> Self {
+    /// Returns the rule of a trained tensor, given its name and shape in `transformers`.
+    pub fn of(optimizer: OptimizerName, name: &str, shape: &[usize]) -> Self {
+        if optimizer == OptimizerName::Muon && is_hidden_matrix(name, shape) {
+            return Self::Muon;
+        }
+        Self::of_elements(optimizer)
+    }
+
+    /// Returns the rule of tensors that are not matrices of layers.
+    pub fn of_elements(optimizer: OptimizerName) -> Self {
         match optimizer {
-            OptimizerName::AdamW | OptimizerName::AdamW8bit => Self::AdamW,
+            OptimizerName::AdamW | OptimizerName::AdamW8bit | OptimizerName::Muon => Self::AdamW,
             OptimizerName::Sgd => Self::Sgd,
+        }
+    }
+
+    /// Returns all rules of an optimizer.
+    pub fn of_optimizer(optimizer: OptimizerName) -> &'static [Self] {
+        match optimizer {
+            OptimizerName::AdamW | OptimizerName::AdamW8bit => &[Self::AdamW],
+            OptimizerName::Sgd => &[Self::Sgd],
+            OptimizerName::Muon => &[Self::AdamW, Self::Muon],
         }
     }
 
@@ -53,8 +74,27 @@ impl Rule {
         match self {
             Self::AdamW => &adamw::SLOTS,
             Self::Sgd => &sgd::SLOTS,
+            Self::Muon => &muon::SLOTS,
         }
     }
+}
+
+/// Returns `true` for matrices of layers: of projections, of MLPs and of routers, and stacks of the matrices of all experts.
+fn is_hidden_matrix(name: &str, shape: &[usize]) -> bool {
+    let is_matrix = shape.len() == 2 || shape.len() == 3 && name.contains(".experts.");
+    is_matrix && name.starts_with("model.layers.") && !name.ends_with("bias")
+}
+
+/// Refuses an optimizer that cannot train adapters.
+///
+/// # Errors
+/// [`crate::Error::Argument`] for `muon` with adapters: a low-rank product has no matrix to orthogonalise.
+pub fn check_optimizer(optimizer: OptimizerName, has_adapters: bool) -> crate::Result<()> {
+    if optimizer == OptimizerName::Muon && has_adapters {
+        let expected = "an optimizer of adapters: `adamw`, `adamw_8bit` or `sgd`";
+        return Err(crate::Error::argument("optimizer.name", expected, "muon"));
+    }
+    Ok(())
 }
 
 /// The arithmetic of a [`Rule`].
@@ -85,14 +125,18 @@ pub struct OptimizerStep<R = f32> {
 enum Scalars<R> {
     AdamW([R; adamw::SCALARS]),
     Sgd([R; sgd::SCALARS]),
+    /// Of AdamW and of Muon.
+    Muon([R; adamw::SCALARS], [R; muon::SCALARS]),
 }
 
 impl OptimizerStep {
     pub(super) fn new(config: &OptimizerSettings, step: u64, learning_rate: f64) -> Self {
         let max_grad_norm = if config.max_grad_norm > 0.0 { config.max_grad_norm } else { f64::INFINITY };
-        let scalars = match Rule::of(config.name) {
-            Rule::AdamW => Scalars::AdamW(adamw::AdamW::scalars(config, step, learning_rate).map(|x| x as f32)),
-            Rule::Sgd => Scalars::Sgd(sgd::Sgd::scalars(config, step, learning_rate).map(|x| x as f32)),
+        let of_adamw = || adamw::AdamW::scalars(config, step, learning_rate).map(|x| x as f32);
+        let scalars = match config.name {
+            OptimizerName::AdamW | OptimizerName::AdamW8bit => Scalars::AdamW(of_adamw()),
+            OptimizerName::Sgd => Scalars::Sgd(sgd::Sgd::scalars(config, step, learning_rate).map(|x| x as f32)),
+            OptimizerName::Muon => Scalars::Muon(of_adamw(), muon::scalars(config, learning_rate).map(|x| x as f32)),
         };
         Self {
             scalars,
@@ -104,11 +148,12 @@ impl OptimizerStep {
 
     /// Returns the scalars as a list: of the rule, then the two of clipping.
     pub fn to_list(&self) -> Vec<f32> {
-        let scalars = match &self.scalars {
-            Scalars::AdamW(scalars) => &scalars[..],
-            Scalars::Sgd(scalars) => &scalars[..],
+        let (scalars, of_muon) = match &self.scalars {
+            Scalars::AdamW(scalars) => (&scalars[..], &[][..]),
+            Scalars::Sgd(scalars) => (&scalars[..], &[][..]),
+            Scalars::Muon(scalars, of_muon) => (&scalars[..], &of_muon[..]),
         };
-        scalars.iter().copied().chain([self.max_grad_norm, self.limit]).collect()
+        scalars.iter().chain(of_muon).copied().chain([self.max_grad_norm, self.limit]).collect()
     }
 
     /// Returns the bounds of the rule.
@@ -116,6 +161,14 @@ impl OptimizerStep {
         match &self.scalars {
             Scalars::AdamW(scalars) => adamw::AdamW::bounds(&scalars.map(f64::from), before, gradient),
             Scalars::Sgd(scalars) => sgd::Sgd::bounds(&scalars.map(f64::from), before, gradient),
+            Scalars::Muon(scalars, of_muon) => {
+                let elements = adamw::AdamW::bounds(&scalars.map(f64::from), before, gradient)?;
+                let matrices = muon::bounds(&of_muon.map(f64::from), before, gradient);
+                let weights = elements.weights.max(matrices.weights);
+                // `max` ignores NaN.
+                let is_known = !elements.weights.is_nan() && !matrices.weights.is_nan();
+                is_known.then_some(OptimizerBounds { weights, moments: elements.moments.max(matrices.moments) })
+            }
         }
     }
 
@@ -149,7 +202,7 @@ impl OptimizerStep {
             }
         }
         match &self.scalars {
-            Scalars::AdamW(scalars) => {
+            Scalars::AdamW(scalars) | Scalars::Muon(scalars, _) => {
                 let [first, second] = slots else { panic!("AdamW has two slots, got {}", slots.len()) };
                 let next =
                     |value, gradient: f32, slots| adamw::AdamW::next(scalars, decays, value, gradient * clip, slots);
@@ -164,13 +217,68 @@ impl OptimizerStep {
     }
 }
 
+impl OptimizerStep {
+    /// Updates the matrices `[rows, columns]` of a stack: `values` and the `buffer` in place, with the gradient times `clip`. `matrices` creates a
+    /// stack of matrices, and `elements` returns the elements of one.
+    ///
+    /// # Panics
+    /// Panics unless the optimizer has [`Rule::Muon`].
+    pub fn update_matrices<M: Matrices>(
+        &self,
+        clip: f32,
+        values: &mut [f32],
+        gradient: &[f32],
+        buffer: &mut [f32],
+        matrices: impl Fn(Vec<f32>) -> M,
+        elements: impl Fn(M) -> Vec<f32>,
+    ) {
+        let scalars = self.of_muon();
+        let direction = |(buffer, gradient): (&mut f32, &f32)| {
+            let (direction, after) = muon::direction(scalars, gradient * clip, *buffer);
+            *buffer = after;
+            direction
+        };
+        let directions = matrices(buffer.iter_mut().zip(gradient).map(direction).collect());
+        let dims = directions.dims();
+        let directions = elements(orthogonalised(&directions));
+        for (value, direction) in values.iter_mut().zip(directions) {
+            *value = muon::next(scalars, dims, *value, direction);
+        }
+    }
+}
+
+impl<R> OptimizerStep<R> {
+    fn of_muon(&self) -> &[R; muon::SCALARS] {
+        match &self.scalars {
+            Scalars::Muon(_, scalars) => scalars,
+            _ => panic!("expected an optimizer with the rule of matrices"),
+        }
+    }
+}
+
 impl<R: Real + Debug> OptimizerStep<R> {
+    /// Returns matrices and their buffer after the step, given the clipped gradient.
+    ///
+    /// # Panics
+    /// Panics unless the optimizer has [`Rule::Muon`].
+    pub fn next_matrices(&self, value: R, gradient: R, buffer: R) -> (R, R)
+    where
+        R: Matrices,
+    {
+        let scalars = self.of_muon();
+        let (directions, buffer) = muon::direction(scalars, gradient, buffer);
+        let dims = directions.dims();
+        (muon::next(scalars, dims, value, orthogonalised(&directions)), buffer)
+    }
+
     /// Returns the length of [`OptimizerStep::to_list`].
     pub fn count(optimizer: OptimizerName) -> usize {
-        2 + match Rule::of(optimizer) {
+        let of_rules = Rule::of_optimizer(optimizer).iter().map(|rule| match rule {
             Rule::AdamW => adamw::SCALARS,
             Rule::Sgd => sgd::SCALARS,
-        }
+            Rule::Muon => muon::SCALARS,
+        });
+        of_rules.sum::<usize>() + 2
     }
 
     /// Returns the scalars of a list.
@@ -183,9 +291,13 @@ impl<R: Real + Debug> OptimizerStep<R> {
         }
         let mut rest = numbers;
         let [max_grad_norm, limit] = array(rest.split_off(rest.len() - 2));
-        let scalars = match Rule::of(optimizer) {
-            Rule::AdamW => Scalars::AdamW(array(rest)),
-            Rule::Sgd => Scalars::Sgd(array(rest)),
+        let scalars = match optimizer {
+            OptimizerName::AdamW | OptimizerName::AdamW8bit => Scalars::AdamW(array(rest)),
+            OptimizerName::Sgd => Scalars::Sgd(array(rest)),
+            OptimizerName::Muon => {
+                let of_muon = array(rest.split_off(adamw::SCALARS));
+                Scalars::Muon(array(rest), of_muon)
+            }
         };
         Self { scalars, max_grad_norm, limit }
     }
@@ -207,7 +319,9 @@ impl<R: Real + Debug> OptimizerStep<R> {
             (value, slots.into())
         }
         match &self.scalars {
-            Scalars::AdamW(scalars) => next::<adamw::AdamW, _, _, _>(scalars, decays, value, gradient, slots),
+            Scalars::AdamW(scalars) | Scalars::Muon(scalars, _) => {
+                next::<adamw::AdamW, _, _, _>(scalars, decays, value, gradient, slots)
+            }
             Scalars::Sgd(scalars) => next::<sgd::Sgd, _, _, _>(scalars, decays, value, gradient, slots),
         }
     }
@@ -217,6 +331,9 @@ impl<R: Real + Debug> OptimizerStep<R> {
 mod tests {
     use super::*;
     use testkit::OptimizerSteps;
+
+    /// The name of a matrix of a layer.
+    const MATRIX: &str = "model.layers.0.mlp.up_proj.weight";
 
     fn narrow(values: &[f64]) -> Vec<f32> {
         values.iter().map(|value| *value as f32).collect()
@@ -229,7 +346,10 @@ mod tests {
     #[test]
     fn steps_match_torch() {
         for case in OptimizerSteps::<OptimizerSettings>::all() {
-            let rule = Rule::of(case.settings.name);
+            let rule = Rule::of(case.settings.name, MATRIX, &case.shape);
+            if rule == Rule::Muon {
+                continue;
+            }
             let mut weight = narrow(&case.weight);
             let mut slots = vec![vec![0.0; weight.len()]; rule.slots().len()];
             for (step, gradient) in (1..).zip(&case.gradients) {
@@ -246,11 +366,42 @@ mod tests {
     }
 
     #[test]
+    fn muon_updates_matrices_of_layers_and_no_others() {
+        let rule = |name: &str, shape: &[usize]| Rule::of(OptimizerName::Muon, name, shape);
+        for (name, shape) in [
+            (MATRIX, &[6, 10][..]),
+            ("model.layers.1.mlp.experts.0.gate_proj.weight", &[6, 10]),
+            ("model.layers.1.mlp.experts.gate_up_proj", &[4, 6, 10]),
+            ("model.layers.1.mlp.gate.weight", &[4, 10]),
+        ] {
+            assert_eq!(rule(name, shape), Rule::Muon, "{name}");
+        }
+        for (name, shape) in [
+            ("model.embed_tokens.weight", &[32, 10][..]),
+            ("lm_head.weight", &[32, 10]),
+            ("model.layers.0.input_layernorm.weight", &[10]),
+            ("model.layers.1.mlp.experts.gate_up_proj_bias", &[4, 20]),
+            ("model.layers.0.linear_attn.conv1d.weight", &[20, 1, 4]),
+            ("v_head.summary.weight", &[1, 10]),
+        ] {
+            assert_eq!(rule(name, shape), Rule::AdamW, "{name}");
+        }
+    }
+
+    #[test]
+    fn muon_is_refused_for_adapters() {
+        let error = check_optimizer(OptimizerName::Muon, true).unwrap_err().to_string();
+        assert!(error.contains("optimizer.name") && error.contains("`adamw`, `adamw_8bit` or `sgd`"), "{error}");
+        check_optimizer(OptimizerName::Muon, false).unwrap();
+        check_optimizer(OptimizerName::AdamW8bit, true).unwrap();
+    }
+
+    #[test]
     fn a_rule_is_written_once_for_every_number() {
-        for name in [OptimizerName::AdamW, OptimizerName::Sgd] {
+        for name in [OptimizerName::AdamW, OptimizerName::Sgd, OptimizerName::Muon] {
             let config = OptimizerSettings { name, weight_decay: 0.1, ..OptimizerSettings::default() };
             let step = config.step(3, 0.5);
-            let count = Rule::of(name).slots().len();
+            let count = Rule::of_elements(name).slots().len();
             let numbers = step.to_list().into_iter().map(f64::from).collect();
             let (value, after) = OptimizerStep::of_list(name, numbers).next(true, 0.75, -0.5, vec![0.25; count]);
             let (mut values, mut slots) = ([0.75_f32], vec![[0.25_f32]; count]);

@@ -19,7 +19,7 @@ pub(super) struct Sgd;
 
 impl UpdateRule<1, SCALARS> for Sgd {
     fn scalars(config: &OptimizerSettings, _: u64, learning_rate: f64) -> [f64; SCALARS] {
-        [config.momentum, learning_rate, config.weight_decay]
+        [config.momentum.unwrap_or(0.9), learning_rate, config.weight_decay]
     }
 
     #[inline(always)]

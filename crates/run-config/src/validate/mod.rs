@@ -8,7 +8,7 @@ use crate::{
     EVAL_PROBLEMS, LrSchedulerKwargs, LrSchedulerType, ModelSource, OptimizerConfig, Result, TrainConfig, check,
 };
 use grpo_core::{LossAggMode, LossConfig};
-use models::{CharTokenizer, ModelConfig};
+use models::{CharTokenizer, ModelConfig, OptimizerName};
 use rewards::Rewards;
 
 /// The maximum number of sequences of a step or an evaluation.
@@ -66,6 +66,8 @@ impl TrainConfig {
         self.data.validate()?;
         self.optimizer.validate("optimizer")?;
         self.warmup.optimizer.validate("warmup.optimizer")?;
+        let is_muon = self.optimizer.settings.name == OptimizerName::Muon;
+        check(self.lora.is_none() || !is_muon, "optimizer.name", "adamw, adamw_8bit or sgd with `lora`", "muon")?;
         if let Some(target) = self.warmup.until_pass_at_1 {
             check((0.0..=1.0).contains(&target), "warmup.until_pass_at_1", "in [0, 1]", target)?;
         }
@@ -179,10 +181,11 @@ impl OptimizerConfig {
         let unit = 0.0..=1.0;
         let positive = |x: f64| x.is_finite() && x >= 0.0;
         let settings = &self.settings;
+        let momentum = settings.momentum.unwrap_or_default();
         for (name, ok, expected, value) in [
             ("learning_rate", positive(self.learning_rate), "a finite number >= 0", self.learning_rate),
             ("adam_beta1", (0.0..1.0).contains(&settings.adam_beta1), "in [0, 1)", settings.adam_beta1),
-            ("momentum", (0.0..1.0).contains(&settings.momentum), "in [0, 1)", settings.momentum),
+            ("momentum", (0.0..1.0).contains(&momentum), "in [0, 1)", momentum),
             ("adam_beta2", (0.0..1.0).contains(&settings.adam_beta2), "in [0, 1)", settings.adam_beta2),
             (
                 "adam_epsilon",

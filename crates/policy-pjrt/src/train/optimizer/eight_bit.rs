@@ -31,8 +31,6 @@ pub(crate) enum MomentKind {
 }
 
 impl MomentKind {
-    pub(crate) const ALL: [Self; 3] = [Self::Single, Self::Codes, Self::Scales];
-
     /// Returns the prefix of the names of the moments of a slot.
     pub(crate) fn prefix(self, slot: &Slot) -> &'static str {
         match self {

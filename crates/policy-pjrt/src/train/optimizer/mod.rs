@@ -12,9 +12,9 @@ use crate::runtime::Runtime;
 use crate::storage::Storage;
 use crate::weights::DeviceWeights;
 use crate::{Argument, DeviceTensor};
-use eight_bit::{MomentFormat, MomentKind, MomentTensor};
-use policy::{OptimizerBounds, OptimizerName, OptimizerSettings, Rule, Slot, TensorSink, TensorSource};
-use programs::{drop_module, fresh_module, measure_module, zeros_module};
+use eight_bit::{MomentKind, MomentTensor};
+use policy::{OptimizerBounds, OptimizerName, OptimizerSettings, Slot, TensorSink, TensorSource};
+use programs::{drop_module, fresh_module, measure_module, moment_tensors, positions, zeros_module};
 use std::sync::Arc;
 
 /// The optimizer programs for the trained parameters of a policy.
@@ -96,10 +96,9 @@ impl Optimizer {
         }
     }
 
-    /// Returns the tensors of one moment of all parameters.
-    fn tensors(&self, runtime: &Runtime) -> Vec<MomentTensor> {
-        let of = |parameter| MomentFormat::of(parameter, self.name, runtime.split()).tensors(parameter);
-        self.table.iter().flat_map(of).collect()
+    /// Returns the tensors of the slots at this position, each with its slot.
+    fn tensors(&self, runtime: &Runtime, position: usize) -> Vec<(&'static Slot, MomentTensor)> {
+        moment_tensors(&self.table, self.name, position, runtime.split())
     }
 
     /// Returns the program of `key`; compiles it on first use.
@@ -122,21 +121,22 @@ impl Optimizer {
     /// Creates moments of zero.
     pub(crate) fn fresh(&mut self, runtime: &Runtime) -> Result<Moments> {
         let mut tensors = self.program(runtime, Key::Fresh)?.run(vec![])?.into_iter().map(Arc::new);
-        let (of_slot, slots) = (self.tensors(runtime).len(), Rule::of(self.name).slots());
-        let slots = slots.iter().map(|_| tensors.by_ref().take(of_slot).collect()).collect();
+        let lengths = positions(self.name).map(|position| self.tensors(runtime, position).len());
+        let slots = lengths.map(|length| tensors.by_ref().take(length).collect()).collect();
         Ok(Moments { parameters: self.table.len(), slots, bounds: None })
     }
 
     /// Passes the moments to `sink`, one by one, with the names of [`policy::moment_tensors`].
     pub(crate) fn export(&self, runtime: &Runtime, moments: &Moments, sink: &mut dyn TensorSink) -> Result<()> {
-        let all = self.tensors(runtime);
-        for (slot, tensors) in Rule::of(self.name).slots().iter().zip(&moments.slots) {
-            for kind in MomentKind::ALL {
-                let of_kind = all.iter().zip(tensors).filter(|(of, _)| of.kind == kind);
+        for (position, tensors) in moments.slots.iter().enumerate() {
+            let all = self.tensors(runtime, position);
+            for (prefix, kind) in groups(&all) {
+                let of_group =
+                    all.iter().zip(tensors).filter(|((slot, of), _)| of.kind == kind && of.kind.prefix(slot) == prefix);
                 let (table, tensors): (Vec<_>, Vec<_>) =
-                    of_kind.map(|(of, tensor)| (of.parameter.clone(), Arc::clone(tensor))).unzip();
+                    of_group.map(|((_, of), tensor)| (of.parameter.clone(), Arc::clone(tensor))).unzip();
                 let tensors = DeviceWeights::of_tensors(runtime, table, Storage::Plain(kind.dtype()), tensors);
-                tensors.export_prefixed(kind.prefix(slot), sink)?;
+                tensors.export_prefixed(prefix, sink)?;
             }
         }
         Ok(())
@@ -144,23 +144,22 @@ impl Optimizer {
 
     /// Uploads exported moments, whose names and shapes fit.
     pub(crate) fn import(&self, runtime: &Runtime, source: &dyn TensorSource) -> Result<Moments> {
-        let all = self.tensors(runtime);
-        let of_slot = |slot: &Slot| -> Result<Vec<Arc<DeviceTensor>>> {
-            let mut of_kinds = Vec::new();
-            for kind in MomentKind::ALL {
-                let of_kind = all.iter().filter(|tensor| tensor.kind == kind);
-                let table = of_kind.map(|tensor| tensor.parameter.clone()).collect();
-                let (storage, prefix) = (Storage::Plain(kind.dtype()), kind.prefix(slot));
-                let tensors = DeviceWeights::from_source(runtime, table, storage, prefix, source)?;
-                of_kinds.push((kind, tensors.into_tensors().into_iter()));
+        let of_position = |position: usize| -> Result<Vec<Arc<DeviceTensor>>> {
+            let all = self.tensors(runtime, position);
+            let mut of_groups = Vec::new();
+            for (prefix, kind) in groups(&all) {
+                let of_group = all.iter().filter(|(slot, of)| of.kind == kind && of.kind.prefix(slot) == prefix);
+                let table = of_group.map(|(_, of)| of.parameter.clone()).collect();
+                let tensors = DeviceWeights::from_source(runtime, table, Storage::Plain(kind.dtype()), prefix, source)?;
+                of_groups.push((prefix, tensors.into_tensors().into_iter()));
             }
-            let next = |tensor: &MomentTensor| {
-                let (_, tensors) = of_kinds.iter_mut().find(|(kind, _)| *kind == tensor.kind)?;
+            let next = |(slot, of): &(&Slot, MomentTensor)| {
+                let (_, tensors) = of_groups.iter_mut().find(|(prefix, _)| *prefix == of.kind.prefix(slot))?;
                 tensors.next()
             };
             Ok(all.iter().filter_map(next).collect())
         };
-        let slots = Rule::of(self.name).slots().iter().map(of_slot).collect::<Result<_>>()?;
+        let slots = positions(self.name).map(of_position).collect::<Result<_>>()?;
         Ok(Moments { parameters: self.table.len(), slots, bounds: None })
     }
 
@@ -210,6 +209,18 @@ impl Optimizer {
         let norm: Vec<f32> = outputs.split_off(outputs.len() - 1)[0].read("the norm of the gradient")?;
         Ok((norm[0].into(), outputs))
     }
+}
+
+/// Returns the prefixes of the names of tensors, each with their kind, in the order of their first tensors.
+fn groups(all: &[(&'static Slot, MomentTensor)]) -> Vec<(&'static str, MomentKind)> {
+    let mut groups = Vec::new();
+    for (slot, tensor) in all {
+        let group = (tensor.kind.prefix(slot), tensor.kind);
+        if !groups.contains(&group) {
+            groups.push(group);
+        }
+    }
+    groups
 }
 
 impl Moments {

@@ -6,9 +6,9 @@ use crate::error::Result;
 use crate::program::unnamed;
 use crate::storage::Storage;
 use grpo_core::backend_api::real::Real;
-use policy::{CLIP_EPSILON, OptimizerName, OptimizerStep, Rule};
-use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
-use std::ops::{Add, Div, Mul, Neg, Sub};
+use policy::{CLIP_EPSILON, Matrices, OptimizerName, OptimizerStep, Rule, Slot};
+use stablehlo::{Builder, DotDimensions, Dtype, Module, Precision, Reducer, TensorType, Value};
+use std::ops::{Add, Div, Mul, Neg, Range, Sub};
 
 /// The scalars of a step, as values of a program.
 pub(crate) struct Numbers(OptimizerStep<Element>);
@@ -38,6 +38,7 @@ impl Numbers {
     /// Returns a parameter and its moments after the step, given the old ones, the gradient and the clip factor.
     fn next(
         &self,
+        rule: Rule,
         decays: bool,
         clip: &Value,
         value: &Value,
@@ -45,6 +46,10 @@ impl Numbers {
         gradient: &Value,
     ) -> (Value, Vec<Value>) {
         let gradient = Element(gradient.clone()) * Element(clip.clone());
+        if let (Rule::Muon, [buffer]) = (rule, moments) {
+            let (value, buffer) = self.0.next_matrices(Element(value.clone()), gradient, Element(buffer.clone()));
+            return (value.0, vec![buffer.0]);
+        }
         let moments = moments.iter().cloned().map(Element).collect();
         let (value, moments) = self.0.next(decays, Element(value.clone()), gradient, moments);
         (value.0, moments.into_iter().map(|moment| moment.0).collect())
@@ -78,6 +83,56 @@ impl Neg for Element {
     type Output = Self;
     fn neg(self) -> Self {
         Self(-&self.0)
+    }
+}
+
+/// A stack of matrices: the last two dimensions.
+impl Matrices for Element {
+    fn dims(&self) -> [usize; 2] {
+        let [.., rows, columns] = *self.0.shape() else { unreachable!("the rule of matrices is for matrices only") };
+        [rows, columns]
+    }
+
+    fn transposed(&self) -> Self {
+        let stacked = self.stacked();
+        let permutation: Vec<usize> = (0..stacked).chain([stacked + 1, stacked]).collect();
+        Self(self.0.transpose(&permutation))
+    }
+
+    fn gram(&self) -> Self {
+        self.contract(self, 1)
+    }
+
+    fn product(&self, other: &Self) -> Self {
+        self.contract(other, 0)
+    }
+
+    fn combined(&self, a: f64, other: &Self, b: f64) -> Self {
+        Self(&self.0 * self.0.like(a) + &other.0 * other.0.like(b))
+    }
+
+    fn normalised(&self, smallest: f64) -> Self {
+        let stacked = self.stacked();
+        let norms = (&self.0 * &self.0).reduce(Reducer::Add, &[stacked + 1]).reduce(Reducer::Add, &[stacked]).sqrt();
+        let norms = norms.max(&norms.like(smallest));
+        let dimensions: Vec<usize> = (0..stacked).collect();
+        Self(&self.0 / norms.broadcast_in_dim(self.0.shape(), &dimensions))
+    }
+}
+
+impl Element {
+    /// Returns the number of dimensions before the matrices.
+    fn stacked(&self) -> usize {
+        self.0.shape().len() - 2
+    }
+
+    /// Sums over the columns of these matrices, and over dimension `over` of the matrices of `other`.
+    fn contract(&self, other: &Self, over: usize) -> Self {
+        let stacked = self.stacked();
+        let stack: Vec<usize> = (0..stacked).collect();
+        let dimensions =
+            DotDimensions { batch: (stack.clone(), stack), contract: (vec![stacked + 1], vec![stacked + over]) };
+        Self(self.0.dot_general(&other.0, dimensions, Dtype::F32, Precision::Highest))
     }
 }
 
@@ -120,8 +175,9 @@ impl Real for Element {
 pub(crate) struct StateValues {
     /// The stored values of each parameter.
     pub(crate) parameters: Vec<Vec<Value>>,
-    rule: Rule,
-    /// The tensors of each moment of each parameter.
+    /// The rule of each parameter.
+    rules: Vec<Rule>,
+    /// The tensors of the first, second, ... slot of each parameter; none if its rule has fewer slots.
     moments: Vec<Vec<Vec<Value>>>,
     /// Storage of each parameter.
     stored: Vec<Storage>,
@@ -152,20 +208,21 @@ impl StateValues {
         let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
         let formats: Vec<_> = table.iter().map(|parameter| MomentFormat::of(parameter, optimizer, split)).collect();
         let parameters = stored.iter().zip(table).map(|(of, p)| of.declare(f, p.name(), &p.shape)).collect();
-        let rule = Rule::of(optimizer);
-        let moments = rule.slots().iter().map(|slot| {
-            let declared = |(format, parameter): (&MomentFormat, &Parameter)| {
-                let tensors = format.tensors(parameter).into_iter();
-                tensors.map(|MomentTensor { parameter, kind }| {
+        let rules: Vec<Rule> = table.iter().map(|parameter| rule_of(parameter, optimizer)).collect();
+        let moments = positions(optimizer).map(|position| {
+            let of_parameter = |((format, rule), parameter): ((&MomentFormat, &Rule), &Parameter)| {
+                let Some(slot) = rule.slots().get(position) else { return vec![] };
+                let declared = format.tensors(parameter).into_iter().map(|MomentTensor { parameter, kind }| {
                     let suffix = kind.prefix(slot).trim_end_matches('.');
                     let ty = TensorType::new(kind.dtype(), &parameter.shape[..]);
                     f.argument(&format!("{}.{suffix}", parameter.name()), ty)
-                })
+                });
+                declared.collect()
             };
-            formats.iter().zip(table).map(|pair| declared(pair).collect()).collect()
+            formats.iter().zip(&rules).zip(table).map(of_parameter).collect()
         });
         let moments = moments.collect();
-        let state = Self { parameters, rule, moments, stored, formats };
+        let state = Self { parameters, rules, moments, stored, formats };
         state.with_axes(table).iter().for_each(|(argument, axes)| split.argument(argument, axes));
         state
     }
@@ -175,8 +232,10 @@ impl StateValues {
         let of_parameters = self.parameters.iter().zip(table);
         let of_parameters = of_parameters.flat_map(|(parts, p)| parts.iter().map(|value| (value, p.axes.clone())));
         let of_moments = self.moments.iter().flat_map(|moment| {
-            let tensors = self.formats.iter().zip(table).flat_map(|(format, parameter)| format.tensors(parameter));
-            moment.iter().flatten().zip(tensors.map(|tensor| tensor.parameter.axes))
+            let of_parameters = moment.iter().zip(self.formats.iter().zip(table));
+            of_parameters.flat_map(|(values, (format, parameter))| {
+                values.iter().zip(format.tensors(parameter).into_iter().map(|tensor| tensor.parameter.axes))
+            })
         });
         of_parameters.chain(of_moments).collect()
     }
@@ -192,8 +251,20 @@ impl StateValues {
 
     /// Returns the f32 moments of a parameter from the tensors of each.
     fn moments<'a>(&self, i: usize, tensors: impl Iterator<Item = &'a [Value]>) -> Vec<Value> {
-        self.rule.slots().iter().zip(tensors).map(|(slot, tensors)| self.formats[i].get(slot.book, tensors)).collect()
+        let slots = self.rules[i].slots().iter().zip(tensors);
+        slots.map(|(slot, tensors)| self.formats[i].get(slot.book, tensors)).collect()
     }
+}
+
+/// Returns the rule of a parameter, which all tensors of a stack share.
+pub(super) fn rule_of(parameter: &Parameter, optimizer: OptimizerName) -> Rule {
+    let name = parameter.tensors().next().map(|(_, name)| name).unwrap_or_default();
+    Rule::of(optimizer, &name, &parameter.file_shape())
+}
+
+/// Returns the positions of slots.
+pub(super) fn positions(optimizer: OptimizerName) -> Range<usize> {
+    0..Rule::of_optimizer(optimizer).iter().map(|rule| rule.slots().len()).max().unwrap_or_default()
 }
 
 /// Builds the program of a step. `storage` is the storage of the model. Arguments, all donated except the last: parameters, each followed
@@ -230,7 +301,7 @@ pub(crate) fn update(
     allowed: Option<&Value>,
     check: Check,
 ) -> (Vec<Value>, Value) {
-    let StateValues { parameters, rule, moments, stored, formats } = state;
+    let StateValues { parameters, rules, moments, stored, formats } = state;
     let (Element(max_grad_norm), Element(limit)) = (&numbers.0.max_grad_norm, &numbers.0.limit);
     let norm = norm(f, sums);
     // Comparisons with NaN are false.
@@ -253,13 +324,13 @@ pub(crate) fn update(
             rest = others;
         }
         let (value, before) = (stored[i].get(parts), state.moments(i, before.into_iter()));
-        let (value, after) = numbers.next(decays(parameter), &clip, &value, &before, &rest[0]);
+        let (value, after) = numbers.next(rules[i], decays(parameter), &clip, &value, &before, &rest[0]);
         let mut finite = stored[i].finite(&value);
         let mut size = value.abs();
         for moment in &after {
             finite = finite & moment.is_finite();
         }
-        for (slot, moment) in rule.slots().iter().zip(&after) {
+        for (slot, moment) in rules[i].slots().iter().zip(&after) {
             size = size.max(&if slot.is_squared { moment.sqrt() } else { moment.abs() });
         }
         // One reduction per parameter instead of three.
@@ -274,9 +345,10 @@ pub(crate) fn update(
     let mut results: Vec<Vec<Value>> = vec![Vec::new(); 1 + moments.len()];
     for (i, parameter) in table.iter().enumerate() {
         let (value, before) = (state.parameter(i), state.moments(i, moments.iter().map(|moment| &moment[i][..])));
-        let (next, after) = numbers.next(decays(parameter), &clip, &value, &before, &sums[i]);
+        let (next, after) = numbers.next(rules[i], decays(parameter), &clip, &value, &before, &sums[i]);
         let chosen = |next: &Value, old: &Value| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
-        for (moment, (slot, old)) in rule.slots().iter().zip(moments.iter().map(|moment| &moment[i])).enumerate() {
+        let slots = rules[i].slots().iter().zip(moments.iter().map(|moment| &moment[i]));
+        for (moment, (slot, old)) in slots.enumerate() {
             let parts = formats[i].put(slot.book, &after[moment]);
             results[moment + 1].extend(parts.iter().zip(old).map(|(next, old)| chosen(next, old)));
         }
@@ -315,7 +387,7 @@ pub(super) fn measure_module(
         let value = state.parameter(i);
         let size = state.stored[i].finite(&value).select(&value.abs(), &value.like(f64::INFINITY));
         weights = weights.max(&largest(size));
-        let sizes = state.rule.slots().iter().zip(&state.moments).map(|(slot, moment)| {
+        let sizes = state.rules[i].slots().iter().zip(&state.moments).map(|(slot, moment)| {
             let size = state.formats[i].sizes(&moment[i]);
             if slot.is_squared { size.sqrt() } else { size.abs() }
         });
@@ -347,15 +419,28 @@ pub(super) fn zeros_module(table: &[Parameter], split: &Split) -> Result<Module>
 /// Builds the program that creates the moments before the first step: all of them of the first slot, then of the next.
 pub(super) fn fresh_module(table: &[Parameter], optimizer: OptimizerName, split: &Split) -> Result<Module> {
     let f = Builder::new();
-    let formats = table.iter().map(|parameter| MomentFormat::of(parameter, optimizer, split).tensors(parameter));
-    let tensors: Vec<MomentTensor> = formats.flatten().collect();
-    let all = Rule::of(optimizer).slots().iter().flat_map(|slot| tensors.iter().map(move |tensor| (slot, tensor)));
+    let all = positions(optimizer).flat_map(|position| moment_tensors(table, optimizer, position, split));
     let zeros = all.enumerate().map(|(i, (slot, MomentTensor { parameter, kind }))| {
         split.result(&f, i, &parameter.axes);
         let zeros = zeros(&f, kind.dtype(), &parameter.shape);
-        if *kind == MomentKind::Codes { zeros.like(i64::from(slot.book.zero())) } else { zeros }
+        if kind == MomentKind::Codes { zeros.like(i64::from(slot.book.zero())) } else { zeros }
     });
     split.finish(f.clone(), "moments", unnamed(&zeros.collect::<Vec<_>>()))
+}
+
+/// Returns the tensors of the slots at this position, in the order of the parameters that have one.
+pub(super) fn moment_tensors(
+    table: &[Parameter],
+    optimizer: OptimizerName,
+    position: usize,
+    split: &Split,
+) -> Vec<(&'static Slot, MomentTensor)> {
+    let of = |parameter: &Parameter| {
+        let slot = rule_of(parameter, optimizer).slots().get(position)?;
+        let tensors = MomentFormat::of(parameter, optimizer, split).tensors(parameter);
+        Some(tensors.into_iter().map(move |tensor| (slot, tensor)))
+    };
+    table.iter().filter_map(of).flatten().collect()
 }
 
 /// Declares gradient accumulators as the next arguments, sharded like the parameters and aliased to the results from index `first` on.
@@ -417,13 +502,16 @@ mod tests {
     fn steps_match_torch() {
         let table = parameters(&ModelConfig::default());
         for case in OptimizerSteps::<OptimizerSettings>::all() {
-            let (shape, settings) = (&case.shape, &case.settings);
-            let axes = [Axis::Vocab, Axis::Embed][..shape.len()].to_vec();
-            let table = [table[0].with_shape(shape.clone(), axes)];
+            let settings = &case.settings;
+            // A matrix or a vector of one layer.
+            let shape = [&[1], &case.shape[..]].concat();
+            let axes = [Axis::Layer, Axis::Mlp, Axis::Embed][..shape.len()].to_vec();
+            let up_proj = table.iter().find(|parameter| parameter.name().contains("up_proj")).unwrap();
+            let table = [up_proj.with_shape(shape.clone(), axes)];
             let (storage, check) = (Storage::Plain(Dtype::F32), Check::Results);
             let module = apply_module(&table, storage, settings.name, check, &Split::default()).unwrap();
             let tensor = |values: &[f64]| Array::floats(Dtype::F32, shape.clone(), values.iter().copied()).unwrap();
-            let slots = Rule::of(settings.name).slots();
+            let slots = rule_of(&table[0], settings.name).slots();
             let mut tensors = vec![tensor(&case.weight)];
             tensors.extend(slots.iter().map(|_| tensor(&vec![0.0; case.weight.len()])));
             for (step, gradient) in (1..).zip(&case.gradients) {
