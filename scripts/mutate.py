@@ -107,7 +107,9 @@ def own_tests_pass(crate):
     Returns None if the build fails. A failing test ends the build.
     """
     environment = test_environment() | {"CARGO_MANIFEST_DIR": str(crate)}
-    command = ["cargo", "fast", "--no-run", "--offline", "--message-format=json"]
+    alias = tomllib.loads((ROOT / ".cargo/config.toml").read_text())["alias"]["fast"].split()
+    arguments, of_tests = alias[: alias.index("--")], alias[alias.index("--") + 1 :]
+    command = ["cargo", *arguments, "--no-run", "--offline", "--message-format=json"]
     build = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
@@ -115,7 +117,7 @@ def own_tests_pass(crate):
         artifact = json.loads(line)
         is_own = artifact.get("manifest_path") == str(crate / "Cargo.toml")
         if is_own and artifact.get("executable") and artifact["profile"]["test"]:
-            if not succeeds([artifact["executable"]], environment, TIERS[0][3], crate):
+            if not succeeds([artifact["executable"], *of_tests], environment, TIERS[0][3], crate):
                 os.killpg(build.pid, signal.SIGKILL)
                 build.wait()
                 return False
@@ -128,7 +130,7 @@ def caught_by(crate):
     if not passed:
         return None if passed is None else TIERS[0][0]
     for name, arguments, more, limit in TIERS:
-        if not succeeds(["cargo", *arguments, "--offline"], os.environ | more, limit):
+        if not succeeds(["cargo", "--offline", *arguments], os.environ | more, limit):
             return name
     return "none"
 

@@ -82,17 +82,22 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_end_is_killed() {
-        let ended = shell("echo begun; while :; do :; done", Duration::from_millis(300));
-        assert!(ended.status.is_none(), "{ended:?}");
-        // A process that keeps the pipes open does not delay the end.
-        let ended = shell("sleep 5 & exit 0", Duration::from_secs(60));
-        assert!(ended.status.is_some_and(|status| status.success()), "{ended:?}");
-    }
-
-    #[test]
     fn a_missing_program_is_an_error() {
         let error = run(&mut Command::new("/no/such/program"), Duration::from_secs(1)).expect_err("there is none");
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Tests that take seconds: `cargo fast` skips modules of this name.
+    mod slow {
+        use super::*;
+
+        #[test]
+        fn a_program_that_does_not_end_is_killed() {
+            let ended = shell("echo begun; while :; do :; done", Duration::from_millis(300));
+            assert!(ended.status.is_none(), "{ended:?}");
+            // A process that keeps the pipes open does not delay the end.
+            let ended = shell("sleep 5 & exit 0", Duration::from_secs(60));
+            assert!(ended.status.is_some_and(|status| status.success()), "{ended:?}");
+        }
     }
 }

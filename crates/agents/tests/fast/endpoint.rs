@@ -300,34 +300,6 @@ fn an_agent_that_panics_does_not_leave_the_run_waiting() {
 }
 
 #[test]
-fn silent_connections_do_not_keep_agents_out() {
-    let endpoint = Arc::new(Endpoint::open(None, Rules::default()).unwrap());
-    let of_agent = Arc::clone(&endpoint);
-    let agent = Function(move |_: &Item, connection: &Connection| {
-        let address = of_agent.address();
-        // More than the endpoint holds; a third of them sends half a head.
-        let strangers: Vec<TcpStream> = (0..300)
-            .map(|i| {
-                let mut stream = TcpStream::connect(address).unwrap();
-                if i % 3 == 0 {
-                    let _ = stream.write_all(b"GET / HTTP/1.1\r\n");
-                }
-                stream
-            })
-            .collect();
-        for _ in 0..3 {
-            assert_eq!(ask(connection, "x").0, 200);
-        }
-        // The oldest ones were closed.
-        strangers[0].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let end = (&strangers[0]).read(&mut [0]);
-        assert!(matches!(end, Ok(0)) || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
-        Ok(Some(1.0))
-    });
-    assert_eq!(hold(&endpoint, agent, &rows(1)).outcomes, [Ok(Some(1.0))]);
-}
-
-#[test]
 fn integers_of_any_length_reach_an_agent_as_digits() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -400,5 +372,38 @@ fn wrong_settings_of_agents_are_named() {
         let error =
             AgentProgram::new("game", &EnvironmentConfig { agent: agent.clone(), ..config }).err().unwrap().to_string();
         assert!(error.contains(words), "{error}");
+    }
+}
+
+/// Tests that take seconds: `cargo fast` skips modules of this name.
+mod slow {
+    use super::*;
+
+    #[test]
+    fn silent_connections_do_not_keep_agents_out() {
+        let endpoint = Arc::new(Endpoint::open(None, Rules::default()).unwrap());
+        let of_agent = Arc::clone(&endpoint);
+        let agent = Function(move |_: &Item, connection: &Connection| {
+            let address = of_agent.address();
+            // More than the endpoint holds; a third of them sends half a head.
+            let strangers: Vec<TcpStream> = (0..300)
+                .map(|i| {
+                    let mut stream = TcpStream::connect(address).unwrap();
+                    if i % 3 == 0 {
+                        let _ = stream.write_all(b"GET / HTTP/1.1\r\n");
+                    }
+                    stream
+                })
+                .collect();
+            for _ in 0..3 {
+                assert_eq!(ask(connection, "x").0, 200);
+            }
+            // The oldest ones were closed.
+            strangers[0].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            let end = (&strangers[0]).read(&mut [0]);
+            assert!(matches!(end, Ok(0)) || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
+            Ok(Some(1.0))
+        });
+        assert_eq!(hold(&endpoint, agent, &rows(1)).outcomes, [Ok(Some(1.0))]);
     }
 }

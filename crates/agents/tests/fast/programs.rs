@@ -213,14 +213,6 @@ fn an_empty_text_of_a_program_is_an_observation() {
 }
 
 #[test]
-fn a_program_that_hangs_is_killed_at_its_time_limit() {
-    let script = Script::new("read -r l; echo '{}'; sleep 1000");
-    let environment = EnvironmentProgram::new("game", &EnvironmentConfig { timeout: 2.0, ..script.config() }).unwrap();
-    let text = start(&environment, 0).step(&said("x")).unwrap_err().to_string();
-    assert!(text.contains("2 seconds, its timeout"), "{text}");
-}
-
-#[test]
 fn workers_are_processes_of_their_own() {
     let script = Script::new("while read -r l; do echo \"{\\\"content\\\": \\\"$$\\\"}\"; done");
     let environment = EnvironmentProgram::new("game", &EnvironmentConfig { workers: 2, ..script.config() }).unwrap();
@@ -291,4 +283,18 @@ fn an_environment_that_has_never_answered_ends_the_run_with_the_cause_and_not_it
     environments.count([(Some(1), &silent), (Some(1), &cause)], 256).unwrap();
     environments.count([(Some(1), &answered)], 256).unwrap();
     environments.count([(Some(1), &cause), (Some(1), &cause)], 256).unwrap();
+}
+
+/// Tests that take seconds: `cargo fast` skips modules of this name.
+mod slow {
+    use super::*;
+
+    #[test]
+    fn a_program_that_hangs_is_killed_at_its_time_limit() {
+        let script = Script::new("read -r l; echo '{}'; sleep 1000");
+        let environment =
+            EnvironmentProgram::new("game", &EnvironmentConfig { timeout: 2.0, ..script.config() }).unwrap();
+        let text = start(&environment, 0).step(&said("x")).unwrap_err().to_string();
+        assert!(text.contains("2 seconds, its timeout"), "{text}");
+    }
 }

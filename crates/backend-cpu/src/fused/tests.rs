@@ -104,13 +104,6 @@ fn check_cases(first: usize, layout: HeadLayout) {
 }
 
 #[rstest]
-#[case::vocab_hidden(0, HeadLayout::VocabHidden)]
-#[case::hidden_vocab(1, HeadLayout::HiddenVocab)]
-fn tile_products_match_the_oracle(#[case] first: usize, #[case] layout: HeadLayout) {
-    check_cases(first, layout);
-}
-
-#[rstest]
 #[ignore = "GRPO_TESTS=all"]
 #[case::vocab_hidden(1, HeadLayout::VocabHidden)]
 #[ignore = "GRPO_TESTS=all"]
@@ -225,5 +218,17 @@ fn reported_workspace_equals_allocations(
                 }
             }
         }
+    }
+}
+
+/// Tests that take seconds: `cargo fast` skips modules of this name.
+mod slow {
+    use super::*;
+
+    #[rstest]
+    #[case::vocab_hidden(0, HeadLayout::VocabHidden)]
+    #[case::hidden_vocab(1, HeadLayout::HiddenVocab)]
+    fn tile_products_match_the_oracle(#[case] first: usize, #[case] layout: HeadLayout) {
+        check_cases(first, layout);
     }
 }

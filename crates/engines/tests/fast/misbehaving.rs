@@ -124,35 +124,6 @@ fn endless_replies_are_not_read() {
     assert!(error.contains("expected a reply of at most"), "{error}");
 }
 
-/// The first replies to samples fail, and retries succeed.
-#[rstest]
-#[case::closed(|_: Reply| Reply::Close)]
-#[case::overloaded(|_: Reply| Reply::Say(503, "busy".into()))]
-#[case::too_many(|_: Reply| Reply::Say(429, "slow down".into()))]
-#[case::aborted(|right: Reply| match right {
-    Reply::Say(status, text) => Reply::Say(status, text.replace("\"length\"", "\"abort\"").replace("\"stop\"", "\"abort\"")),
-    other => other,
-})]
-fn temporary_failures_are_retried(
-    #[case] fail: fn(Reply) -> Reply,
-    #[values(Program::Vllm, Program::Sglang)] program: Program,
-) {
-    let mut model = Model::new();
-    let good = Fake::start(program, &model.path());
-    let expected = sample(&mut model.engine(kind(program), &[&good]).unwrap(), &mut model, 0).unwrap();
-    let server = Fake::behaving(program, &model.path(), move |_, number, path, right| {
-        match path == path_of(program) && number < 2 {
-            true => fail(right),
-            false => right,
-        }
-    });
-    let mut engine = model.engine(kind(program), &[&server]).unwrap();
-    let found = sample(&mut engine, &mut model, 0).unwrap();
-    let ids = |all: &[Completion]| all.iter().map(|completion| completion.ids.clone()).collect::<Vec<_>>();
-    assert_eq!(ids(&found), ids(&expected), "a retry has the same seed");
-    assert!(server.requests(path_of(program)).len() > PROMPTS);
-}
-
 #[test]
 fn failures_without_end_name_the_server_and_the_last_reason() {
     let mut model = Model::new();
@@ -259,4 +230,38 @@ fn dropped_completions_end_their_requests() {
     let completions = sample(&mut engine, &mut model, 1).unwrap();
     assert_eq!(completions.len(), PROMPTS * PER_PROMPT);
     assert!(server.requests("/v1/completions").len() < 150);
+}
+
+/// Tests that take seconds: `cargo fast` skips modules of this name.
+mod slow {
+    use super::*;
+
+    /// The first replies to samples fail, and retries succeed.
+    #[rstest]
+    #[case::closed(|_: Reply| Reply::Close)]
+    #[case::overloaded(|_: Reply| Reply::Say(503, "busy".into()))]
+    #[case::too_many(|_: Reply| Reply::Say(429, "slow down".into()))]
+    #[case::aborted(|right: Reply| match right {
+        Reply::Say(status, text) => Reply::Say(status, text.replace("\"length\"", "\"abort\"").replace("\"stop\"", "\"abort\"")),
+        other => other,
+    })]
+    fn temporary_failures_are_retried(
+        #[case] fail: fn(Reply) -> Reply,
+        #[values(Program::Vllm, Program::Sglang)] program: Program,
+    ) {
+        let mut model = Model::new();
+        let good = Fake::start(program, &model.path());
+        let expected = sample(&mut model.engine(kind(program), &[&good]).unwrap(), &mut model, 0).unwrap();
+        let server = Fake::behaving(program, &model.path(), move |_, number, path, right| {
+            match path == path_of(program) && number < 2 {
+                true => fail(right),
+                false => right,
+            }
+        });
+        let mut engine = model.engine(kind(program), &[&server]).unwrap();
+        let found = sample(&mut engine, &mut model, 0).unwrap();
+        let ids = |all: &[Completion]| all.iter().map(|completion| completion.ids.clone()).collect::<Vec<_>>();
+        assert_eq!(ids(&found), ids(&expected), "a retry has the same seed");
+        assert!(server.requests(path_of(program)).len() > PROMPTS);
+    }
 }

@@ -102,36 +102,6 @@ fn restarted_servers_get_the_weights_again(
     assert_eq!(sample(&mut engine, &mut model, 0).unwrap(), expected);
 }
 
-#[rstest]
-fn servers_that_are_down_during_an_update_get_it_before_they_sample(
-    #[values(Model::new, Model::adapted)] model: fn() -> Model,
-) {
-    let mut model = model();
-    let is_down = std::sync::Arc::new(AtomicBool::new(false));
-    let down = std::sync::Arc::clone(&is_down);
-    let good = Fake::start(Program::Vllm, &model.path());
-    let other =
-        Fake::behaving(Program::Vllm, &model.path(), move |_, _, _, right| match down.load(Ordering::Relaxed) {
-            true => fake::Reply::Close,
-            false => right,
-        });
-    let mut engine = model.engine(EngineKind::Vllm, &[&good, &other]).unwrap();
-    is_down.store(true, Ordering::Relaxed);
-    model.change(4);
-    engine.update_weights(&model.policy, 1).unwrap();
-    let completions = sample(&mut engine, &mut model, 0).unwrap();
-    assert!(difference(&mut model, &completions) < 1e-4);
-    assert!(other.requests("/v1/completions").is_empty());
-    is_down.store(false, Ordering::Relaxed);
-    // The server rests after its failure.
-    std::thread::sleep(std::time::Duration::from_millis(1100));
-    for step in 1..8 {
-        let completions = sample(&mut engine, &mut model, step).unwrap();
-        assert!(difference(&mut model, &completions) < 1e-4);
-    }
-    assert!(!other.requests("/v1/completions").is_empty());
-}
-
 #[test]
 fn engines_do_not_sample_without_an_update_that_has_arrived() {
     let mut model = Model::new();
@@ -178,4 +148,39 @@ fn folders_that_servers_do_not_see_are_refused() {
     let mut engine = model.engine(EngineKind::Vllm, &[&server]).unwrap();
     let error = engine.update_weights(&model.policy, 1).unwrap_err().to_string();
     assert!(error.contains("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"), "{error}");
+}
+
+/// Tests that take seconds: `cargo fast` skips modules of this name.
+mod slow {
+    use super::*;
+
+    #[rstest]
+    fn servers_that_are_down_during_an_update_get_it_before_they_sample(
+        #[values(Model::new, Model::adapted)] model: fn() -> Model,
+    ) {
+        let mut model = model();
+        let is_down = std::sync::Arc::new(AtomicBool::new(false));
+        let down = std::sync::Arc::clone(&is_down);
+        let good = Fake::start(Program::Vllm, &model.path());
+        let other =
+            Fake::behaving(Program::Vllm, &model.path(), move |_, _, _, right| match down.load(Ordering::Relaxed) {
+                true => fake::Reply::Close,
+                false => right,
+            });
+        let mut engine = model.engine(EngineKind::Vllm, &[&good, &other]).unwrap();
+        is_down.store(true, Ordering::Relaxed);
+        model.change(4);
+        engine.update_weights(&model.policy, 1).unwrap();
+        let completions = sample(&mut engine, &mut model, 0).unwrap();
+        assert!(difference(&mut model, &completions) < 1e-4);
+        assert!(other.requests("/v1/completions").is_empty());
+        is_down.store(false, Ordering::Relaxed);
+        // The server rests after its failure.
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        for step in 1..8 {
+            let completions = sample(&mut engine, &mut model, step).unwrap();
+            assert!(difference(&mut model, &completions) < 1e-4);
+        }
+        assert!(!other.requests("/v1/completions").is_empty());
+    }
 }

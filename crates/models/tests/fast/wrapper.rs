@@ -81,39 +81,6 @@ fn the_decoder_of_every_wrapper_is_read() {
 }
 
 #[test]
-fn an_export_keeps_the_rest_of_the_folder_byte_for_byte() {
-    let place = tempfile::tempdir().unwrap();
-    for (name, ..) in CHECKPOINTS {
-        let source = ModelFolder::open(&checkpoint(name)).unwrap();
-        let before = stored(source.path());
-        for limit in [5_000_000_000, 5000] {
-            let target = place.path().join(format!("{name}-{limit}"));
-            let options = ExportOptions { dtype: Dtype::F32, max_shard_size: limit, ..ExportOptions::default() };
-            export(&source, source.config(), &target, options);
-            assert!(stored(&target) == before, "{name}: the tensors differ");
-            for file in ["config.json", "preprocessor_config.json"] {
-                assert_eq!(
-                    std::fs::read(target.join(file)).unwrap(),
-                    std::fs::read(checkpoint(name).join(file)).unwrap()
-                );
-            }
-            let made = ModelFolder::open(&target).unwrap();
-            assert_eq!((made.config(), made.wrapper()), (source.config(), source.wrapper()));
-            made.weights().unwrap().check(made.config()).unwrap();
-        }
-        // Another dtype changes the decoder's tensors and the field.
-        let target = place.path().join(format!("{name}-bf16"));
-        export(&source, source.config(), &target, ExportOptions::default());
-        let own = source.weights().unwrap();
-        let after = stored(&target);
-        let kept = before.iter().filter(|(name, tensor)| after[*name] == **tensor).count();
-        assert_eq!(kept, before.len() - own.names().count(), "{name}");
-        let text = |folder: &Path| std::fs::read_to_string(folder.join("config.json")).unwrap();
-        assert_eq!(text(&target), text(source.path()).replace("\"float32\"", "\"bfloat16\""), "{name}");
-    }
-}
-
-#[test]
 fn a_head_of_its_own_unties_both_levels() {
     let place = tempfile::tempdir().unwrap();
     for name in ["qwen3_vl", "ministral3_vision"] {
@@ -254,4 +221,42 @@ fn adapters_have_the_names_of_the_wrapper() {
     let q_proj = names(TargetModules::Names(vec!["language_model.layers.1.self_attn.q_proj".into()]));
     assert_eq!(q_proj[0].name, "model.layers.1.self_attn.q_proj");
     assert_eq!(names(TargetModules::Pattern(r"model\.language_model\..*\.1\..*q_proj".into())), q_proj);
+}
+
+/// Tests that take seconds: `cargo fast` skips modules of this name.
+mod slow {
+    use super::*;
+
+    #[test]
+    fn an_export_keeps_the_rest_of_the_folder_byte_for_byte() {
+        let place = tempfile::tempdir().unwrap();
+        for (name, ..) in CHECKPOINTS {
+            let source = ModelFolder::open(&checkpoint(name)).unwrap();
+            let before = stored(source.path());
+            for limit in [5_000_000_000, 5000] {
+                let target = place.path().join(format!("{name}-{limit}"));
+                let options = ExportOptions { dtype: Dtype::F32, max_shard_size: limit, ..ExportOptions::default() };
+                export(&source, source.config(), &target, options);
+                assert!(stored(&target) == before, "{name}: the tensors differ");
+                for file in ["config.json", "preprocessor_config.json"] {
+                    assert_eq!(
+                        std::fs::read(target.join(file)).unwrap(),
+                        std::fs::read(checkpoint(name).join(file)).unwrap()
+                    );
+                }
+                let made = ModelFolder::open(&target).unwrap();
+                assert_eq!((made.config(), made.wrapper()), (source.config(), source.wrapper()));
+                made.weights().unwrap().check(made.config()).unwrap();
+            }
+            // Another dtype changes the decoder's tensors and the field.
+            let target = place.path().join(format!("{name}-bf16"));
+            export(&source, source.config(), &target, ExportOptions::default());
+            let own = source.weights().unwrap();
+            let after = stored(&target);
+            let kept = before.iter().filter(|(name, tensor)| after[*name] == **tensor).count();
+            assert_eq!(kept, before.len() - own.names().count(), "{name}");
+            let text = |folder: &Path| std::fs::read_to_string(folder.join("config.json")).unwrap();
+            assert_eq!(text(&target), text(source.path()).replace("\"float32\"", "\"bfloat16\""), "{name}");
+        }
+    }
 }

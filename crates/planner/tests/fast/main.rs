@@ -123,30 +123,6 @@ fn fsdp_over_all_devices_is_faster_and_smaller_than_tensor_shards() {
 }
 
 #[test]
-fn every_shipped_model_is_sharded_over_fsdp_and_samples_on_its_heads() {
-    for target in ["v6e:2x4", "v5p:2x2x1", "v5p:2x2x2", "h200x8"] {
-        let devices = Devices::of(&Target::parse(target).unwrap()).count as i64;
-        for name in ALL {
-            let plan = planned(name, target, "{}");
-            let (_, shape) = config(name, "{}");
-            let best = &plan.candidates[0];
-            // Through the switch of GPUs, a shard of two heads moves as fast as weights.
-            let is_gpu = target.starts_with('h') && best.settings.mesh == mesh(1, devices / 2, 2);
-            assert!(best.fits && (is_gpu || best.settings.mesh == mesh(1, devices, 1)), "{name} on {target}: {best:?}");
-            let heads = shape.num_key_value_heads as i64;
-            let tensor = (1..=devices).rev().find(|tensor| devices % tensor == 0 && heads % tensor == 0).unwrap();
-            assert_eq!(best.settings.rollout_mesh, mesh(devices / tensor, 1, tensor), "{name} on {target}");
-            // Tensor shards divide the key/value heads.
-            let all: Vec<i64> = plan.candidates.iter().map(|candidate| candidate.settings.mesh.tensor).collect();
-            assert!(all.iter().all(|tensor| heads % tensor == 0), "{name} on {target}: {all:?}");
-            let left_out = plan.illegal.iter().flat_map(|group| &group.meshes);
-            assert_eq!(left_out.clone().count() > 0, devices > heads, "{name} on {target}");
-            assert!(left_out.into_iter().all(|mesh| heads % mesh.tensor != 0));
-        }
-    }
-}
-
-#[test]
 fn tensor_shards_are_chosen_if_rows_run_out() {
     let few = "{grpo: {prompts_per_step: 1, num_generations: 2}}";
     let plan = planned("qwen2.5-7b", "v6e:2x4", few);
@@ -224,5 +200,37 @@ fn planned_keys_are_a_configuration_with_the_same_settings() {
         assert_eq!(planned.policy.mesh, Some(MeshChoice::Axes(best.mesh)));
         let context = planned.model.shape().unwrap().max_position_embeddings;
         planned.validate_for(planned.model.shape().unwrap().vocab_size, context).unwrap();
+    }
+}
+
+/// Tests that take seconds: `cargo fast` skips modules of this name.
+mod slow {
+    use super::*;
+
+    #[test]
+    fn every_shipped_model_is_sharded_over_fsdp_and_samples_on_its_heads() {
+        for target in ["v6e:2x4", "v5p:2x2x1", "v5p:2x2x2", "h200x8"] {
+            let devices = Devices::of(&Target::parse(target).unwrap()).count as i64;
+            for name in ALL {
+                let plan = planned(name, target, "{}");
+                let (_, shape) = config(name, "{}");
+                let best = &plan.candidates[0];
+                // Through the switch of GPUs, a shard of two heads moves as fast as weights.
+                let is_gpu = target.starts_with('h') && best.settings.mesh == mesh(1, devices / 2, 2);
+                assert!(
+                    best.fits && (is_gpu || best.settings.mesh == mesh(1, devices, 1)),
+                    "{name} on {target}: {best:?}"
+                );
+                let heads = shape.num_key_value_heads as i64;
+                let tensor = (1..=devices).rev().find(|tensor| devices % tensor == 0 && heads % tensor == 0).unwrap();
+                assert_eq!(best.settings.rollout_mesh, mesh(devices / tensor, 1, tensor), "{name} on {target}");
+                // Tensor shards divide the key/value heads.
+                let all: Vec<i64> = plan.candidates.iter().map(|candidate| candidate.settings.mesh.tensor).collect();
+                assert!(all.iter().all(|tensor| heads % tensor == 0), "{name} on {target}: {all:?}");
+                let left_out = plan.illegal.iter().flat_map(|group| &group.meshes);
+                assert_eq!(left_out.clone().count() > 0, devices > heads, "{name} on {target}");
+                assert!(left_out.into_iter().all(|mesh| heads % mesh.tensor != 0));
+            }
+        }
     }
 }

@@ -87,21 +87,6 @@ fn a_failing_program_fails_the_probe_with_its_last_stderr_lines() {
     assert!(error.contains("`judge`") && error.contains("/nowhere/judge.sh"), "{error}");
 }
 
-#[test]
-fn a_hanging_program_is_killed_with_its_children() {
-    let script = r#"read -r line; echo 1; sleep 1000 & echo $! > "$1/child"; wait"#;
-    let (folder, rewards) = judge(script, json!({"timeout": 3}));
-    let began = Instant::now();
-    let found = outcomes(&rewards, &["a", "b", "c"]);
-    assert!(began.elapsed() < Duration::from_secs(60), "it did not wait for the sleep");
-    assert_eq!(found[0], Ok(Some(1.0)));
-    for late in &found[1..] {
-        let error = late.as_ref().unwrap_err();
-        assert!(error.contains("given 1 of 3 answers in 3 seconds"), "{error}");
-    }
-    assert_gone(&folder.path().join("child"));
-}
-
 /// Waits until the process whose id is in a file has ended.
 fn assert_gone(file: &Path) {
     let id = read_to_string(file).unwrap().trim().to_owned();
@@ -242,21 +227,6 @@ fn output_between_batches_is_bounded_and_fails_the_next_batch() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
-fn excess_standard_error_is_dropped_without_failures() {
-    for flood in ["yes eeeeeeee", "tr '\\0' e < /dev/zero"] {
-        let (_folder, rewards) = judge(&format!("{flood} >&2 & while read -r line; do echo 1; done"), json!({}));
-        let before = memory();
-        for _ in 0..3 {
-            assert_eq!(outcomes(&rewards, &["a", "b"]), [Ok(Some(1.0)), Ok(Some(1.0))], "{flood}");
-            std::thread::sleep(Duration::from_millis(300));
-        }
-        let grown = memory().saturating_sub(before);
-        assert!(grown < 32 << 20, "{flood}: {grown} bytes");
-    }
-}
-
-#[test]
 fn environment_references_reach_the_program_but_no_message() {
     let folder = tempfile::tempdir().unwrap();
     let path = std::env::var("PATH").unwrap();
@@ -282,4 +252,39 @@ fn errors_of_missing_variables_name_the_key() {
     }
     let error = refused(json!({"programs": {"judge": {"command": ["sh", "(hidden)"]}}}));
     assert!(error.contains("rewards.programs.judge.command") && error.contains("left out when"), "{error}");
+}
+
+/// Tests that take seconds: `cargo fast` skips modules of this name.
+mod slow {
+    use super::*;
+
+    #[test]
+    fn a_hanging_program_is_killed_with_its_children() {
+        let script = r#"read -r line; echo 1; sleep 1000 & echo $! > "$1/child"; wait"#;
+        let (folder, rewards) = judge(script, json!({"timeout": 3}));
+        let began = Instant::now();
+        let found = outcomes(&rewards, &["a", "b", "c"]);
+        assert!(began.elapsed() < Duration::from_secs(60), "it did not wait for the sleep");
+        assert_eq!(found[0], Ok(Some(1.0)));
+        for late in &found[1..] {
+            let error = late.as_ref().unwrap_err();
+            assert!(error.contains("given 1 of 3 answers in 3 seconds"), "{error}");
+        }
+        assert_gone(&folder.path().join("child"));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn excess_standard_error_is_dropped_without_failures() {
+        for flood in ["yes eeeeeeee", "tr '\\0' e < /dev/zero"] {
+            let (_folder, rewards) = judge(&format!("{flood} >&2 & while read -r line; do echo 1; done"), json!({}));
+            let before = memory();
+            for _ in 0..3 {
+                assert_eq!(outcomes(&rewards, &["a", "b"]), [Ok(Some(1.0)), Ok(Some(1.0))], "{flood}");
+                std::thread::sleep(Duration::from_millis(300));
+            }
+            let grown = memory().saturating_sub(before);
+            assert!(grown < 32 << 20, "{flood}: {grown} bytes");
+        }
+    }
 }

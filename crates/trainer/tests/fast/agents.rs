@@ -376,19 +376,24 @@ fn calls_whose_tags_are_special_tokens_are_found() {
     }
 }
 
-#[test]
-fn the_reasoning_parser_decides_whether_a_call_within_thoughts_is_one() {
-    let call = "<think><tool_call>{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}</tool_call></think>42<|im_end|>";
-    for (parser, frequency) in
-        [(Value::Null, 0.0), (json!("qwen3"), 0.0), (json!("mistral"), 1.0), (json!("none"), 1.0)]
-    {
-        let config = config(json!({"tool_parser": "hermes", "reasoning_parser": parser}));
-        let parts = Parts::with_tokenizer(&config, Box::new(tokenizer())).unwrap();
-        let calculator: Arc<dyn Environment> = Arc::new(Calculator::default());
-        let environments = Environments::from_list(vec![("test".into(), calculator)]);
-        let engine = Box::new(Calls(tokenizer(), call));
-        let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards: answers(), engine, ..parts };
-        let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
-        assert_eq!(report.metric("tools/call_frequency"), frequency, "{parser}");
+/// Tests that take seconds: `cargo fast` skips modules of this name.
+mod slow {
+    use super::*;
+
+    #[test]
+    fn the_reasoning_parser_decides_whether_a_call_within_thoughts_is_one() {
+        let call = "<think><tool_call>{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}</tool_call></think>42<|im_end|>";
+        for (parser, frequency) in
+            [(Value::Null, 0.0), (json!("qwen3"), 0.0), (json!("mistral"), 1.0), (json!("none"), 1.0)]
+        {
+            let config = config(json!({"tool_parser": "hermes", "reasoning_parser": parser}));
+            let parts = Parts::with_tokenizer(&config, Box::new(tokenizer())).unwrap();
+            let calculator: Arc<dyn Environment> = Arc::new(Calculator::default());
+            let environments = Environments::from_list(vec![("test".into(), calculator)]);
+            let engine = Box::new(Calls(tokenizer(), call));
+            let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards: answers(), engine, ..parts };
+            let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
+            assert_eq!(report.metric("tools/call_frequency"), frequency, "{parser}");
+        }
     }
 }

@@ -296,26 +296,31 @@ fn quantised_weights_of_wrong_lengths_are_errors() {
     assert_eq!(StoredWeight::quantized(&[(int4(6), 2)], 3).unwrap().dims(), [3, 2]);
 }
 
-#[test]
-fn few_rows_have_the_bits_of_many_rows() {
-    // Odd and even K in one and several pieces, a partial panel, and a weight that is divided among tasks.
-    for (i, o) in [(1, 1), (33, 40), (300, 45), (515, 96), (1024, 512), (1030, 577), (4, 8)] {
-        let (x, residual) = (noise(13 * i, 1), noise(13 * o, 2));
-        let w: Vec<f32> = noise(i * o, 3).into_iter().map(|value| half::bf16::from_f32(value).to_f32()).collect();
-        for layers in all_layers().chain(all_bf16_layers()) {
-            let rhs = Operand::new(&w, o, KAxis::Rows);
-            let mut forms = vec![layers.packed_words(&rhs, [i, o]), layers.packed_narrow(&rhs, [i, o])];
-            if layers.linear.packs_f32() {
-                forms.push(layers.packed_halves(&rhs, [i, o]));
-            }
-            let all = layers.linear_packed(&x, &forms[0], Add::Residual(&residual), 13).unwrap();
-            let plain = layers.linear_packed(&x, &forms[0], Add::Nothing, 13).unwrap();
-            for (packed, n) in forms.iter().flat_map(|packed| [1, 2, 3, 4, 5].map(|n| (packed, n))) {
-                let add = Add::Residual(&residual[..n * o]);
-                let found = layers.linear_packed(&x[..n * i], packed, add, n).unwrap();
-                assert_eq!(found, all[..n * o], "{n} x {i} x {o}: {layers:?}");
-                let found = layers.linear_packed(&x[..n * i], packed, Add::Nothing, n).unwrap();
-                assert_eq!(found, plain[..n * o], "{n} x {i} x {o}: {layers:?}");
+/// Tests that take seconds: `cargo fast` skips modules of this name.
+mod slow {
+    use super::*;
+
+    #[test]
+    fn few_rows_have_the_bits_of_many_rows() {
+        // Odd and even K in one and several pieces, a partial panel, and a weight that is divided among tasks.
+        for (i, o) in [(1, 1), (33, 40), (300, 45), (515, 96), (1024, 512), (1030, 577), (4, 8)] {
+            let (x, residual) = (noise(13 * i, 1), noise(13 * o, 2));
+            let w: Vec<f32> = noise(i * o, 3).into_iter().map(|value| half::bf16::from_f32(value).to_f32()).collect();
+            for layers in all_layers().chain(all_bf16_layers()) {
+                let rhs = Operand::new(&w, o, KAxis::Rows);
+                let mut forms = vec![layers.packed_words(&rhs, [i, o]), layers.packed_narrow(&rhs, [i, o])];
+                if layers.linear.packs_f32() {
+                    forms.push(layers.packed_halves(&rhs, [i, o]));
+                }
+                let all = layers.linear_packed(&x, &forms[0], Add::Residual(&residual), 13).unwrap();
+                let plain = layers.linear_packed(&x, &forms[0], Add::Nothing, 13).unwrap();
+                for (packed, n) in forms.iter().flat_map(|packed| [1, 2, 3, 4, 5].map(|n| (packed, n))) {
+                    let add = Add::Residual(&residual[..n * o]);
+                    let found = layers.linear_packed(&x[..n * i], packed, add, n).unwrap();
+                    assert_eq!(found, all[..n * o], "{n} x {i} x {o}: {layers:?}");
+                    let found = layers.linear_packed(&x[..n * i], packed, Add::Nothing, n).unwrap();
+                    assert_eq!(found, plain[..n * o], "{n} x {i} x {o}: {layers:?}");
+                }
             }
         }
     }
