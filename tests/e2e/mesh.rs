@@ -1,4 +1,4 @@
-//! `policy.mesh`: a run on eight virtual devices of XLA's CPU plugin.
+//! `policy.mesh`: a run on eight virtual devices of XLA's CPU plugin. No mesh divides the vocabulary of the new model, 53.
 
 use crate::pjrt_policy::{BESIDE_A_MODEL, SETTINGS, train_on_both};
 use crate::support::{Call, assert_has, copy, grpo};
@@ -6,20 +6,18 @@ use crate::tiny_model::tensors;
 
 /// Heads for two devices.
 const HEADS: &str = "model.num_key_value_heads=2";
-/// The vocabulary of the new model, 53, does not divide.
-const NO_VOCAB: &str = "policy.logical_axis_rules={vocab: []}";
 
 #[test]
 #[ignore = "GRPO_TESTS=all"]
 fn a_run_learns_the_same_on_a_mesh_and_resumes_on_every_mesh() {
-    let of_mesh = ["policy.mesh={data: 2, fsdp: 2, tensor: 2}", NO_VOCAB];
+    let of_mesh = ["policy.mesh={data: 2, fsdp: 2, tensor: 2}"];
     let settings = [&SETTINGS[..], &[HEADS]].concat();
     let pair = train_on_both(&settings, &of_mesh, 1e-4, Call::quick_cpu);
     // The same run goes on on another mesh, on one device, and on the host.
     for (name, set) in [
         ("other", &["policy.mesh={fsdp: -1, tensor: 2}", "policy.devices=4", "rollout.mesh={data: 2, tensor: 2}"][..]),
-        ("one", &["policy.mesh=null", "policy.logical_axis_rules.vocab=null"]),
-        ("host", &["policy.device=host", "policy.mesh=null", "policy.logical_axis_rules.vocab=null"]),
+        ("one", &["policy.mesh=null"]),
+        ("host", &["policy.device=host", "policy.mesh=null"]),
     ] {
         let name = format!("to-{name}");
         copy(&pair.runs.path("whole"), &pair.runs.path(&name));
@@ -47,7 +45,7 @@ fn a_run_learns_the_same_on_a_mesh_and_resumes_on_every_mesh() {
 
 #[test]
 fn adapters_and_a_value_head_learn_on_a_mesh_with_a_rollout_of_its_own() {
-    let of_mesh = ["policy.mesh={fsdp: 4, tensor: 2}", "rollout.mesh={data: 8}", NO_VOCAB];
+    let of_mesh = ["policy.mesh={fsdp: 4, tensor: 2}", "rollout.mesh={data: 8}"];
     let settings = [&BESIDE_A_MODEL[..], &[HEADS]].concat();
     train_on_both(&settings, &of_mesh, 1e-4, Call::quick_cpu);
 }
@@ -56,7 +54,7 @@ fn adapters_and_a_value_head_learn_on_a_mesh_with_a_rollout_of_its_own() {
 fn a_mesh_that_does_not_fit_is_refused_before_a_plugin_is_loaded() {
     let on = ["policy.device=pjrt:cpu", "policy.plugin=/nowhere.so"];
     for (mesh, parts) in [
-        ("policy.mesh={fsdp: 4}", &["policy.mesh.fsdp", "vocabulary 53", ": 1, got 4"][..]),
+        ("policy.mesh={fsdp: 3}", &["policy.mesh.fsdp", "hidden_size 64", "32, 64, got 3"][..]),
         ("policy.mesh={tensor: 4, data: 0}", &["policy.mesh.data", "1 or more"]),
         ("policy.mesh={fsdp: -1, data: -1}", &["policy.mesh", "-1 on one axis"]),
         ("policy.mesh={sequence: 2}", &["policy.mesh.sequence", "unknown"]),

@@ -65,6 +65,7 @@ mod tests {
             implementation: Implementation::Fused,
             tokens: 5,
             policy: PolicySpec::Hidden { hidden: 2, vocab: 7, dtype: Dtype::F32, layout, bias: true },
+            vocab_padding: 0,
             gradients: GradientSpec::default(),
             blocking: Blocking::TokenChunks(2),
             mosaic: None,

@@ -177,6 +177,7 @@ mod tests {
             implementation: Implementation::Reference,
             tokens: N,
             policy,
+            vocab_padding: 0,
             gradients: GradientSpec { bias: true, ..GradientSpec::default() },
             blocking: Blocking::TokenChunks(2),
             mosaic: None,

@@ -100,7 +100,7 @@ pub(crate) fn checked(
     if let Err(error) = legality(&all, shape) {
         // Each axis fits alone, but a dimension does not divide by their product.
         let expected = format!(
-            "axes whose product divides what they shard, or policy.logical_axis_rules such as {{vocab: []}} ({error})"
+            "axes whose product divides what they shard, or policy.logical_axis_rules such as {{expert: [tensor]}} ({error})"
         );
         check(false, key, &expected, all.mesh())?;
     }
@@ -108,8 +108,7 @@ pub(crate) fn checked(
 }
 
 fn dimensions(shape: &ModelConfig) -> String {
-    let ModelConfig { hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, vocab_size, .. } =
-        shape;
+    let ModelConfig { hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, .. } = shape;
     let linear =
         shape.linear_attention.map(|sizes| format!(", {} key heads of Gated DeltaNets", sizes.linear_num_key_heads));
     let mlp = match &shape.experts {
@@ -119,7 +118,7 @@ fn dimensions(shape: &ModelConfig) -> String {
         None => format!("intermediate_size {intermediate_size}"),
     };
     format!(
-        "hidden_size {hidden_size}, {mlp}, {num_attention_heads} heads, {num_key_value_heads} key/value heads{}, vocabulary {vocab_size}",
+        "hidden_size {hidden_size}, {mlp}, {num_attention_heads} heads, {num_key_value_heads} key/value heads{}",
         linear.unwrap_or_default()
     )
 }
@@ -230,18 +229,11 @@ mod tests {
         let rules = "{policy: {mesh: {fsdp: 4, tensor: 2}, logical_axis_rules: {expert: [tensor]}}}";
         assert!(self::of(rules, &experts).is_ok());
         let error = of("{policy: {mesh: {fsdp: 3}}}", &shape());
-        assert!(error.contains("policy.mesh.fsdp") && error.contains(": 1, 2, 4, 8, 16"), "{error}");
+        assert!(error.contains("policy.mesh.fsdp") && error.contains(": 1, 2, 4, 7, 8, 14"), "{error}");
         let error = of("{policy: {mesh: {fsdp: 2}, devices: 2}, rollout: {mesh: {data: 4}}}", &shape());
         assert!(error.contains("rollout.mesh") && error.contains("number of devices, 2"), "{error}");
-        let odd = ModelConfig {
-            vocab_size: 6,
-            num_key_value_heads: 2,
-            num_attention_heads: 2,
-            hidden_size: 4,
-            ..ModelConfig::default()
-        };
-        let error = of("{policy: {mesh: {fsdp: 2, tensor: 2}}}", &odd);
-        assert!(error.contains("policy.logical_axis_rules") && error.contains("embed_tokens"), "{error}");
+        let error = of("{policy: {mesh: {fsdp: 2, tensor: 2}}}", &experts);
+        assert!(error.contains("policy.logical_axis_rules") && error.contains("experts.gate_proj"), "{error}");
         let six = ModelConfig {
             num_key_value_heads: 6,
             num_attention_heads: 6,
@@ -255,9 +247,12 @@ mod tests {
     }
 
     #[test]
-    fn axis_rules_replace_the_defaults() {
-        let odd = ModelConfig { vocab_size: 53, ..ModelConfig::default() };
-        assert!(of("{policy: {mesh: {fsdp: 2}}}", &odd).is_err());
-        assert!(of("{policy: {mesh: {fsdp: 2}, logical_axis_rules: {vocab: []}}}", &odd).is_ok());
+    fn a_vocabulary_that_no_mesh_divides_is_legal_on_every_mesh() {
+        // The embeddings of Qwen2.5, resized to its tokenizer.
+        let resized = ModelConfig { vocab_size: 151_665, ..shape() };
+        let of = |settings: &str| of(settings, &resized).unwrap();
+        assert_eq!(of("{policy: {mesh: {fsdp: -1}}}"), [[1, 8, 1], [2, 1, 4]]);
+        assert_eq!(of("{policy: {mesh: {fsdp: 2, tensor: 4}, logical_axis_rules: {vocab: []}}}")[0], [1, 2, 4]);
+        assert_eq!(of("{policy: {mesh: auto}}"), [[1, 8, 1], [2, 1, 4]]);
     }
 }

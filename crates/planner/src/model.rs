@@ -264,6 +264,11 @@ impl<'a> CostModel<'a> {
         if self.config.lora.is_some() { 0 } else { (size_of::<f32>() as f64 * elements) as u64 }
     }
 
+    /// Returns the entries of the vocabulary on each device, with padding.
+    fn vocab_shard(&self, rules: &AxisRules) -> f64 {
+        (rules.padded_vocab(self.shape.vocab_size) / rules.parts(Axis::Vocab)) as f64
+    }
+
     /// Returns the columns of the MLP, or of the MLPs of all experts.
     fn mlp_columns(&self) -> f64 {
         let experts = self.shape.experts.as_ref();
@@ -352,12 +357,12 @@ impl<'a> CostModel<'a> {
         let mut meter = self.meter(rules);
         // Every device computes the logits of all tokens for its shard of the vocabulary.
         let tokens = self.micro_batch().tokens as f64;
-        let head = self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64 * model.width();
+        let head = self.vocab_shard(rules) * model.width();
         let products = if self.config.lora.is_some() { f64::min(products, 2.0) } else { products };
         meter.matmuls(2.0 * products * head * tokens, 0.0);
         let chunks = (tokens / CHUNK).max(1.0);
         meter.moves(chunks * head * (products * model.operand + 4.0 * (products - 1.0)));
-        meter.moves(LOGITS * tokens * self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64);
+        meter.moves(LOGITS * tokens * self.vocab_shard(rules));
         // Hidden states of all rows, and their gradients in f32.
         let gradient = if products > 1.0 { size_of::<f32>() as f64 } else { 0.0 };
         for axis in [MeshAxis::Data, MeshAxis::Fsdp] {
@@ -422,7 +427,7 @@ impl<'a> CostModel<'a> {
         let mut meter = self.meter(rules);
         let share = self.expert_share(self.slots() * rules.parts(Axis::Batch), rules);
         let slots = self.slots() as f64;
-        let head = self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64 * model.width();
+        let head = self.vocab_shard(rules) * model.width();
         let weights = model.gathered(rules);
         let multiplied = model.multiplied(rules, share) + head;
         meter.matmuls(2.0 * multiplied * slots, model.operand * (weights + head));

@@ -136,7 +136,7 @@ impl TrainingSizes {
             let ids = product(&[layers, rows, length, experts.num_experts_per_tok]);
             table.push_in("micro-batches", "recorded experts", ids.saturating_mul(single));
         }
-        let of_vocab = vocab.div_ceil(split.parts(Axis::Vocab));
+        let of_vocab = split.padded_vocab(vocab) / split.parts(Axis::Vocab);
         table.push_in("micro-batches", "logits", product(&[tokens, of_vocab]).saturating_mul(single).min(budget));
         if options.can_roll_back {
             let TrainedMemory { roll_back, .. } = TrainedMemory::of(state.trained_weights(), optimizer);
@@ -176,7 +176,7 @@ impl TrainingSizes {
             let ids = product(&[slots, options.rollout.tokens_per_call, layers, experts.num_experts_per_tok]);
             table.push_in("sampling", "recorded experts of a call", ids.saturating_mul(single));
         }
-        let of_vocab = vocab.div_ceil(of_rollout.parts(Axis::Vocab));
+        let of_vocab = of_rollout.padded_vocab(vocab) / of_rollout.parts(Axis::Vocab);
         table.push_in("sampling", "logits", product(&[slots, of_vocab]).saturating_mul(single));
         table
     }

@@ -5,7 +5,7 @@ use distributed::{Options, Store};
 use grpo_files::Layers;
 use grpo_run::{Ending, Follower, Run};
 use pjrt::install::{Kind, install};
-use policy_pjrt::decoder::{Axis, AxisRules};
+use policy_pjrt::decoder::AxisRules;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use serde_json::Value;
 use stablehlo::Mesh;
@@ -29,11 +29,9 @@ fn config(max_steps: u64) -> TrainConfig {
     config
 }
 
-/// Two shards of the weights and two copies of them.
+/// Two shards of the weights and two copies of them. The 53 characters of the model are padded.
 fn rules() -> AxisRules {
-    let rules = AxisRules::new(&Mesh::new("mesh", [("data", 2), ("fsdp", 2)]).unwrap());
-    // The characters of the model, 53, do not divide.
-    rules.with(Axis::Vocab, &[]).unwrap()
+    AxisRules::new(&Mesh::new("mesh", [("data", 2), ("fsdp", 2)]).unwrap())
 }
 
 /// The processes of the devices: each has one shard of the weights, twice.

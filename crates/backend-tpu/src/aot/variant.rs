@@ -37,6 +37,7 @@ impl Variant {
             implementation: self.request.implementation,
             tokens: self.request.max_tokens,
             policy: self.request.policy,
+            vocab_padding: 0,
             gradients: self.request.gradients,
             blocking: tiling::choose(&self.request, &self.numerics, self.mesh)?,
             mosaic: self.mosaic,

@@ -16,6 +16,7 @@
 //!     implementation: Implementation::Logits,
 //!     tokens: 4,
 //!     policy: PolicySpec::Logits { vocab: 32, dtype: Dtype::F32 },
+//!     vocab_padding: 0,
 //!     gradients: GradientSpec::default(),
 //!     blocking: Blocking::TokenChunks(1), // only `fused` reads it
 //!     mosaic: None,
@@ -98,6 +99,7 @@ impl Spec {
     ///     implementation: Implementation::Fused,
     ///     tokens: 4,
     ///     policy: PolicySpec::Hidden { hidden: 8, vocab: 32, dtype, layout, bias: false },
+    ///     vocab_padding: 0,
     ///     gradients: GradientSpec { hidden: true, lm_head: true, bias: false },
     ///     blocking: Blocking::TokenChunks(4),
     ///     mosaic: None,

@@ -33,6 +33,8 @@ pub struct Spec {
     pub tokens: usize,
     /// Shapes and dtype of the policy's inputs.
     pub policy: PolicySpec,
+    /// The number of vocabulary entries behind the last one of the policy that its arguments have: padding, with zeros in the head.
+    pub vocab_padding: usize,
     /// The gradients that the program computes.
     pub gradients: GradientSpec,
     /// The blocking of the fused loops.
@@ -106,14 +108,14 @@ impl Spec {
         self.mesh.padded_tokens(self.tokens)
     }
 
-    /// Returns V, the vocabulary with padding: a multiple of the mesh's devices.
+    /// Returns V, the vocabulary with all padding: a multiple of the mesh's devices.
     pub fn padded_vocab(&self) -> usize {
-        self.mesh.padded_vocab(self.policy.vocab())
+        self.mesh.padded_vocab(self.policy.vocab() + self.vocab_padding)
     }
 
     /// Returns the vocabulary entries of one device in loops over tiles.
     pub fn local_vocab(&self) -> usize {
-        self.mesh.local_vocab(self.policy.vocab())
+        self.mesh.local_vocab(self.policy.vocab() + self.vocab_padding)
     }
 
     /// Returns the size of the vocabulary if it has padding.

@@ -150,6 +150,7 @@ impl Adapters {
                 layers: weight.layers.clone(),
                 shape: [&weight.shape[..first], &[rows.0, columns.0]].concat(),
                 axes: [&weight.axes[..first], &[rows.1, columns.1]].concat(),
+                padding: 0,
                 path: match weight.number {
                     0 => format!("{module}.{part}.weight"),
                     number => format!("{module}.{part}.weight.{number}"),
@@ -178,6 +179,7 @@ impl Adapters {
             layers: layers.clone(),
             shape: dimensions.map(|(size, _)| size).to_vec(),
             axes: dimensions.map(|(_, axis)| axis).to_vec(),
+            padding: 0,
             path: format!("{module}.{part}.weight"),
             format: Format::Values,
             names: Names::Listed(adapted.iter().map(|(at, matrix)| (*at, name(matrix))).collect()),
@@ -211,6 +213,7 @@ pub(super) fn value_head(config: &ModelConfig) -> [Parameter; 2] {
         layers: Vec::new(),
         shape: shape.to_vec(),
         axes: axes.to_vec(),
+        padding: 0,
         format: Format::Values,
         path: path.to_owned(),
         names: Names::Listed(vec![(0, path.to_owned())]),

@@ -131,19 +131,49 @@ impl AxisRules {
         self.mesh.sharding(&split.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
-    /// Returns the sharding of a parameter.
+    /// Returns the number of rows of an embedding of `vocab` tokens on all devices together. If the mesh axes of the vocabulary do not divide it,
+    /// it is padded to a multiple of the number of devices: other meshes of these devices have the same padding.
+    pub fn padded_vocab(&self, vocab: usize) -> usize {
+        match vocab.is_multiple_of(self.parts(Axis::Vocab)) {
+            true => vocab,
+            false => vocab.next_multiple_of(self.mesh.devices()),
+        }
+    }
+
+    /// Returns the parameter with the padding that it has on this mesh ([`Parameter::padding`]).
+    ///
+    /// ```
+    /// use policy_pjrt::decoder::{AxisRules, parameters};
+    ///
+    /// let rules = AxisRules::new(&stablehlo::Mesh::new("mesh", [("fsdp", 4)])?);
+    /// let config = models::ModelConfig { vocab_size: 53, hidden_size: 64, ..Default::default() };
+    /// let embedding = rules.padded(parameters(&config).swap_remove(0));
+    /// assert_eq!((&embedding.shape[..], embedding.file_shape()), (&[56, 64][..], vec![53, 64]));
+    /// # Ok::<(), stablehlo::Error>(())
+    /// ```
+    #[must_use]
+    pub fn padded(&self, mut parameter: Parameter) -> Parameter {
+        if let ([Axis::Vocab, ..], [rows, ..]) = (&parameter.axes[..], &mut parameter.shape[..]) {
+            let vocab = *rows - parameter.padding;
+            *rows = self.padded_vocab(vocab);
+            parameter.padding = *rows - vocab;
+        }
+        parameter
+    }
+
+    /// Returns the sharding of a parameter, whose vocabulary may be padded.
     ///
     /// # Errors
-    /// [`Error::Split`] if a dimension is not divisible by its mesh axes.
+    /// [`Error::Split`] if another dimension is not divisible by its mesh axes.
     pub fn parameter(&self, parameter: &Parameter) -> Result<Sharding> {
         let sharding = self.sharding(&parameter.axes)?;
-        sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..]))?;
+        sharding.part(&TensorType::new(Dtype::F32, self.padded(parameter.clone()).shape))?;
         Ok(sharding)
     }
 
-    /// Returns the number of elements of a parameter on each device; all of them if the parameter does not shard evenly.
+    /// Returns the number of elements of a parameter on each device, with padding; all of them if the parameter does not shard evenly.
     pub fn elements(&self, parameter: &Parameter) -> usize {
-        let ty = TensorType::new(Dtype::F32, &parameter.shape[..]);
+        let ty = TensorType::new(Dtype::F32, self.padded(parameter.clone()).shape);
         let part = self.sharding(&parameter.axes).and_then(|sharding| sharding.part(&ty));
         part.unwrap_or(ty).elements()
     }
@@ -184,6 +214,22 @@ mod tests {
                 assert_eq!(whole / part, expected, "{axis:?} of {}", parameter.name());
             }
             assert_eq!(rules.elements(&parameter), part.elements(), "{}", parameter.name());
+        }
+    }
+
+    #[test]
+    fn a_padded_vocabulary_is_the_same_on_all_meshes_of_the_devices() {
+        let rules = |axes: &[(&str, usize)]| AxisRules::new(&mesh(axes));
+        let padded = |axes: &[(&str, usize)], vocab| rules(axes).padded_vocab(vocab);
+        assert_eq!([padded(&[("fsdp", 8)], 53), padded(&[("data", 4), ("tensor", 2)], 53)], [56, 56]);
+        assert_eq!([padded(&[("fsdp", 8)], 151_936), padded(&[("data", 8)], 53)], [151_936, 53]);
+        let config = ModelConfig { vocab_size: 53, tie_word_embeddings: false, ..ModelConfig::default() };
+        let (eight, one) = (rules(&[("fsdp", 8)]), rules(&[("data", 8)]));
+        for parameter in parameters(&config) {
+            let padded = eight.padded(parameter.clone());
+            assert_eq!(padded.padding, if parameter.axes[0] == Axis::Vocab { 3 } else { 0 }, "{}", parameter.name());
+            assert_eq!((padded.file_shape(), padded.count()), (parameter.file_shape(), parameter.count()));
+            assert_eq!((eight.padded(padded.clone()), one.padded(padded.clone())), (padded, parameter));
         }
     }
 
@@ -243,7 +289,10 @@ mod tests {
         assert!(rules.with(Axis::Layer, &[]).is_ok());
         let seven = AxisRules::new(&mesh(&[("tensor", 7)]));
         let table = parameters(&ModelConfig::default());
-        assert!(matches!(seven.parameter(&table[0]), Err(Error::Split { .. })));
+        let sharded =
+            |role| seven.parameter(table.iter().find(|parameter| parameter.role == role).expect("a parameter"));
+        assert!(matches!(sharded(Role::GateProj), Err(Error::Split { .. })));
+        assert!(sharded(Role::EmbedTokens).is_ok(), "a vocabulary is padded");
     }
 
     #[test]

@@ -249,12 +249,13 @@ impl Decoder {
         self.value_head
     }
 
-    /// Returns the parameters in the argument order of programs: the model ([`quantized_parameters`]), then adapters, then the value head.
+    /// Returns the parameters in the argument order of programs, with the padding that they have on the decoder's mesh: the model
+    /// ([`quantized_parameters`]), then adapters, then the value head.
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut table = quantized_parameters(&self.config, self.quantization);
         table.extend(self.adapters.iter().flat_map(|adapters| adapters.parameters(&self.config)));
         table.extend(self.value_head.then(|| adapters::value_head(&self.config)).into_iter().flatten());
-        table
+        self.split.padded(table)
     }
 
     /// Returns the trained parameters, which are the last ones of [`Decoder::parameters`]: all of them but factors of layers and frozen
@@ -370,13 +371,34 @@ impl Decoder {
         traced::scaled(hidden, 1.0 / self.config.logits_scaling).convert(self.compute.dtype())
     }
 
-    /// Returns the logits `[..., V]` in f32, with the model's softcap, of hidden states `[..., H]` after the final norm.
+    /// Returns the number of columns of logits: the size of the vocabulary, which may be padded.
+    pub(crate) fn logit_columns(&self) -> usize {
+        self.split.padded_vocab(self.config.vocab_size)
+    }
+
+    /// Returns the columns of logits `[N, V]` that belong to the vocabulary.
+    pub(crate) fn without_padding(&self, logits: &Value) -> Value {
+        match self.config.vocab_size {
+            vocab if vocab < logits.shape()[1] => logits.slice(&[0, 0], &[logits.shape()[0], vocab]),
+            _ => logits.clone(),
+        }
+    }
+
+    /// Returns the logits `[..., V]` in f32, with the model's softcap, of hidden states `[..., H]` after the final norm. If the vocabulary is
+    /// padded, columns behind it are -inf, so that they have no probability.
     pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
         let logits = self.product(weights, hidden, weights.head_role(), Dtype::F32);
         let logits = self.adapted(weights, hidden, Matrix::LmHead, logits);
         let logits = match self.config.final_logit_softcapping {
             Some(cap) => (&logits * logits.like(1.0 / cap)).tanh() * logits.like(cap),
             None => logits,
+        };
+        let logits = match self.config.vocab_size {
+            vocab if vocab < self.logit_columns() => {
+                let columns = logits.builder().iota(logits.shape().len() - 1, logits.ty().with_dtype(Dtype::I32));
+                columns.lt(&columns.like(vocab as i64)).select(&logits, &logits.like(f64::NEG_INFINITY))
+            }
+            _ => logits,
         };
         let [rows, columns] = [Axis::Batch, Axis::Vocab].map(Some);
         match hidden.shape().len() {

@@ -3,7 +3,8 @@
 //! * Attention is sharded by rows and heads, including blocks of scores, so that none crosses devices.
 //! * A device looks up the tokens of its shard of the vocabulary for all rows; the sum over devices has every row once. If the
 //!   columns of the embedding are sharded (`vocab: []`), it looks up its columns, and devices exchange them.
-//! * Rows that do not divide are padded with empty rows; a dimension of the model that does not divide is an error.
+//! * Rows that do not divide are padded with empty rows, and a vocabulary is padded with rows of zeros, whose logits are masked. Another
+//!   dimension of the model that does not divide is an error.
 
 use super::{Axis, AxisRules, Decoder, Matrix, Parameter, ParameterValues, Role};
 use crate::error::{Error, Result};
@@ -31,6 +32,19 @@ impl Split {
     /// Returns the number of shards of a dimension with this logical axis.
     pub(crate) fn parts(&self, axis: Axis) -> usize {
         self.rules().map_or(1, |rules| rules.parts(axis))
+    }
+
+    /// Returns the size of the vocabulary on the devices, which may be padded.
+    pub(crate) fn padded_vocab(&self, vocab: usize) -> usize {
+        self.rules().map_or(vocab, |rules| rules.padded_vocab(vocab))
+    }
+
+    /// Returns the parameters with the padding that they have on the devices.
+    pub(crate) fn padded(&self, table: Vec<Parameter>) -> Vec<Parameter> {
+        match self.rules() {
+            Some(rules) => table.into_iter().map(|parameter| rules.padded(parameter)).collect(),
+            None => table,
+        }
     }
 
     /// Returns the number of elements of a parameter on each device.
@@ -211,18 +225,19 @@ impl Decoder {
 
     /// Like [`Decoder::with_axis_rules`].
     pub(crate) fn with_split(self, split: &Split) -> Result<Self> {
-        split.check_parameters(&self.parameters())?;
-        for models::AttentionHeads { query, key_value: kv, .. } in self.config.heads_of_layers() {
+        let decoder = Self { split: split.clone(), ..self };
+        split.check_parameters(&decoder.parameters())?;
+        for models::AttentionHeads { query, key_value: kv, .. } in decoder.config.heads_of_layers() {
             split.check(
                 "key/value heads and the query heads of each",
                 &[(Axis::Kv, kv), (Axis::Heads, query / kv.max(1))],
             )?;
         }
-        if let Some(linear) = self.config.linear_attention {
+        if let Some(linear) = decoder.config.linear_attention {
             let heads = linear.linear_num_key_heads;
             split.check("the key heads of Gated DeltaNets", &[(Axis::LinearHeads, heads)])?;
         }
-        Ok(Self { split: split.clone(), ..self })
+        Ok(decoder)
     }
 
     /// Returns the axis rules, if programs are sharded over several devices.

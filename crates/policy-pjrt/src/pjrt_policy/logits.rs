@@ -84,6 +84,6 @@ fn head_module(decoder: &Decoder, weights: Dtype, [rows, length]: [usize; 2]) ->
     let hidden = f.argument("hidden", TensorType::new(decoder.compute().dtype(), [rows * length, width]));
     let first = f.argument("first", TensorType::scalar(Dtype::I32));
     let chunk = hidden.dynamic_slice(&[&first, &first.like(0)], &[ROWS, width]);
-    let logits = decoder.logits(&weights, &chunk);
+    let logits = decoder.without_padding(&decoder.logits(&weights, &chunk));
     decoder.split().finish(f.clone(), "logits", [("logits", &logits)])
 }

@@ -19,7 +19,7 @@
 //! states of finished ones stay, for the next turns of their conversations.
 //!
 //! Legend: L layers of a cache, B slots, S columns of a cache, C columns of it that are read, W most decode steps of a call, K key/value heads, R
-//! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
+//! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary with padding, E stop ids.
 
 use super::cache::{CachedLayers, flush};
 use super::layers::{Carry, KvCache, Window, empty_record};
@@ -213,7 +213,7 @@ impl Decode {
 
         let (zero, steps) = (f.scalar(0, Dtype::I32), f.scalar(self.steps as i64, Dtype::I32));
         let record = |dtype, width| zeros(&f, dtype, &[self.shape.slots, self.steps, width]);
-        let words = self.sampler.sampling_mask.then(|| mask_words(decoder.config().vocab_size));
+        let words = self.sampler.sampling_mask.then(|| mask_words(decoder.logit_columns()));
         let masks = words.map(|words| record(Dtype::U32, words));
         let width = routed::width(decoder.config()).filter(|_| self.routed_experts);
         let routed = width.map(|width| record(Dtype::I32, width));
@@ -282,8 +282,8 @@ impl DecodeStep<'_> {
         let (state, step) = (&call.rows, &call.step);
         let Decode { shape, sampler, stop_ids, .. } = self.decode;
         let Forward { logits, window, delta, routed } = self.forward(state, &call.window, step)?;
-        let (split, seen) = (self.decoder.split(), state.seen.as_ref());
-        let chosen = sampler.choose(split, &logits, &arguments.sampling, &state.random, &state.count, seen);
+        let (split, vocab, seen) = (self.decoder.split(), self.decoder.config().vocab_size, state.seen.as_ref());
+        let chosen = sampler.choose(split, vocab, &logits, &arguments.sampling, &state.random, &state.count, seen);
 
         let open = !&state.ended;
         let index = state.ids.builder().iota(1, state.ids.ty().clone());

@@ -159,7 +159,8 @@ impl Decode {
         let state = self.shape.arguments(&f, decoder);
         let next = f.argument("next_ids", TensorType::new(Dtype::I32, [slots, self.steps]));
         let (step, window) = self.begin(decoder, &weights, &state);
-        let logits = f.splat(0.0, TensorType::new(Dtype::F32, [slots, self.steps, config.vocab_size]));
+        let vocab = config.vocab_size;
+        let logits = f.splat(0.0, TensorType::new(Dtype::F32, [slots, self.steps, vocab]));
         let zero = f.scalar(0, Dtype::I32);
         let mut error = None;
         let StateValues { rows, .. } = &state;
@@ -170,7 +171,7 @@ impl Decode {
             let now = SlotRows { last, length: length.clone(), delta, ..rows.clone() };
             match step.forward(&now, &window, index) {
                 Ok(Forward { logits: new, window, delta, .. }) => {
-                    let new = new.reshape(&[slots, 1, config.vocab_size]);
+                    let new = decoder.without_padding(&new).reshape(&[slots, 1, vocab]);
                     let last = next.dynamic_slice(&[&zero, index], &[slots, 1]).reshape(&[slots]);
                     let logits = logits.dynamic_update_slice(&new, &[&zero, index, &zero]);
                     Given { last, length: &length + length.like(1), logits, window, delta }

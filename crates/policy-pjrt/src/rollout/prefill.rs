@@ -2,7 +2,7 @@
 //! cache. The states of Gated DeltaNets are handled in the same way.
 //!
 //! Legend: L layers of a cache, P prompts, T tokens of a prompt's row, B slots, S columns of a cache, K key/value heads, D head dimension, V
-//! vocabulary.
+//! vocabulary with padding.
 
 use super::cache::{CachedLayers, Columns, columns_of_prompts};
 use super::layers::{Carry, KvCache, Window, empty_record};
@@ -107,7 +107,8 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let carried = carry.over_layers(decoder, &weights, &cache, Layers::Loop(Save::Carry));
     let name = "rollout_prefill";
     let Carry { window, delta, routed, .. } = carried.map_err(program_error(name))?;
-    let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));
+    let seen =
+        prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), decoder.logit_columns()));
     let keys = window.keys.iter().map(|keys| ("keys", keys, &CACHE[..]));
     let results = keys.chain(window.values.iter().map(|values| ("values", values, &CACHE[..])));
     let results = results.chain(seen.iter().map(|seen| ("seen", seen, &[None, None][..])));
@@ -158,7 +159,7 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     });
     let window = Window { keys, values };
     window.leaves().into_iter().for_each(|part| split.argument(part, &CACHE));
-    let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
+    let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, decoder.logit_columns()]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
     let delta = DeltaStates::types(config, prompts.rows, compute).map(|[inputs, memory]| DeltaStates {
         inputs: f.argument("prompt_delta_inputs", inputs),

@@ -1,7 +1,7 @@
 //! Sampling of the next token in a program: the processors of [`LogitsProcessors`], Gumbel-max or argmax, and the log-probability of the
 //! chosen token.
 //!
-//! Legend: B rows, V vocabulary.
+//! Legend: B rows, V vocabulary, which may be padded on a mesh; the logits of padding are -inf.
 
 use super::threefry::gumbel_values;
 use crate::decoder::{Axis, Broadcast, Split};
@@ -71,7 +71,7 @@ impl SamplerValues {
 
 /// The chosen tokens.
 pub(crate) struct Chosen {
-    /// Token ids `[B]`, i32; V where the scores are NaN.
+    /// Token ids `[B]`, i32; an id outside the vocabulary where the scores are NaN.
     pub(crate) ids: Value,
     /// Log-probabilities `[B]`, f32; not finite where the scores are not finite.
     pub(crate) logps: Value,
@@ -117,10 +117,11 @@ fn kept_bits(scores: &Value) -> Value {
 
 impl Sampler {
     /// Chooses a token for every row of `logits` `[B, V]`, f32. `keys` `[B, 2]` and `positions` `[B]` determine the random numbers; `seen`
-    /// `[B, V]` marks the tokens that the repetition penalty applies to. `split` shards the vocabulary.
+    /// `[B, V]` marks the tokens that the repetition penalty applies to. `split` shards the vocabulary of `vocab` tokens.
     pub(crate) fn choose(
         self,
         split: &Split,
+        vocab: usize,
         logits: &Value,
         arguments: &SamplerValues,
         keys: &Value,
@@ -130,7 +131,10 @@ impl Sampler {
         let scores = self.scores(logits, arguments, seen);
         let noisy = match self.greedy {
             true => scores.clone(),
-            false => &scores + gumbel_values(keys, positions, logits.shape()[1], split.parts(Axis::Vocab) > 1),
+            false => {
+                let sharded_columns = (split.parts(Axis::Vocab) > 1).then_some(logits.shape()[1]);
+                &scores + gumbel_values(keys, positions, vocab, sharded_columns)
+            }
         };
         // The second reduction picks the smallest id among equal maxima. If a score is NaN, the maximum is NaN, and no score equals it.
         let tokens = tokens(logits);
@@ -277,7 +281,7 @@ mod tests {
         let positions = f.splat(i64::from(position), TensorType::new(Dtype::I32, [rows]));
         let marks: Vec<bool> = (0..rows * vocab).map(|i| seen.contains(&((i % vocab) as u32))).collect();
         let marks = f.dense(marks, TensorType::new(Dtype::Pred, [rows, vocab]));
-        let chosen = sampler.choose(&Split::default(), &values, &arguments, &keys, &positions, Some(&marks));
+        let chosen = sampler.choose(&Split::default(), vocab, &values, &arguments, &keys, &positions, Some(&marks));
         let scores = sampler.scores(&values, &arguments, Some(&marks));
         let results = [("ids", &chosen.ids), ("logps", &chosen.logps), ("scores", &scores)];
         let module = f.finish("sample", &results).unwrap();

@@ -1,7 +1,7 @@
 //! Assignment of samples to slots.
 
 use super::routed;
-use super::sampling::{kept_tokens, mask_words};
+use super::sampling::kept_tokens;
 use super::state::State;
 use crate::DeviceTensor;
 use crate::error::{Error, Result};
@@ -242,7 +242,8 @@ impl<'a> Slots<'a> {
 
     /// Appends the sampling masks of the tokens that a call has added, from its words `[B, tokens_per_call, W]`.
     fn record_masks(&mut self, counts: &[i32], words: &[u32], tokens_per_call: usize) {
-        let (width, mut kept) = (mask_words(self.vocab), Vec::new());
+        // Words of a padded vocabulary, whose last bits are zero.
+        let (width, mut kept) = ((words.len() / (self.slots.len() * tokens_per_call).max(1)).max(1), Vec::new());
         for (slot, number, added) in self.added(counts, tokens_per_call) {
             let of_slot = words[slot * tokens_per_call * width..].chunks(width).take(added);
             for words in of_slot {

@@ -1,6 +1,6 @@
 //! The state that the programs of a rollout pass on.
 //!
-//! Legend: L layers of a cache, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
+//! Legend: L layers of a cache, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary with padding.
 
 use super::cache::{CachedLayers, Columns};
 use super::layers::Window;
@@ -96,7 +96,7 @@ impl Shape {
             count: value("count", row(Dtype::I32), &ROWS),
             ended: value("ended", row(Dtype::Pred), &ROWS),
             random: value("random", table(Dtype::U32, 2), &TABLE),
-            seen: seen.then(|| value("seen", table(Dtype::Pred, config.vocab_size), &TABLE)),
+            seen: seen.then(|| value("seen", table(Dtype::Pred, decoder.logit_columns()), &TABLE)),
             delta: DeltaStates::types(config, slots, compute).map(|[inputs, memory]| DeltaStates {
                 inputs: value("delta_inputs", inputs, &DELTA),
                 memory: value("delta_memory", memory, &DELTA),

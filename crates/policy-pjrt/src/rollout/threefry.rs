@@ -117,22 +117,23 @@ const BELOW_ONE: f32 = 1.0 - HIGH;
 /// Returns standard Gumbel noise `[B, V]`, f32, for tokens at `positions` `[B]`, i32, of the completions of samples with `keys` `[B, 2]`,
 /// u32. The argmax of scores plus noise is a sample from the softmax of the scores.
 ///
-/// With `is_sharded`, words are computed from the counter of every token, so that a device makes the noise of its shard of the vocabulary.
-/// Otherwise every counter is computed once, and its two words are the noise of two tokens; on a mesh these would have to be exchanged.
-pub(crate) fn gumbel_values(keys: &Value, positions: &Value, vocab: usize, is_sharded: bool) -> Value {
+/// With `sharded_columns`, words are computed from the counter of every column, so that a device makes the noise of its shard of the vocabulary,
+/// which may be padded to this number of columns. Otherwise every counter is computed once, and its two words are the noise of two tokens; on a
+/// mesh these would have to be exchanged.
+pub(crate) fn gumbel_values(keys: &Value, positions: &Value, vocab: usize, sharded_columns: Option<usize>) -> Value {
     let (builder, rows, counters) = (keys.builder(), keys.shape()[0], counters(vocab));
-    let ty = TensorType::new(Dtype::U32, [rows, if is_sharded { vocab } else { counters }]);
+    let ty = TensorType::new(Dtype::U32, [rows, sharded_columns.unwrap_or(counters)]);
     let wide = |of_rows: &Value| of_rows.broadcast_in_dim(&ty.shape, &[0]);
     let key = |word: usize| wide(&keys.slice(&[0, word], &[rows, word + 1]).reshape(&[rows]));
     let words = |counter| threefry2x32([key(0), key(1)], [wide(&positions.convert(Dtype::U32)), counter]);
     let index = builder.iota(1, ty.clone());
-    let bits = match is_sharded {
-        true => {
+    let bits = match sharded_columns {
+        Some(_) => {
             let is_first = index.lt(&index.like(counters as i64));
             let [first, second] = words(is_first.select(&index, &(&index - index.like(counters as i64))));
             is_first.select(&first, &second)
         }
-        false => builder.concatenate(&words(index).each_ref(), 1).slice(&[0, 0], &[rows, vocab]),
+        None => builder.concatenate(&words(index).each_ref(), 1).slice(&[0, 0], &[rows, vocab]),
     };
     // Both parts are below 2^24 and so exact in f32; i32 converts faster than u32.
     let number = |bits: Value| bits.convert(Dtype::I32).convert(Dtype::F32);
@@ -180,7 +181,7 @@ mod tests {
             let f = stablehlo::Builder::new();
             let keys = f.dense([3, 4, 5, 6], TensorType::new(Dtype::U32, [2, 2]));
             let positions = f.dense([7, 8], TensorType::new(Dtype::I32, [2]));
-            let [whole, sharded] = [false, true].map(|is_sharded| gumbel_values(&keys, &positions, vocab, is_sharded));
+            let [whole, sharded] = [None, Some(vocab)].map(|columns| gumbel_values(&keys, &positions, vocab, columns));
             let module = f.finish("noise", &[("whole", &whole), ("sharded", &sharded)]).unwrap();
             let noise = module.interpret(&[]).unwrap();
             assert_eq!(noise[0].to_floats(), noise[1].to_floats());

@@ -1,7 +1,7 @@
 //! Export of weights with merged adapters.
 
-use super::DeviceWeights;
 use super::moves::{Position, position as place_of};
+use super::{DeviceWeights, remove_padding};
 use crate::Argument;
 use crate::decoder::{Decoder, Dims, Matrix, Parameter, ParameterId, Role, Split, layer_at};
 use crate::error::Result;
@@ -29,7 +29,9 @@ impl DeviceWeights {
                     programs.get(&self.runtime, id, |_| module(decoder, parts, self.storage, self.runtime.split()))?;
                 let mut arguments = [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
                 arguments.extend(place_of(&self.runtime, parts[0], index)?.into_iter().map(Argument::from));
-                self.runtime.read(&program.run_one(arguments)?, name)
+                let mut values = self.runtime.read(&program.run_one(arguments)?, name)?;
+                remove_padding(&mut values, parts[0]);
+                Ok(values)
             };
         for (at, parameter) in self.table.iter().enumerate().filter(|(_, p)| p.role.is_of_model()) {
             let adapter = Matrix::adapting(parameter.role).and_then(|matrix| adapter_of(matrix, parameter.number));
@@ -41,13 +43,13 @@ impl DeviceWeights {
                     None => reader.read(at, index, &name)?,
                     Some(adapter) => merge(parameter.id(), at, adapter, index, &name)?,
                 };
-                let shape = parameter.tensor_shape().to_vec();
+                let shape = parameter.file_shape();
                 sink.tensor(NamedTensor { name, shape, data })?;
             }
         }
         let tied = position((Role::EmbedTokens, 0)).filter(|_| position((Role::LmHead, 0)).is_none());
         if let Some((at, adapter)) = tied.zip(adapter_of(Matrix::LmHead, 0)) {
-            let (name, shape) = ("lm_head.weight", self.table[at].tensor_shape().to_vec());
+            let (name, shape) = ("lm_head.weight", self.table[at].file_shape());
             let data = merge((Role::LmHead, 0), at, adapter, 0, name)?;
             sink.tensor(NamedTensor { name: name.to_owned(), shape, data })?;
         }

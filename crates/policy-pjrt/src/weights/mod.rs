@@ -6,7 +6,7 @@ mod reshard;
 
 pub use reshard::common_refinement;
 
-use crate::decoder::{Axis, Format, Parameter, Role, check_quantization, parameters, quantized_parameters, words};
+use crate::decoder::{Format, Parameter, Role, check_quantization, parameters, quantized_parameters, words};
 use crate::error::{Error, Result};
 use crate::program::Programs;
 use crate::runtime::Runtime;
@@ -15,6 +15,7 @@ use crate::{Argument, DeviceTensor};
 use half::{bf16, f16};
 use models::{MemoryTable, ModelConfig, NamedTensor, Quantization, WeightTensor, Weights};
 use moves::{Move, Step, position};
+use pjrt::Element;
 use policy::{TensorSink, TensorSource};
 use stablehlo::Dtype;
 use std::collections::HashMap;
@@ -26,8 +27,8 @@ use std::sync::Arc;
 /// The model's matrices are f32 or bf16, its norms and biases always f32. A model that is trained with bf16 products also has the low 16
 /// bits of each f32 weight as remainders, which no program of the decoder reads.
 ///
-/// Tensors are uploaded and downloaded one by one. Uploads read from the memory-mapped files, so the host holds no copy; a download holds
-/// one tensor at a time. Clones share the buffers.
+/// Tensors are uploaded and downloaded one by one. Uploads read from the memory-mapped files, so the host holds no copy, except of a tensor with a
+/// padded vocabulary; a download holds one tensor at a time. Clones share the buffers.
 #[derive(Clone, Debug)]
 pub struct DeviceWeights {
     runtime: Runtime,
@@ -64,24 +65,23 @@ impl DeviceWeights {
         let mut scales: HashMap<String, Vec<f32>> = HashMap::new();
         Self::build(runtime, quantized_parameters(config, quantization), storage, |name, parameter| {
             let tensor = weights.tensor(name)?;
-            let (shape, axes) = (parameter.tensor_shape(), parameter.tensor_axes());
             match parameter.format {
                 Format::Values => {
                     tensor.check_finite()?;
-                    upload_stored(runtime, &tensor, axes)
+                    upload_stored(runtime, &tensor, parameter)
                 }
                 Format::Codes(quantization) => {
                     tensor.check_finite()?;
                     let matrix = tensor.quantized(quantization)?;
                     scales.insert(name.to_owned(), matrix.scales().to_vec());
-                    Ok((runtime.upload_sharded(&words(&matrix), shape, axes)?, Dtype::U32))
+                    Ok((upload(runtime, &words(&matrix), parameter)?, Dtype::U32))
                 }
                 Format::Scales(quantization) => {
                     let scales = match scales.remove(name) {
                         Some(scales) => scales,
                         None => tensor.quantized(quantization)?.scales().to_vec(),
                     };
-                    Ok((runtime.upload_sharded(&scales, shape, axes)?, Dtype::F32))
+                    Ok((upload(runtime, &scales, parameter)?, Dtype::F32))
                 }
             }
         })
@@ -126,22 +126,23 @@ impl DeviceWeights {
             if values.len() != shape.iter().product::<usize>() {
                 return Err(wrong(format!("{} values", values.len())).into());
             }
-            let (shape, axes) = (parameter.tensor_shape(), parameter.tensor_axes());
             if storage == Storage::Plain(Dtype::U8) {
                 let codes = policy::moment_codes(&name, &values)?;
-                return Ok((runtime.upload_sharded(&codes, shape, axes)?, Dtype::U8));
+                return Ok((upload(runtime, &codes, parameter)?, Dtype::U8));
             }
-            Ok((runtime.upload_sharded(&values, shape, axes)?, Dtype::F32))
+            Ok((upload(runtime, &values, parameter)?, Dtype::F32))
         })
     }
 
-    /// Creates the parameters of `table`; `upload` copies the Hugging Face tensor of a name to the devices, sharded like the parameter.
+    /// Creates the parameters of `table`, with the padding of the runtime's mesh; `upload` copies the Hugging Face tensor of a name to the devices,
+    /// sharded like the parameter.
     fn build(
         runtime: &Runtime,
         table: Vec<Parameter>,
         storage: Storage,
         mut upload: impl FnMut(&str, &Parameter) -> Result<(DeviceTensor, Dtype)>,
     ) -> Result<Self> {
+        let table = runtime.split().padded(table);
         runtime.split().check_parameters(&table)?;
         let mut needed = MemoryTable::new();
         let bytes = |p: &Parameter| storage.of(p).bytes() * runtime.split().elements_of(p);
@@ -336,8 +337,15 @@ impl Reader<'_> {
         };
         let program = Move::program(&mut self.programs, runtime, parameter, step)?;
         arguments.extend(position(runtime, parameter, tensor)?.into_iter().map(Argument::from));
-        runtime.read(&program.run_one(arguments)?, name)
+        let mut values = runtime.read(&program.run_one(arguments)?, name)?;
+        remove_padding(&mut values, parameter);
+        Ok(values)
     }
+}
+
+/// Removes the padding behind the values of a tensor of this parameter.
+fn remove_padding(values: &mut Vec<f32>, parameter: &Parameter) {
+    values.truncate(parameter.file_shape().iter().product());
 }
 
 /// Returns the storage of weights in this dtype.
@@ -348,9 +356,20 @@ fn plain(dtype: Dtype) -> Result<Storage> {
     }
 }
 
-/// Copies a tensor of a mapped file with these logical axes to the devices in its dtype.
-fn upload_stored(runtime: &Runtime, tensor: &WeightTensor<'_>, axes: &[Axis]) -> Result<(DeviceTensor, Dtype)> {
-    let copy = Copying { runtime, tensor, axes };
+/// Copies a tensor of this parameter to the devices, with padding.
+fn upload<T: Element + Default>(runtime: &Runtime, values: &[T], parameter: &Parameter) -> Result<DeviceTensor> {
+    let (shape, axes) = (parameter.tensor_shape(), parameter.tensor_axes());
+    if parameter.padding == 0 {
+        return runtime.upload_sharded(values, shape, axes);
+    }
+    let mut padded = values.to_vec();
+    padded.resize(shape.iter().product(), T::default());
+    runtime.upload_sharded(&padded, shape, axes)
+}
+
+/// Copies a tensor of a mapped file to the devices in its dtype.
+fn upload_stored(runtime: &Runtime, tensor: &WeightTensor<'_>, parameter: &Parameter) -> Result<(DeviceTensor, Dtype)> {
+    let copy = Copying { runtime, tensor, parameter };
     Ok(match tensor.dtype() {
         models::Dtype::F32 => (copy.as_elements::<f32>()?, Dtype::F32),
         models::Dtype::Bf16 => (copy.as_elements::<bf16>()?, Dtype::Bf16),
@@ -362,19 +381,16 @@ fn upload_stored(runtime: &Runtime, tensor: &WeightTensor<'_>, axes: &[Axis]) ->
 struct Copying<'a> {
     runtime: &'a Runtime,
     tensor: &'a WeightTensor<'a>,
-    axes: &'a [Axis],
+    parameter: &'a Parameter,
 }
 
 impl Copying<'_> {
-    fn as_elements<T: pjrt::Element + bytemuck::Pod>(&self) -> Result<DeviceTensor> {
-        let Self { runtime, tensor, axes } = self;
+    fn as_elements<T: Element + Default + bytemuck::Pod>(&self) -> Result<DeviceTensor> {
+        let Self { runtime, tensor, parameter } = self;
         // Files align tensors to at most 8 bytes, and only by convention; unaligned tensors are copied first.
         match bytemuck::try_cast_slice::<u8, T>(tensor.bytes()) {
-            Ok(values) if cfg!(target_endian = "little") => runtime.upload_sharded(values, tensor.shape(), axes),
-            _ => {
-                let values = bytemuck::pod_collect_to_vec::<u8, T>(tensor.bytes());
-                runtime.upload_sharded(&values, tensor.shape(), axes)
-            }
+            Ok(values) if cfg!(target_endian = "little") => upload(runtime, values, parameter),
+            _ => upload(runtime, &bytemuck::pod_collect_to_vec::<u8, T>(tensor.bytes()), parameter),
         }
     }
 }

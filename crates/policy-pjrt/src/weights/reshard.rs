@@ -1,7 +1,7 @@
 //! Weights on another mesh of the same devices.
 
 use super::DeviceWeights;
-use crate::decoder::{Parameter, Split};
+use crate::decoder::{Parameter, Split, zeros};
 use crate::error::{Error, Result};
 use crate::program::{Programs, unnamed};
 use crate::runtime::Runtime;
@@ -24,15 +24,16 @@ impl DeviceWeights {
         let mesh = common_refinement(old.mesh(), new.mesh())?;
         let program = programs.get(&self.runtime, (), |()| module(&self, [from, into], &mesh))?;
         let moved = program.run(self.arguments())?;
+        let table = into.padded(self.table);
         // Every program compares the layouts of its arguments, which is fast if both name the same mesh.
         let layout = |p: &Parameter| Layout::new(&p.shape, into.sharding(&p.axes).as_ref());
-        let moved = moved.into_iter().zip(&self.table).map(|(tensor, p)| Arc::new(tensor.with_layout(layout(p))));
+        let moved = moved.into_iter().zip(&table).map(|(tensor, p)| Arc::new(tensor.with_layout(layout(p))));
         let moved: Vec<Arc<DeviceTensor>> = moved.collect();
-        Ok(Self::of_tensors(to, self.table.clone(), self.storage, moved))
+        Ok(Self::of_tensors(to, table, self.storage, moved))
     }
 }
 
-/// Builds the program from weights to the same weights. Arguments are sharded by the first rules, results by the second.
+/// Builds the program from weights to the same weights. Arguments are sharded and padded by the first rules, results by the second.
 fn module(weights: &DeviceWeights, [from, into]: [&Split; 2], mesh: &Mesh) -> Result<Module> {
     let f = Builder::new();
     let argument = |p: &Parameter| {
@@ -47,7 +48,23 @@ fn module(weights: &DeviceWeights, [from, into]: [&Split; 2], mesh: &Mesh) -> Re
         f.shard(value, &old);
         f.shard_result(i, &new);
     }
-    crate::program::finish(f.clone(), "reshard", unnamed(&values))
+    let results = values.iter().zip(&weights.table).zip(into.padded(weights.table.clone()));
+    let results: Vec<Value> = results.map(|((value, from), into)| with_padding(value, from, &into)).collect();
+    crate::program::finish(f.clone(), "reshard", unnamed(&results))
+}
+
+/// Returns a parameter with the padding of `into`.
+fn with_padding(value: &Value, from: &Parameter, into: &Parameter) -> Value {
+    let ([none, mut more], zero) =
+        ([(); 2].map(|()| vec![0; value.shape().len()]), zeros(&value.builder(), value.dtype(), &[]));
+    match into.padding.checked_sub(from.padding) {
+        Some(0) => value.clone(),
+        Some(rows) => {
+            more[from.stacked()] = rows;
+            value.pad(&zero, &none, &more)
+        }
+        None => value.slice(&none, &into.shape),
+    }
 }
 
 /// Returns the mesh of the same devices, in the same order, of whose axes the axes of both meshes are products. Weights move from one

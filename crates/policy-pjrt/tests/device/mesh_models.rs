@@ -33,11 +33,13 @@ pub(crate) enum Model {
     GatedDeltaNets,
     /// Like Gemma 4.
     OtherHeads,
+    /// A vocabulary that is padded, and a head of its own.
+    OddVocab,
 }
 
 impl Model {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Dense, Self::Qwen3Moe, Self::GptOss, Self::GatedDeltaNets, Self::OtherHeads];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Dense, Self::Qwen3Moe, Self::GptOss, Self::GatedDeltaNets, Self::OtherHeads, Self::OddVocab];
 
     pub(crate) fn config(self) -> ModelConfig {
         match self {
@@ -46,6 +48,7 @@ impl Model {
             Self::GptOss => with_experts()[1].clone(),
             Self::GatedDeltaNets => with_gated_delta_nets(),
             Self::OtherHeads => with_other_heads(),
+            Self::OddVocab => ModelConfig { vocab_size: 53, tie_word_embeddings: false, ..config() },
         }
     }
 
@@ -56,7 +59,7 @@ impl Model {
     /// Returns the allowed difference from one device.
     pub(crate) fn bound(self) -> f32 {
         match self {
-            Self::Dense => SAME,
+            Self::Dense | Self::OddVocab => SAME,
             Self::Qwen3Moe | Self::GptOss => EXPERTS,
             Self::GatedDeltaNets => DELTA_NETS,
             Self::OtherHeads => OTHER_HEADS,
@@ -76,6 +79,8 @@ impl Model {
 #[case::gated_delta_nets(Model::GatedDeltaNets)]
 #[ignore = "GRPO_TESTS=all"]
 #[case::other_heads(Model::OtherHeads)]
+#[ignore = "GRPO_TESTS=all"]
+#[case::odd_vocab(Model::OddVocab)]
 fn two_exchanged_shards_of_any_tensor_exceed_the_bounds(#[case] model: Model) {
     let (config, bound) = (model.config(), model.bound());
     let mut policy =

@@ -6,7 +6,7 @@ use crate::mesh_models::{Model, of_experts};
 use crate::mesh_support::{eight, loss, rules, with_moved_adapters};
 use crate::mesh_training::{assert_within, train, train_beside};
 use crate::support::{assert_close, runtime};
-use models::LoraConfig;
+use models::{LoraConfig, TargetModules};
 use policy_pjrt::decoder::{Axis, ExpertProducts};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use std::collections::BTreeSet;
@@ -81,6 +81,10 @@ rows! {
     other_heads: Row { rollout: Some([4, 1, 2]), ..row(Model::OtherHeads, Trained::Model, [2, 4, 1]) },
     #[ignore = "GRPO_TESTS=all: one row of a table"]
     other_heads_adapters: row(Model::OtherHeads, AdaptersOfLayers, [1, 1, 2]),
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    odd_vocab: Row { rollout: Some([4, 1, 2]), ..row(Model::OddVocab, Trained::Model, [1, 8, 1]) },
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    odd_vocab_adapters: row(Model::OddVocab, AdaptersOfLayers, [4, 1, 2]),
 }
 
 /// Compares the training of a row with one device.
@@ -120,6 +124,10 @@ impl Row {
         let lora_alpha = if self.model == Model::Dense { 32.0 } else { 2.0 };
         match self.trained {
             Trained::Model => None,
+            AdaptersOfLayers if self.model == Model::OddVocab => {
+                let target_modules = TargetModules::Names(["q_proj", "lm_head"].map(String::from).to_vec());
+                Some(LoraConfig { r: 2, lora_alpha, target_modules, ..LoraConfig::default() })
+            }
             AdaptersOfLayers => Some(LoraConfig { r: 2, lora_alpha, ..LoraConfig::default() }),
             AdaptersOfExperts => Some(of_experts()),
         }

@@ -44,6 +44,9 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// The logical axis of each dimension.
     pub axes: Vec<Axis>,
+    /// The number of rows at the end of each tensor that files do not have: zeros on the devices of a mesh that does not divide the vocabulary
+    /// ([`AxisRules::padded`](crate::decoder::AxisRules::padded)).
+    pub padding: usize,
     /// The contents of its tensors.
     pub format: Format,
     /// The short name.
@@ -109,9 +112,9 @@ impl Parameter {
         }
     }
 
-    /// Returns the number of weights.
+    /// Returns the number of weights, without padding.
     pub fn count(&self) -> usize {
-        self.tensor_count() * self.tensor_shape().iter().product::<usize>()
+        self.tensor_count() * self.file_shape().iter().product::<usize>()
     }
 
     /// Returns `true` if its tensors are matrices; norms and biases are vectors.
@@ -135,14 +138,17 @@ impl Parameter {
         &self.shape[self.stacked..]
     }
 
-    /// Returns the shape of one of its tensors in files. It differs for adapters of experts: PEFT's A `[E r, I]` and B `[O, r E]` have the ranks
-    /// of all experts in one dimension, in the same order of values.
+    /// Returns the shape of one of its tensors in files, which have no padding. It also differs for adapters of experts: PEFT's A `[E r, I]` and B
+    /// `[O, r E]` have the ranks of all experts in one dimension, in the same order of values.
     pub fn file_shape(&self) -> Vec<usize> {
-        let shape = self.tensor_shape();
+        let mut shape = self.tensor_shape().to_vec();
+        if let Some(rows) = shape.first_mut() {
+            *rows -= self.padding;
+        }
         let (before, rest) = shape.split_at(self.joined().unwrap_or(shape.len()).min(shape.len()));
         match rest {
             [rank, experts, rest @ ..] => [before, &[rank * experts], rest].concat(),
-            _ => shape.to_vec(),
+            _ => shape,
         }
     }
 

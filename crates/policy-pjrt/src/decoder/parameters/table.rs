@@ -139,7 +139,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
                 (_, axis) => *axis,
             });
             let (axes, format) = (axes.collect(), Format::Values);
-            Parameter { role, number, layers, shape, axes, format, path, names, stacked }
+            Parameter { role, number, layers, shape, axes, padding: 0, format, path, names, stacked }
         };
         stacks.into_iter().enumerate().map(parameter).collect::<Vec<_>>()
     };
@@ -152,7 +152,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
                 let shape = axes.iter().map(|axis| size(role, axis, plain)).collect();
                 let (path, names) = (path.to_owned(), Names::Listed(vec![(0, path.to_owned())]));
                 let (axes, layers, format) = (axes.to_vec(), Vec::new(), Format::Values);
-                vec![Parameter { role, number: 0, layers, shape, axes, format, path, names, stacked: 0 }]
+                vec![Parameter { role, number: 0, layers, shape, axes, padding: 0, format, path, names, stacked: 0 }]
             }
         })
         .collect()

@@ -55,6 +55,8 @@ pub(crate) enum MomentFormat {
         blocks: MomentBlocks,
         /// Shape of the scales.
         scales: Vec<usize>,
+        /// Number of scales, or of rows of scales, behind those in files.
+        padding: usize,
         /// Logical axes of the scales.
         axes: Vec<Axis>,
         /// Number of values of a group.
@@ -65,7 +67,10 @@ pub(crate) enum MomentFormat {
 impl MomentFormat {
     /// Returns the format of the moments of `parameter`.
     pub(crate) fn of(parameter: &Parameter, optimizer: OptimizerName, split: &Split) -> Self {
-        let Some(blocks) = MomentBlocks::of(optimizer, &parameter.file_shape()) else { return Self::Single };
+        let Some(in_file) = MomentBlocks::of(optimizer, &parameter.file_shape()) else { return Self::Single };
+        // Padding follows the values of the last row: the blocks before it are those of the file.
+        let padded = MomentBlocks::of(optimizer, parameter.tensor_shape()).filter(|_| parameter.padding > 0);
+        let blocks = padded.unwrap_or(in_file);
         // The dimensions before the row, the stack's included.
         let leading = parameter.stacked() + parameter.dimensions_of(blocks.leading());
         let shard = split.shard_of(parameter);
@@ -73,11 +78,13 @@ impl MomentFormat {
         // Rows of several dimensions are contiguous in a shard if only the first one is sharded.
         let is_contiguous = shard[leading + 1..] == parameter.shape[leading + 1..];
         let is_even = is_contiguous && of_row.is_multiple_of(MOMENT_BLOCK);
-        let last = if is_even { parameter.axes[leading] } else { Axis::Blocks };
+        let is_padded = leading == 0 && parameter.padding > 0;
+        let last = if is_even && !is_padded { parameter.axes[leading] } else { Axis::Blocks };
         let axes = parameter.axes[..leading].iter().copied().chain([last]).collect();
         let scales = parameter.shape[..leading].iter().copied().chain([blocks.per_row()]).collect();
+        let padding = if is_padded { blocks.per_row() - in_file.per_row() } else { parameter.padding };
         let group = if is_contiguous { greatest_common_divisor(MOMENT_BLOCK, of_row) } else { 1 };
-        Self::EightBit { blocks, scales, axes, group }
+        Self::EightBit { blocks, scales, padding, axes, group }
     }
 
     /// Returns the tensors of a moment of `parameter`.
@@ -85,10 +92,11 @@ impl MomentFormat {
         let tensor = |parameter, kind| MomentTensor { parameter, kind };
         match self {
             Self::Single => vec![tensor(parameter.clone(), MomentKind::Single)],
-            Self::EightBit { scales, axes, .. } => vec![
-                tensor(parameter.clone(), MomentKind::Codes),
-                tensor(parameter.with_shape(scales.clone(), axes.clone()), MomentKind::Scales),
-            ],
+            Self::EightBit { scales, padding, axes, .. } => {
+                let mut of_scales = parameter.with_shape(scales.clone(), axes.clone());
+                of_scales.padding = *padding;
+                vec![tensor(parameter.clone(), MomentKind::Codes), tensor(of_scales, MomentKind::Scales)]
+            }
         }
     }
 
@@ -292,14 +300,17 @@ mod tests {
     fn blocks_are_quantised_as_on_the_host() {
         let table = parameters(&ModelConfig::default());
         let of = |shape: &[usize], axes: &[Axis]| table[0].with_shape(shape.to_vec(), axes.to_vec());
-        let mesh = Mesh::new("mesh", [("fsdp", 4)]).unwrap();
+        let rules = AxisRules::new(&Mesh::new("mesh", [("fsdp", 4)]).unwrap());
         let dense = [
             (of(&[20, 300], &[Axis::Heads, Axis::Embed]), Split::default()),
             (of(&[2, 20, 300], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
             (of(&[2, 66, 64], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
             (of(&[4101], &[Axis::Embed]), Split::default()),
             (of(&[2, 8, 1024], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
-            (of(&[20, 300], &[Axis::Heads, Axis::Embed]), Split::of(AxisRules::new(&mesh))),
+            (of(&[20, 300], &[Axis::Heads, Axis::Embed]), Split::of(rules.clone())),
+            // Padded to 72 rows, in 18 blocks, and to 20 rows.
+            (rules.padded(of(&[69, 64], &[Axis::Vocab, Axis::Embed])), Split::of(rules.clone())),
+            (rules.padded(of(&[17, 300], &[Axis::Vocab, Axis::Embed])), Split::of(rules.clone())),
         ];
         // A and B of experts, whose ranks are a dimension of their own: rows of A with fewer and with more values than a block.
         let of_experts = [(64, 300, 2), (320, 8, 3)].into_iter().flat_map(|(hidden_size, num_experts, r)| {
@@ -327,6 +338,7 @@ mod tests {
             }
             moments[3] = 100.0;
             moments[blocks.row() - 3..blocks.row()].fill(0.0);
+            moments[count - parameter.padding * parameter.shape[1..].iter().product::<usize>()..].fill(0.0);
             moments[..2].fill(0.0);
             let f = Builder::new();
             let argument = f.argument("moments", TensorType::new(Dtype::F32, &parameter.shape[..]));

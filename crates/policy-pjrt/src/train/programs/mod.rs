@@ -160,7 +160,8 @@ impl TrainPrograms {
         // dtype of their operands.
         let numerics = Numerics { logits: dtype, dlogits: dtype, ..Numerics::default() };
         let (mesh, pass, build) = (MeshShape::default(), Pass::Gradient, Spec::program);
-        Ok(Variant { request, numerics, mosaic: None, mesh, pass, build }.spec()?)
+        let vocab_padding = self.decoder.logit_columns() - vocab;
+        Ok(Spec { vocab_padding, ..Variant { request, numerics, mosaic: None, mesh, pass, build }.spec()? })
     }
 
     /// Returns the specification of the loss head of a program of `shape`.
