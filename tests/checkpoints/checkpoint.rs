@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-pub(crate) const ALL: [&str; 33] = [
+pub(crate) const ALL: [&str; 34] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
@@ -36,6 +36,7 @@ pub(crate) const ALL: [&str; 33] = [
     "qwen3_moe_fused",
     "qwen3_moe_one",
     "qwen3_moe_idle",
+    "qwen3_moe_sparse_step",
     "gpt_oss",
     "gpt_oss_mxfp4",
     "gemma4",
@@ -53,7 +54,8 @@ pub(crate) fn has_no_gradient(checkpoint: &str, parameter: &str) -> bool {
 }
 
 /// The checkpoints with `router.safetensors`.
-pub(crate) const ROUTERS: [&str; 5] = ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss"];
+pub(crate) const ROUTERS: [&str; 6] =
+    ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "qwen3_moe_sparse_step", "gpt_oss"];
 
 /// Returns `true` for the factors of layers, which are never trained.
 pub(crate) fn is_constant(parameter: &str) -> bool {

@@ -121,9 +121,12 @@ CHECKPOINTS = {
     # tokens, and of one token.
     "qwen3_5": ("qwen3_5", DELTA_NET | {"num_hidden_layers": 5}, "float32", 5, [70, 64, 1, 9], None),
     "qwen3_bias": ("qwen3", SMALL | {"head_dim": 6, "num_hidden_layers": 1, "attention_bias": True}, "float32", 5, [14, 5], None),
+    # Every other layer has experts.
+    "qwen3_moe_sparse_step": ("qwen3_moe", MOE | {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
+                                                  "num_hidden_layers": 5, "decoder_sparse_step": 2}, "float32", 5, [24, 11], None),
 }
 # The checkpoints with expected values of their routers.
-ROUTERS = ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss"]
+ROUTERS = ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss", "qwen3_moe_sparse_step"]
 # Models of images and text: the configuration of the decoder, the rest of config.json, the layout of config.json, and of the names.
 # Names are those of transformers' modules, or those that it writes to files. The towers are as small as the classes allow.
 IMAGES = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}

@@ -407,9 +407,9 @@ impl RunPrograms {
 
     /// Returns the number of weights that are matmul operands, with `count` experts of each layer, or with all if there are fewer.
     fn matmul_parameters_with(&self, count: usize) -> usize {
-        let ModelConfig { experts, hidden_size, num_hidden_layers, .. } = &self.shape;
+        let ModelConfig { experts, hidden_size, .. } = &self.shape;
         let idle = experts.as_ref().map_or(0, |of| {
-            of.num_experts.saturating_sub(count) * 3 * of.moe_intermediate_size * hidden_size * num_hidden_layers
+            of.num_experts.saturating_sub(count) * 3 * of.moe_intermediate_size * hidden_size * self.shape.routers()
         });
         self.sizes.matmul_parameters - idle
     }

@@ -59,7 +59,7 @@ impl BlockSpec {
         };
         Self {
             mixer,
-            has_experts: config.experts.is_some(),
+            has_experts: config.experts.is_some() && !layer.dense_mlp,
             norm_placement: config.norm_placement,
             residual_multiplier: config.residual_multiplier,
             has_scalar: config.layer_scalars,

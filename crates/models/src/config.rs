@@ -27,10 +27,10 @@ pub struct ModelConfig {
     /// H, the width of the residual stream.
     #[default(64)]
     pub hidden_size: usize,
-    /// I, the width of the MLP; a model with `experts` has none of this width.
+    /// I, the width of the MLP; layers with `experts` have none of this width.
     #[default(192)]
     pub intermediate_size: usize,
-    /// The experts of the MLPs; `None` is one MLP in every layer.
+    /// The experts of layers without `dense_mlp`; `None` is one MLP in every layer.
     pub experts: Option<Experts>,
     /// The number of blocks.
     #[default(2)]
@@ -315,6 +315,13 @@ impl ModelConfig {
             "model.fused_projections",
             "false with model.linear_attention",
             "true",
+        )?;
+        check(
+            (self.layers.is_empty() || self.experts.is_none() || self.routers() > 0)
+                && (self.experts.is_some() || !self.layers.iter().any(|layer| layer.dense_mlp)),
+            "model.layers",
+            "dense_mlp in some layers of a model with experts, or in none",
+            format!("{:?} with experts {:?}", self.layers, self.experts),
         )?;
         self.linear_attention.iter().try_for_each(LinearAttention::validate)?;
         self.layers.iter().try_for_each(|layer| self.validate_heads(*layer))?;

@@ -1,6 +1,7 @@
 //! Differences between decoders and between the layers of one decoder, as data.
 
 use crate::config::ModelConfig;
+use crate::experts::Experts;
 use serde::{Deserialize, Serialize};
 
 /// The token mixer of a layer, its attention window, rotary embedding and heads: an entry of [`ModelConfig::layers`].
@@ -32,6 +33,8 @@ pub struct LayerSpec {
     pub num_key_value_heads: Option<usize>,
     /// `true` if the layer has no value projection: values are the keys before their norm and rotary embedding, as in Gemma 4.
     pub keys_are_values: bool,
+    /// `true` if the layer of a model with `experts` has one MLP of `intermediate_size` instead of experts.
+    pub dense_mlp: bool,
 }
 
 /// The attention heads of a layer.
@@ -66,6 +69,7 @@ impl LayerSpec {
         head_dim: None,
         num_key_value_heads: None,
         keys_are_values: false,
+        dense_mlp: false,
     };
 }
 
@@ -157,6 +161,39 @@ impl ModelConfig {
         (0..self.layers.len().clamp(1, self.num_hidden_layers.max(1))).map(|index| self.layer(index)).collect()
     }
 
+    /// Returns the number of first layers that do not repeat, and the number of layers that repeat after them, at least one. The first layers
+    /// have equal specifications.
+    ///
+    /// ```
+    /// use models::{LayerSpec, ModelConfig};
+    ///
+    /// let dense = LayerSpec { dense_mlp: true, ..LayerSpec::default() };
+    /// let layers = vec![dense, dense, LayerSpec::default(), LayerSpec::default(), LayerSpec::default()];
+    /// assert_eq!(ModelConfig { num_hidden_layers: 5, layers, ..ModelConfig::default() }.repetition(), (2, 1));
+    /// ```
+    pub fn repetition(&self) -> (usize, usize) {
+        let layers: Vec<LayerSpec> = (0..self.num_hidden_layers).map(|index| self.layer(index)).collect();
+        let period = self.period().len();
+        let lead = layers.iter().take_while(|layer| Some(*layer) == layers.first()).count();
+        let rest = shortest_period(&layers[lead..]).max(1);
+        if lead < layers.len() && lead + rest < period { (lead, rest) } else { (0, period) }
+    }
+
+    /// Returns the experts of layer `index`; `None` if it has one MLP.
+    pub fn experts_of(&self, index: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|_| !self.layer(index).dense_mlp)
+    }
+
+    /// Returns the number of layers with experts before layer `end`.
+    pub fn routers_before(&self, end: usize) -> usize {
+        (0..end).filter(|index| self.experts_of(*index).is_some()).count()
+    }
+
+    /// Returns the number of layers with experts.
+    pub fn routers(&self) -> usize {
+        self.routers_before(self.num_hidden_layers)
+    }
+
     /// Returns the attention heads of a layer.
     ///
     /// ```
@@ -201,9 +238,13 @@ impl ModelConfig {
 
     /// Returns the shortest list that, repeated, gives these layers; an empty one if all are the default.
     pub(crate) fn shortest(layers: Vec<LayerSpec>) -> Vec<LayerSpec> {
-        let repeats = |length: &usize| layers.iter().enumerate().all(|(i, layer)| *layer == layers[i % length]);
-        let length = (1..=layers.len()).find(repeats).unwrap_or(0);
-        let period = layers[..length].to_vec();
+        let period = layers[..shortest_period(&layers)].to_vec();
         if period == [LayerSpec::default()] { Vec::new() } else { period }
     }
+}
+
+/// Returns the smallest number of first layers that, repeated, give all of them; 0 if there are none.
+fn shortest_period(layers: &[LayerSpec]) -> usize {
+    let repeats = |length: &usize| layers.iter().enumerate().all(|(i, layer)| *layer == layers[i % length]);
+    (1..=layers.len()).find(repeats).unwrap_or(0)
 }

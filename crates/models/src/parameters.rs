@@ -78,7 +78,7 @@ impl ModelConfig {
                 }
                 add(&mut list, format!("{path}.weight"), &[matrix.output, matrix.input]);
             }
-            list.extend(self.experts.iter().flat_map(|experts| experts.parameters(&prefix, hidden)));
+            list.extend(self.experts_of(layer).iter().flat_map(|experts| experts.parameters(&prefix, hidden)));
             list.extend(recurrent.iter().flat_map(|of| of.parameters(&prefix)));
             if self.attention_sinks && recurrent.is_none() {
                 add(&mut list, format!("{prefix}.self_attn.sinks"), &[self.num_attention_heads]);
@@ -106,7 +106,7 @@ impl ModelConfig {
     }
 
     /// Returns the matrices of layer `index`: four of attention, or three if its values are its keys, or five of a Gated DeltaNet, and three
-    /// of the MLP; with `fused_projections` two and two; with `experts` none of the MLP.
+    /// of the MLP; with `fused_projections` two and two; none of the MLP in a layer with experts.
     pub fn layer_matrices(&self, index: usize) -> Vec<LayerMatrix> {
         let (hidden, wide) = (self.hidden_size, self.intermediate_size);
         let layer = self.layer(index);
@@ -132,7 +132,7 @@ impl ModelConfig {
             ],
         };
         matrices.retain(|matrix| !(layer.keys_are_values && matrix.name == "self_attn.v_proj"));
-        if self.experts.is_none() {
+        if self.experts_of(index).is_none() {
             matrices.extend([
                 of("mlp.gate_proj", wide, hidden, false),
                 of("mlp.up_proj", wide, hidden, false),

@@ -269,10 +269,13 @@ impl<'a> CostModel<'a> {
         (rules.padded_vocab(self.shape.vocab_size) / rules.parts(Axis::Vocab)) as f64
     }
 
-    /// Returns the columns of the MLP, or of the MLPs of all experts.
+    /// Returns the columns of the MLP, or of the MLPs of all experts, in the layer with the most.
     fn mlp_columns(&self) -> f64 {
-        let experts = self.shape.experts.as_ref();
-        experts.map_or(self.shape.intermediate_size, |of| of.num_experts * of.moe_intermediate_size) as f64
+        let columns = |layer| match self.shape.experts_of(layer) {
+            Some(of) => of.num_experts * of.moe_intermediate_size,
+            None => self.shape.intermediate_size,
+        };
+        (0..self.shape.num_hidden_layers).map(columns).max().unwrap_or(0) as f64
     }
 
     /// Returns the share of the products of all experts that a device computes for a micro-batch.

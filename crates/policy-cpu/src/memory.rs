@@ -52,7 +52,7 @@ impl StepMemory {
         self.sampling(config, weights, &mut table);
         if let (Some(experts), true) = (&config.experts, self.records_experts) {
             let tokens = product([self.samples as u64, sum([self.prompt as u64, self.completion as u64])]);
-            let of_token = product([config.num_hidden_layers as u64, experts.num_experts_per_tok as u64, 2]);
+            let of_token = product([config.routers() as u64, experts.num_experts_per_tok as u64, 2]);
             // The completions have them in addition to the caches during sampling, and to the sequences of the step during updates.
             table.push("recorded experts (16 bits)", product([2, tokens, of_token]));
         }
@@ -182,7 +182,7 @@ fn matrices(config: &ModelConfig, index: usize) -> Vec<([u64; 2], u64)> {
         Some(of) => vec![([h, projected(of)], 1), ([of.values() as u64, h], 1)],
         None => vec![([h, queries + gates + keys + values], 1), ([queries, h], 1)],
     };
-    let (i, count) = match &config.experts {
+    let (i, count) = match config.experts_of(index) {
         Some(experts) => {
             matrices.push(([h, experts.num_experts as u64], 1));
             (experts.moe_intermediate_size as u64, experts.num_experts as u64)
@@ -201,7 +201,7 @@ fn row_values(config: &ModelConfig) -> u64 {
     let h = config.hidden_size as u64;
     let columns = config.heads_of_layers().map(|heads| [heads.query_columns(), heads.key_columns()].map(|n| n as u64));
     let columns: Vec<_> = columns.map(|[queries, keys]| (queries, queries + 2 * keys)).collect();
-    let (gate_up, i) = match &config.experts {
+    let of_mlp = |index| match config.experts_of(index) {
         Some(experts) => {
             let [top, wide] = [experts.num_experts_per_tok, experts.moe_intermediate_size].map(|n| n as u64);
             // In addition to gate and up: the logits of the router, and the rows of the experts in the pass in progress.
@@ -209,6 +209,8 @@ fn row_values(config: &ModelConfig) -> u64 {
         }
         None => (2 * config.intermediate_size as u64, config.intermediate_size as u64),
     };
+    let mlps = (0..config.num_hidden_layers).map(of_mlp).map(|(gate_up, i)| gate_up + i);
+    let widest_mlp = mlps.clone().max().unwrap_or(0);
     // Values that are normalised or copied are made before queries and keys are normalised.
     let copies = 1 + u64::from(config.qk_norm) + u64::from(config.value_norm);
     let norms = config.norm_placement.names();
@@ -224,8 +226,8 @@ fn row_values(config: &ModelConfig) -> u64 {
     let mixers = columns.iter().map(attention).sum::<u64>() + config.linear_attention_layers() as u64 * of_linear;
     let widest = columns.iter().map(|(_, qkv)| *qkv).max().unwrap_or(0);
     let in_progress = linear.map_or(widest, |of| widest.max(projected(of) + chunk_values(of)));
-    let layer = streams * h + gate_up + i;
-    config.num_hidden_layers as u64 * layer + mixers + 2 * (h + gate_up + i) + 2 * in_progress
+    let layers = mlps.map(|mlp| streams * h + mlp).sum::<u64>();
+    layers + mixers + 2 * (h + widest_mlp) + 2 * in_progress
 }
 
 /// Returns the number of columns of the input projection of a Gated DeltaNet.

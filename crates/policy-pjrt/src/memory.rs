@@ -113,10 +113,12 @@ impl TrainingSizes {
         let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
         // Saved activations: at least the input of every layer; with groups, the input of every group and of the layers of one group.
         // A period of different layers is one iteration of the loop, whose layers are recomputed together.
-        let inputs = match (&options.save, config.period().len()) {
-            (Save::Every(group @ 2..), period) => layers.div_ceil((*group).max(period)) + (*group).max(period),
-            (_, 1) => layers,
-            (_, period) => layers.div_ceil(period) + period,
+        let (lead, period) = config.repetition();
+        let iterations = lead.min(1) + (layers - lead).div_ceil(period);
+        let inputs = match (&options.save, lead.max(period)) {
+            (Save::Every(group @ 2..), longest) => layers.div_ceil((*group).max(longest)) + (*group).max(longest),
+            (_, 1) => iterations,
+            (_, longest) => iterations + longest,
         };
         let carried =
             product(&[inputs, rows, length / split.parts(Axis::Length), config.hidden_size]).saturating_mul(operand);
@@ -133,7 +135,7 @@ impl TrainingSizes {
             table.push_in("micro-batches", "sampling masks", of_mask(tokens));
         }
         if let Some(experts) = config.experts.as_ref().filter(|_| self.micro_batch.routed_experts) {
-            let ids = product(&[layers, rows, length, experts.num_experts_per_tok]);
+            let ids = product(&[config.routers(), rows, length, experts.num_experts_per_tok]);
             table.push_in("micro-batches", "recorded experts", ids.saturating_mul(single));
         }
         let of_vocab = split.padded_vocab(vocab) / split.parts(Axis::Vocab);
@@ -173,7 +175,7 @@ impl TrainingSizes {
             table.push_in("sampling", "sampling masks of a call", of_mask(slots * options.rollout.tokens_per_call));
         }
         if let Some(experts) = config.experts.as_ref().filter(|_| self.micro_batch.routed_experts) {
-            let ids = product(&[slots, options.rollout.tokens_per_call, layers, experts.num_experts_per_tok]);
+            let ids = product(&[slots, options.rollout.tokens_per_call, config.routers(), experts.num_experts_per_tok]);
             table.push_in("sampling", "recorded experts of a call", ids.saturating_mul(single));
         }
         let of_vocab = of_rollout.padded_vocab(vocab) / of_rollout.parts(Axis::Vocab);

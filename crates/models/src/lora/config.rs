@@ -283,7 +283,7 @@ impl LoraConfig {
         let adapted = self.resolve_parameters(model)?;
         let of_layer = |matrix: &AdaptedMatrix| matrix.name.splitn(4, '.').nth(3).unwrap_or_default().to_owned();
         let short: BTreeSet<String> = adapted.iter().map(of_layer).collect();
-        let is_same = short.len() * model.num_hidden_layers == adapted.len();
+        let is_same = short.len() * model.routers() == adapted.len();
         Ok(if is_same { short.into_iter().collect() } else { adapted.into_iter().map(|matrix| matrix.name).collect() })
     }
 
@@ -352,7 +352,7 @@ fn expert_parameters(model: &ModelConfig) -> Vec<AdaptedMatrix> {
             experts: Some(AdaptedExperts { count: experts.num_experts, is_inner: false }),
         })
     };
-    (0..model.num_hidden_layers).flat_map(of_layer).collect()
+    (0..model.num_hidden_layers).filter(|layer| model.experts_of(*layer).is_some()).flat_map(of_layer).collect()
 }
 
 /// Returns the layer of a module; `None` for the head.
@@ -376,7 +376,7 @@ fn other_modules(model: &ModelConfig) -> Vec<String> {
         if recurrent {
             names.extend(["conv1d", "norm"].map(|module| format!("{prefix}.linear_attn.{module}")));
         }
-        if let Some(experts) = &model.experts {
+        if let Some(experts) = model.experts_of(layer) {
             names.extend([experts.router(), EXPERTS].map(|module| format!("{prefix}.{module}")));
             for matrix in ["gate_proj", "up_proj", "gate_up_proj", "down_proj"] {
                 names.push(format!("{prefix}.{EXPERTS}.{matrix}"));

@@ -410,7 +410,7 @@ pub(crate) fn moe() -> Value {
 }
 
 #[test]
-fn qwen_3_moe_has_experts_in_every_layer() {
+fn qwen_3_moe_has_experts_in_its_sparse_layers() {
     let config = model(Family::Qwen3Moe, moe());
     let experts = Experts { num_experts: 3, num_experts_per_tok: 2, moe_intermediate_size: 8, ..Experts::default() };
     assert_eq!((config.experts.as_ref(), config.qk_norm), (Some(&experts), true));
@@ -419,15 +419,29 @@ fn qwen_3_moe_has_experts_in_every_layer() {
         assert!(names.contains(&format!("model.layers.1.{name}")), "{name}: {names:?}");
     }
     assert!(!names.contains(&"model.layers.0.mlp.gate_proj.weight".to_owned()));
+    // Sparse layers are multiples of the step, from 1 on, that are not in the list; 9 is no layer.
+    for (fields, sparse) in [
+        (json!({"num_hidden_layers": 5, "decoder_sparse_step": 2}), &[1, 3][..]),
+        (json!({"num_hidden_layers": 5, "mlp_only_layers": [0, 9, -1]}), &[1, 2, 3, 4]),
+        (json!({"num_hidden_layers": 6, "decoder_sparse_step": 3, "mlp_only_layers": [2]}), &[5]),
+        (json!({"num_hidden_layers": 3, "decoder_sparse_step": 4}), &[]),
+        (json!({"num_experts": 0}), &[]),
+    ] {
+        let config = model(Family::Qwen3Moe, with(moe(), fields));
+        let found: Vec<usize> = (0..config.num_hidden_layers).filter(|at| config.experts_of(*at).is_some()).collect();
+        let names: Vec<String> = config.parameters().into_iter().map(|p| p.name).collect();
+        let has = |layer: usize, name: &str| names.contains(&format!("model.layers.{layer}.mlp.{name}.weight"));
+        let routers = (0..config.num_hidden_layers).filter(|at| has(*at, "gate") != has(*at, "gate_proj"));
+        assert_eq!((&found[..], routers.count()), (sparse, config.num_hidden_layers));
+    }
     // transformers 5 writes the number of experts by another name.
     let renamed = with(moe(), json!({"num_experts": null, "num_local_experts": 3}));
     assert_eq!(model(Family::Qwen3Moe, renamed), config);
     for (fields, parts) in [
-        (json!({"decoder_sparse_step": 2}), ["`decoder_sparse_step` is 2", "1: experts in every layer"]),
-        (json!({"mlp_only_layers": [0]}), ["`mlp_only_layers` is [0]", "[]"]),
+        (json!({"decoder_sparse_step": 0}), ["`decoder_sparse_step` is 0", "at least 1"]),
+        (json!({"mlp_only_layers": [0.5]}), ["`mlp_only_layers` is [0.5]", "a list of whole numbers"]),
         (json!({"num_local_experts": 4}), ["`num_local_experts` is 4", "3, as num_experts"]),
         (json!({"num_experts_per_tok": 4}), ["`num_experts_per_tok` is 4", "between 1 and 3"]),
-        (json!({"num_experts": 0}), ["`num_experts` is 0", "between 1 and"]),
         (json!({"output_router_logits": true}), ["`output_router_logits` is true", "load balancing"]),
     ] {
         refused(Family::Qwen3Moe, with(moe(), fields), &parts);

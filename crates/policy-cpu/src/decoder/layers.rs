@@ -227,8 +227,8 @@ pub struct DenseMlp {
 }
 
 impl Mlp {
-    fn new(of: &mut Builder<'_>, name: &str) -> Result<Self> {
-        match &of.config.experts {
+    fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
+        match of.config.experts.as_ref().filter(|_| !spec.dense_mlp) {
             Some(experts) => Ok(Self::Experts(ExpertsMlp::new(of, name, experts)?)),
             None => Ok(Self::Dense(DenseMlp::new(of, name)?)),
         }
@@ -318,7 +318,7 @@ impl Block {
             attn: Mixer::new(of, &format!("{name}.attn"), spec)?,
             attn_output_norm: norm(of, 1)?,
             post_norm: norm(of, 2)?,
-            mlp: Mlp::new(of, &format!("{name}.mlp"))?,
+            mlp: Mlp::new(of, &format!("{name}.mlp"), spec)?,
             mlp_output_norm: norm(of, 3)?,
             layer_scalar: layer_scalars.then(|| of.parameter(&format!("{name}.{LAYER_SCALAR}"), [1])).transpose()?,
             spec: BlockSpec::new(of.config, spec),

@@ -167,7 +167,8 @@ impl Adapters {
 
     /// Returns A and B of the matrices of experts, sharded like the experts; nothing if no layer has such adapters.
     fn of_experts(&self, config: &ModelConfig, experts: &Experts, matrix: Matrix, module: &str) -> Vec<Parameter> {
-        let layers: Vec<usize> = (0..config.num_hidden_layers).collect();
+        let layers: Vec<usize> =
+            (0..config.num_hidden_layers).filter(|layer| config.experts_of(*layer).is_some()).collect();
         let adapted = self.of_layers(&layers, module);
         let Some((_, AdaptedMatrix { output, input, .. })) = adapted.first() else { return Vec::new() };
         let of_input = if matrix == Matrix::ExpertDownProj { Axis::Mlp } else { Axis::Embed };

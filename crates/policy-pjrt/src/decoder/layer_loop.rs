@@ -1,17 +1,20 @@
 //! The loop over the layers of a decoder.
 //!
-//! Layers may differ in their mixers, windows, rotary embeddings and heads ([`models::ModelConfig::layers`]), and the differences repeat. An
-//! iteration of the loop therefore computes a whole period of layers, so a program has each kind of layer once:
+//! Layers may differ in their mixers, windows, rotary embeddings, heads and MLPs ([`models::ModelConfig::layers`]), and the differences repeat,
+//! in some models behind first layers of another kind. An iteration of the loop therefore computes a whole period of layers, so a program has each
+//! kind of layer once:
 //!
 //! ```text
-//! for each of the L / P periods:        # weights [S L / P, ...] as [L / P, S, ...]
+//! for each of the F first layers, unrolled:
+//!     x = layer(x)
+//! for each of the (L - F) / P periods:        # weights [S (L - F) / P, ...] as [(L - F) / P, S, ...]
 //!     for each of the P layers of a period, unrolled:
 //!         x = layer(x)
-//! for the L mod P layers of the last, incomplete period: the same
+//! for the (L - F) mod P layers of the last, incomplete period: the same
 //! ```
 //!
-//! Legend: L layers, P layers of a period, S <= P layers of a period in a stack: layers without the weights, or with weights of another shape,
-//! are not in it.
+//! Legend: L layers, F first layers that do not repeat, P layers of a period, S <= P layers of a period in a stack: layers without the weights, or
+//! with weights of another shape, are not in it.
 
 use super::{Axis, Decoder, Matrix, ParameterValues, Role};
 use crate::leaves::Leaves;
@@ -40,23 +43,26 @@ pub(crate) struct Layer<'a> {
     place: Place,
 }
 
-/// The place of a layer in the period of layers.
+/// The place of a layer among the first layers and in the period of layers.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    /// Its index in the period.
-    index: usize,
-    /// The number of layers of the period with the same mixer, heads and sliding window.
+    /// The number of layers with experts before the layer, in its first iteration.
+    router: usize,
+    /// The number of first layers with the same mixer, heads and sliding window.
+    before: usize,
+    /// The number of layers of the period with the same mixer, heads and sliding window; 0 for first layers, which do not repeat.
     alike: usize,
-    /// P.
-    period: usize,
+    /// The number of layers of the period with experts.
+    routers: usize,
 }
 
 impl Layer<'_> {
-    /// Returns the number of the layer among all layers, an i32 scalar.
-    pub(crate) fn index(&self) -> Value {
-        let Place { index, alike, period } = self.place;
+    /// Returns the number of the layer among the layers with experts, an i32 scalar.
+    pub(crate) fn router(&self) -> Value {
+        let Place { router, before, alike, routers } = self.place;
         let of = |count: usize| self.number.like(count as i64);
-        (self.number / of(alike)) * of(period) + of(index)
+        let number = if before == 0 { self.number.clone() } else { self.number - of(before) };
+        if alike == 0 { of(router) } else { (number / of(alike)) * of(routers) + of(router) }
     }
 }
 
@@ -118,16 +124,18 @@ impl Decoder {
                 Ok(body(&layer, carry, constants)?.to_leaves())
             })
         };
-        let period = self.config.period().into_iter().enumerate();
-        let bodies = period.map(&mut traced).collect::<Result<Vec<_>>>()?;
+        let (lead, period) = self.config.repetition();
+        let different = (0..lead + period).map(|layer| (layer, self.config.layer(layer)));
+        let bodies = different.map(&mut traced).collect::<Result<Vec<_>>>()?;
+        let parts = bodies.split_at(lead);
         let (first, constants) = (carry.leaves(), constants.leaves());
         let last = match (layers, &bodies[..]) {
             (Layers::Loop(save), [body]) => {
                 let all: Vec<&Value> = all.iter().map(|stack| &stack.value).collect();
                 builder.scan(count, body, &first, &all, &constants, save).carry
             }
-            (Layers::Loop(save), bodies) => over_periods(&builder, count, bodies, &first, &all, &constants, &save)?,
-            (Layers::Unrolled, bodies) => unrolled(&builder, count, bodies, &first, &all, &constants),
+            (Layers::Loop(save), _) => over_periods(&builder, count, parts, &first, &all, &constants, &save)?,
+            (Layers::Unrolled, _) => unrolled(&builder, count, parts, &first, &all, &constants),
         };
         Ok(C::from_leaves(carry, &last))
     }
@@ -189,10 +197,16 @@ impl Decoder {
         builder.dense(numbers, TensorType::new(Dtype::I32, [count]))
     }
 
-    /// Returns the place of the layer with this index in the period.
+    /// Returns the place of the layer with this index, which is a first layer or in the first period.
     fn place(&self, index: usize) -> Place {
-        let period = self.config.period().len();
-        Place { index, alike: self.alike(index, 0..period), period }
+        let (lead, period) = self.config.repetition();
+        let repeated = if index < lead { lead..lead } else { lead..lead + period };
+        Place {
+            router: self.config.routers_before(index),
+            before: self.alike(index, 0..lead),
+            alike: self.alike(index, repeated),
+            routers: self.config.routers_before(lead + period) - self.config.routers_before(lead),
+        }
     }
 
     /// Returns how many of these layers have the mixer, heads and sliding window of `layer`.
@@ -209,11 +223,11 @@ fn type_of(value: &&Value) -> TensorType {
     value.ty().clone()
 }
 
-/// Unrolls the loop over layers. Layer i has the body i modulo their number.
+/// Unrolls the loop over layers, given the bodies of the first layers and of a period.
 fn unrolled(
     builder: &Builder,
     count: usize,
-    bodies: &[Traced],
+    (lead, period): (&[Traced], &[Traced]),
     carry: &[&Value],
     stacks: &[Stack],
     constants: &[&Value],
@@ -223,24 +237,26 @@ fn unrolled(
         let own = stacks.iter().filter(|stack| stack.has(layer));
         let slices: Vec<Value> = own.map(|stack| slice(&stack.value, stack.count(0..layer))).collect();
         let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
-        carried = builder.call(&bodies[layer % bodies.len()], &arguments);
+        let body = lead.get(layer).unwrap_or_else(|| &period[(layer - lead.len()) % period.len()]);
+        carried = builder.call(body, &arguments);
     }
     carried
 }
 
-/// Runs a scan over whole periods, then a scan of one iteration over the remaining layers.
+/// Runs a scan of one iteration over the first layers, a scan over whole periods, and a scan of one iteration over the remaining layers.
 fn over_periods(
     builder: &Builder,
     count: usize,
-    bodies: &[Traced],
+    (lead, bodies): (&[Traced], &[Traced]),
     carry: &[&Value],
     stacks: &[Stack],
     constants: &[&Value],
     save: &Save,
 ) -> Result<Vec<Value>> {
-    let (whole, rest) = (count / bodies.len(), count % bodies.len());
+    let repeated = count - lead.len();
+    let (whole, rest) = (repeated / bodies.len(), repeated % bodies.len());
     let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
-    for (first, trips, bodies) in [(0, whole, bodies), (count - rest, 1, &bodies[..rest])] {
+    for (first, trips, bodies) in [(0, 1, lead), (lead.len(), whole, bodies), (count - rest, 1, &bodies[..rest])] {
         if trips == 0 || bodies.is_empty() {
             continue;
         }
@@ -444,6 +460,26 @@ mod tests {
                     assert!((found - expected).abs() < 1e-9 * (1.0 + expected.abs()), "{count}: {found} {expected}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn first_layers_of_another_kind_are_outside_of_the_loop() {
+        let [first, other] =
+            [LayerRope::Global, LayerRope::None].map(|rope| LayerSpec { rope, ..LayerSpec::default() });
+        let layers = |count: usize| [vec![first; 2], vec![other; count - 2]].concat();
+        let size = |count| module(&layers(count), count, Save::Carry).to_string().len();
+        assert!(size(12) < size(6) + size(6) / 50, "{} {}", size(12), size(6));
+        // The pattern of another order is one long period.
+        let period = [first, first, other, first, other, other];
+        let [found, expected] = [&layers(5), &period[..5]].map(|layers| evaluate(&module(layers, 5, Save::Carry)));
+        assert_ne!(found[0], expected[0]);
+        // Layers that do not differ: the same function with and without first layers.
+        let same = LayerSpec { sliding_window: Some(3), rope: LayerRope::None, ..LayerSpec::default() };
+        let ways =
+            [vec![other, same, same, same], vec![same]].map(|layers| evaluate(&module(&layers, 4, Save::Every(2))));
+        for (found, expected) in ways[0].iter().flatten().zip(ways[1].iter().flatten()) {
+            assert!((found - expected).abs() < 1e-9 * (1.0 + expected.abs()), "{found} {expected}");
         }
     }
 

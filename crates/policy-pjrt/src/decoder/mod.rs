@@ -331,10 +331,13 @@ impl Decoder {
         let counts = rows.counted.as_ref().and_then(|counted| RouterCounts::new(self, counted, rows.routed.is_some()));
         let carry = Carry { x, counts };
         let carry = self.over_layers(weights, &carry, &tokens, Layers::Loop(save), |layer, carry: Carry, tokens| {
-            let recorded = tokens.routed.as_ref().map(|routed| layer_at(routed, &layer.index()));
+            let recorded = tokens.routed.as_ref().map(|routed| layer_at(routed, &layer.router()));
             let (x, _, routing) = self.block(layer, &carry.x, LayerOfRows { tokens: &tokens, recorded })?;
-            let counts = carry.counts.zip(routing).zip(tokens.counted.as_ref());
-            Ok(Carry { x, counts: counts.map(|((counts, routing), counted)| counts.with(&routing, counted)) })
+            let counts = match (carry.counts, routing, &tokens.counted) {
+                (Some(counts), Some(routing), Some(counted)) => Some(counts.with(&routing, counted)),
+                (counts, ..) => counts,
+            };
+            Ok(Carry { x, counts })
         })?;
         let sums = carry.counts.zip(rows.counted.as_ref());
         Ok((carry.x, sums.map(|(counts, counted)| RouterSums::new(&counts, counted, rows.routed.as_ref()))))

@@ -322,8 +322,8 @@ impl DeviceRollout {
     fn experts_of(&self, record: &[i32], tokens: usize, row: usize, count: usize) -> Vec<u16> {
         let config = self.decoder.config();
         let top = config.experts.as_ref().map_or(1, |experts| experts.num_experts_per_tok);
-        let of_rows = (config.num_hidden_layers * tokens * top).max(1);
-        routed::of_row(record, [config.num_hidden_layers, record.len() / of_rows, tokens, top], row, count)
+        let of_rows = (config.routers() * tokens * top).max(1);
+        routed::of_row(record, [config.routers(), record.len() / of_rows, tokens, top], row, count)
     }
 
     /// Computes keys and values of the prompts with these indices, at most `at_once`.

@@ -1,7 +1,8 @@
 //! The loop over layers of a rollout: prefill, decode step and extension compute the same layers ([`grpo_decoder::block`]), each with a
 //! [`KvCache`] of its own.
 //!
-//! Legend: L layers of a cache, B rows, T tokens of a row, W columns of the window, K key/value heads, D head dimension, k experts of a token.
+//! Legend: L layers of a cache, B rows, T tokens of a row, W columns of the window, K key/value heads, D head dimension, R layers with
+//! experts, k experts of a token.
 
 use crate::decoder::{
     Decoder, DeltaStates, Heads, Layer, LayerCache, Layers, NextTokens, ParameterValues, Rotaries, put_layer, zeros,
@@ -28,7 +29,7 @@ pub(super) struct Carry {
     pub(super) window: Window,
     /// The states of Gated DeltaNets, if the model has them.
     pub(super) delta: Option<DeltaStates>,
-    /// The experts of the tokens, `[L, B, T, k]`, i32, if they are recorded.
+    /// The experts of the tokens in the layers with experts, `[R, B, T, k]`, i32, if they are recorded.
     pub(super) routed: Option<Value>,
 }
 
@@ -82,17 +83,17 @@ impl Carry {
         decoder.over_layers(weights, self, cache, layers, |layer, carry: Self, cache: K| {
             let own = LayerOfCall { cache: &cache, window: carry.window, delta: carry.delta };
             let (x, LayerOfCall { window, delta, .. }, routing) = decoder.block(layer, &carry.x, own)?;
-            let routed = carry.routed.zip(routing).map(|(record, routing)| {
-                let top = record.shape()[3];
-                put_layer(&record, &layer.index(), &routing.ids(top))
+            let routed = carry.routed.map(|record| match routing {
+                Some(routing) => put_layer(&record, &layer.router(), &routing.ids(record.shape()[3])),
+                None => record,
             });
             Ok(Self { x, window, delta, routed })
         })
     }
 }
 
-/// Returns the empty record `[L, B, T, k]`, i32, of the experts of rows `[B, T]`; none for a model without experts.
+/// Returns the empty record `[R, B, T, k]`, i32, of the experts of rows `[B, T]`; none for a model without experts.
 pub(super) fn empty_record(f: &Builder, config: &ModelConfig, [rows, tokens]: [usize; 2]) -> Option<Value> {
     let top = config.experts.as_ref()?.num_experts_per_tok;
-    Some(zeros(f, Dtype::I32, &[config.num_hidden_layers, rows, tokens, top]))
+    Some(zeros(f, Dtype::I32, &[config.routers(), rows, tokens, top]))
 }

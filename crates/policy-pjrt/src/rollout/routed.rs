@@ -1,12 +1,12 @@
 //! The experts that routers choose for tokens, copied to the host.
 //!
-//! Legend: L layers, B rows, T tokens of a row, k experts of a token.
+//! Legend: L layers with experts, B rows, T tokens of a row, k experts of a token.
 
 use models::ModelConfig;
 
 /// Returns L k, the number of experts of a token in all layers; `None` for a model without experts.
 pub(super) fn width(config: &ModelConfig) -> Option<usize> {
-    config.experts.as_ref().map(|experts| config.num_hidden_layers * experts.num_experts_per_tok)
+    config.experts.as_ref().map(|experts| config.routers() * experts.num_experts_per_tok)
 }
 
 /// Returns the experts `[count, L, k]` of the first `count` tokens of a row of `record` `[L, B, T, k]`; `shape` is `[L, B, T, k]`.

@@ -163,7 +163,7 @@ impl Loss {
         {
             let replay: Vec<f32> = tensor.read("the mismatch of recorded experts")?;
             let [tokens, pairs, of_tokens] = [0, 1, 2].map(|i| f64::from(replay[i]));
-            let layers = on.modules.decoder().config().num_hidden_layers as f64;
+            let layers = on.modules.decoder().config().routers() as f64;
             outputs.routers = outputs.routers.with_replay([layers * tokens, pairs], [tokens, of_tokens]);
         }
         Ok((LossSums::from_fn(|i| f64::from(sums[i])), scores, outputs))
@@ -249,7 +249,7 @@ impl Device<'_> {
         }
         if rows.shape.routed_experts {
             let routed = &rows.routed_experts;
-            let layers = self.modules.decoder().config().num_hidden_layers;
+            let layers = self.modules.decoder().config().routers();
             let shape = [layers, b, length, routed.len() / (layers * b * length).max(1)];
             tensors.push(self.runtime.upload_sharded(routed, &shape, &ROUTED)?);
         }

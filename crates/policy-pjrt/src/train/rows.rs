@@ -102,7 +102,7 @@ impl Rows {
         if routed.len() != sequences.len() {
             return wrong(format!("those of {} sequences, or none", sequences.len()), routed.len().to_string());
         }
-        let (layers, top) = (config.num_hidden_layers, experts.num_experts_per_tok);
+        let (layers, top) = (config.routers(), experts.num_experts_per_tok);
         let tokens = self.ids.len();
         self.routed_experts = vec![-1; layers * tokens * top];
         for ((of_sequence, sequence), begin) in routed.iter().zip(sequences).zip(&self.begins) {

@@ -4,6 +4,7 @@ use super::super::fields::Fields;
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::experts::Experts;
+use crate::layer::LayerSpec;
 use serde_json::Value;
 
 /// The fields that families with experts read, and others refuse.
@@ -27,6 +28,17 @@ pub(super) fn read_sizes(fields: &Fields, defaults: Experts) -> Result<Experts> 
         num_experts_per_tok: fields.count("num_experts_per_tok")?.unwrap_or(defaults.num_experts_per_tok),
         ..defaults
     })
+}
+
+/// Gives a configuration these experts in all layers that are not dense. A model whose layers are all dense has no experts.
+pub(super) fn set_experts(config: &mut ModelConfig, experts: Experts, is_dense: impl Fn(usize) -> bool) {
+    let layers = 0..config.num_hidden_layers;
+    if experts.num_experts == 0 || layers.clone().all(&is_dense) {
+        return;
+    }
+    let layer = |index| LayerSpec { dense_mlp: is_dense(index), ..config.layer(index) };
+    config.layers = ModelConfig::shortest(layers.map(layer).collect());
+    config.experts = Some(experts);
 }
 
 /// Writes the fields of [`read_sizes`]; the number of experts is `key`.

@@ -12,7 +12,7 @@ mod olmo;
 mod phi3;
 pub(super) mod qwen;
 pub(super) mod qwen3_5;
-mod qwen3_moe;
+mod qwen_moe;
 mod smollm3;
 
 use super::config_json::ConfigJson;
@@ -215,7 +215,7 @@ impl Family {
         match self {
             Self::Qwen2 => &qwen::QWEN2,
             Self::Qwen3 => &qwen::QWEN3,
-            Self::Qwen3Moe => &qwen3_moe::TABLE,
+            Self::Qwen3Moe => &qwen_moe::QWEN3_MOE,
             Self::Qwen3_5 => &qwen3_5::TABLE,
             Self::GptOss => &gpt_oss::TABLE,
             Self::Llama => &llama::TABLE,

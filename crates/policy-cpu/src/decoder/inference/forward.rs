@@ -25,7 +25,7 @@ struct Eager<'a, A, R> {
     wanted: &'a [usize],
     attend: A,
     recur: R,
-    /// The experts `[N, L, k]` of all rows, if they are recorded.
+    /// The experts `[N, R, k]` of all rows in the R layers with experts, if they are recorded.
     recorded: Vec<u16>,
     memory: Memory,
 }
@@ -61,10 +61,11 @@ impl<'a, A, R> Eager<'a, A, R> {
 
     /// Records the chosen experts `[N, k]` of the layer.
     fn record(&mut self, chosen: &[u32], top: usize) {
+        let router = self.model.config.routers_before(self.number);
         let width = self.model.recorded_width();
         if width > 0 {
             for (row, chosen) in self.recorded.chunks_exact_mut(width).zip(chosen.chunks_exact(top)) {
-                let own = &mut row[self.number * top..(self.number + 1) * top];
+                let own = &mut row[router * top..(router + 1) * top];
                 // A model has at most 2^12 experts.
                 own.iter_mut().zip(chosen).for_each(|(to, id)| *to = *id as u16);
             }
@@ -212,7 +213,7 @@ where
 }
 
 impl Inference {
-    /// Returns the rows `wanted`, which ascend, of the residual stream `[N, H]` after the last layer, and the experts `[N, L, k]` of all rows if they
+    /// Returns the rows `wanted`, which ascend, of the residual stream `[N, H]` after the last layer, and the experts `[N, R, k]` of all rows if they
     /// are recorded.
     pub(super) fn run(
         &self,

@@ -87,7 +87,7 @@ impl Inference {
     /// Returns the number of recorded experts of a token, L k; 0 if there are none.
     fn recorded_width(&self) -> usize {
         let of_layer = self.config.experts.as_ref().map_or(0, |experts| experts.num_experts_per_tok);
-        if self.records_experts { of_layer * self.layers.len() } else { 0 }
+        if self.records_experts { of_layer * self.config.routers() } else { 0 }
     }
 
     /// Returns V, the number of logits per row.

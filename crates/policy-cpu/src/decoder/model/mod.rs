@@ -266,7 +266,7 @@ impl Decoder {
         routers: Routers,
     ) -> Result<Routers> {
         let of_layer = self.config.experts.as_ref().map_or(0, |experts| experts.num_experts_per_tok);
-        Ok(routers.with_recorded(batch.recorded(routed_experts, of_layer * self.config.num_hidden_layers)?))
+        Ok(routers.with_recorded(batch.recorded(routed_experts, of_layer * self.config.routers())?))
     }
 
     /// Computes [`Decoder::forward`] for the given rows only; rows may repeat. The rows of a trained embedding are a leaf of their own, whose

@@ -62,7 +62,7 @@ impl RouterCounts {
     /// Returns the sums of no layer; none for a decoder without experts. `counted` `[B, T]` is 1 for tokens and 0 for padding.
     pub(super) fn new(decoder: &Decoder, counted: &Value, replays: bool) -> Option<Self> {
         let experts = decoder.config.experts.as_ref()?.num_experts;
-        let zero = zeros(&counted.builder(), Dtype::F32, &[decoder.config.num_hidden_layers, experts]);
+        let zero = zeros(&counted.builder(), Dtype::F32, &[decoder.config.routers(), experts]);
         let shares = decoder.router_aux_loss.then(|| zero.clone());
         Some(Self { tokens: zero, shares, differing: replays.then(|| counted.like(0.0)) })
     }

@@ -9,8 +9,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
     use Axis::{Channels, Embed, Experts, FusedHeads, FusedMlp, HeadDim, Heads, Kv, Layer, LinearHeads, Mlp};
     let linear = config.linear_attention.unwrap_or_default();
     let experts = config.experts.as_ref();
-    let (wide, count) =
-        experts.map_or((config.intermediate_size, 1), |experts| (experts.moe_intermediate_size, experts.num_experts));
+    let (wide, count) = experts.map_or((0, 0), |experts| (experts.moe_intermediate_size, experts.num_experts));
     let is_clamped = experts.is_some_and(|experts| experts.clamped.is_some());
     let size = |role: Role, axis: &Axis, spec: LayerSpec| match axis {
         // The gate of a head follows its query.
@@ -30,8 +29,10 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         HeadDim => config.heads(spec).width,
         One => 1,
         QueryHead => config.num_attention_heads,
-        Mlp => wide,
-        FusedMlp => 2 * wide,
+        Mlp if role.is_of_experts() => wide,
+        FusedMlp if role.is_of_experts() => 2 * wide,
+        Mlp => config.intermediate_size,
+        FusedMlp => 2 * config.intermediate_size,
         Experts | RouterExperts => count,
         Vocab => config.vocab_size,
         Layer
@@ -57,9 +58,11 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         Role::VProj if spec.keys_are_values => false,
         Role::QProj | Role::KProj | Role::VProj => !config.fused_projections,
         Role::QkvProj => config.fused_projections,
-        Role::GateProj | Role::UpProj => experts.is_none() && !config.fused_projections,
+        Role::GateProj | Role::UpProj => (experts.is_none() || spec.dense_mlp) && !config.fused_projections,
         Role::GateUpProj => experts.is_none() && config.fused_projections,
-        Role::DownProj => experts.is_none(),
+        Role::DownProj => experts.is_none() || spec.dense_mlp,
+        Role::Router | Role::RouterBias if spec.dense_mlp => false,
+        role if role.is_of_experts() && spec.dense_mlp => false,
         Role::Router => experts.is_some_and(|experts| path.strip_suffix(".weight") == Some(experts.router())),
         Role::ExpertGateProj | Role::ExpertUpProj => experts.is_some() && !is_clamped,
         Role::ExpertDownProj => experts.is_some() && path.ends_with(".weight") != is_clamped,

@@ -430,7 +430,7 @@ impl TrainPrograms {
         if let Some(experts) = &self.config().experts {
             types.push(("counted", tokens.with_dtype(Dtype::F32)));
             if shape.routed_experts {
-                let sizes = [self.config().num_hidden_layers, shape.rows, shape.length, experts.num_experts_per_tok];
+                let sizes = [self.config().routers(), shape.rows, shape.length, experts.num_experts_per_tok];
                 types.push(("routed_experts", TensorType::new(Dtype::I32, sizes)));
             }
         }
