@@ -103,9 +103,16 @@ impl Rewards {
             }
         }
         for reward in rewards.iter_mut().filter(|reward| reward.failures.is_empty()) {
-            let weighted =
-                reward.terms.iter().zip(&self.terms).filter_map(|(score, (_, weight))| Some((*score)? * weight));
-            reward.total = weighted.reduce(|a, b| a + b).filter(|total| total.is_finite());
+            let scores = reward.terms.iter().zip(&self.terms).enumerate();
+            let weighted = scores.filter_map(|(index, (score, (_, weight)))| Some((index, (*score)? * weight)));
+            reward.total = weighted.clone().map(|(_, value)| value).reduce(|a, b| a + b);
+            if let Some(total) = reward.total.take_if(|total| !total.is_finite()) {
+                let largest = weighted.max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).map_or(0, |(index, _)| index);
+                let name = self.terms[largest].0.name();
+                let message =
+                    format!("expected a finite sum of rewards x weights, got {total}; its largest term is `{name}`");
+                reward.failures.push((largest, RewardFailure::new(message)));
+            }
         }
         rewards
     }
@@ -185,7 +192,9 @@ mod tests {
         let rewards = |a, b| Rewards::from_terms(terms(a, b)).unwrap();
         assert_eq!(score(&rewards(Some(3.0), None), "", false).total, Some(6.0));
         assert_eq!(score(&rewards(None, None), "", false).total, None);
-        assert_eq!(score(&rewards(Some(f32::MAX), None), "", false).total, None, "overflow is no reward");
+        let overflow = score(&rewards(Some(f32::MAX), None), "", false);
+        assert_eq!((overflow.total, overflow.failures.len()), (None, 1), "an overflow is a failure");
+        assert!(overflow.failures[0].1.to_string().contains("got inf; its largest term is `a`"));
     }
 
     #[test]
