@@ -80,7 +80,7 @@ fn a_device_that_is_lost_in_a_step_leaves_a_run_that_the_named_command_goes_on_w
     let host = TrainConfig::from_layers(layers).expect("the configuration is legal");
 
     // The weights of the seed, on XLA's CPU.
-    let parts = Parts::from_config(&host).expect("the parts of the host");
+    let mut parts = Parts::from_config(&host).expect("the parts of the host");
     let mut weights = Vec::new();
     parts.policy.export_model(&mut weights).expect("the weights of the host");
     let installed = install(Kind::Cpu, |_| {}).expect("the plugin can be installed");
@@ -91,7 +91,7 @@ fn a_device_that_is_lost_in_a_step_leaves_a_run_that_the_named_command_goes_on_w
     let policy = PjrtPolicy::from_tensors(&runtime, shape, &weights, host.loss(), options).expect("a policy");
     let mut config = host.clone();
     config.policy.device = run_config::PolicyDevice::PjrtCpu;
-    let parts = Parts { policy: Box::new(Lost { policy, steps: 0 }), ..parts };
+    parts.policy = Box::new(Lost { policy, steps: 0 });
 
     let trainer = Trainer::with_parts(config, parts).expect("a trainer");
     let mut run = Run::start_with(trainer, Some(&path)).expect("a run folder");

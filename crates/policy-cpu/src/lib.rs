@@ -14,7 +14,7 @@
 //! };
 //! let mut policy = CpuPolicy::new(&models::ModelConfig::default(), 0, loss)?;
 //! let (prompts, sampling) = ([vec![1, 5, 9]], Sampling::Greedy);
-//! let request = RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length: 4, stop_ids: &[2], stop: None, sampling, return_sampling_mask: false, return_routed_experts: false, turn: None };
+//! let request = RolloutRequest::new(&prompts, 4, sampling).with_stop_ids(&[2]);
 //! assert_eq!(policy.generate(&request)?.len(), 1);
 //! # Ok(())
 //! # }

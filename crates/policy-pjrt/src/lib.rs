@@ -16,7 +16,7 @@
 //! let (prompts, stop_ids) = (vec![vec![9707, 11]], [151_645]);
 //! let sampling = Sampling::Greedy;
 //! let request =
-//!     RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length: 32, stop_ids: &stop_ids, stop: None, sampling, return_sampling_mask: false, return_routed_experts: false, turn: None };
+//!     RolloutRequest::new(&prompts, 32, sampling).with_stop_ids(&stop_ids);
 //! let completions = rollout.generate(&weights, &request)?;
 //! assert_eq!(completions.len(), 1);
 //! # Ok(())

@@ -30,6 +30,35 @@ pub struct RolloutRequest<'a> {
     pub turn: Option<Turn<'a>>,
 }
 
+impl<'a> RolloutRequest<'a> {
+    /// Creates a request for one completion per prompt, of at most `max_completion_length` tokens, without tokens that end one.
+    pub fn new(prompts: &'a [Vec<u32>], max_completion_length: usize, sampling: Sampling) -> Self {
+        Self {
+            prompts,
+            num_generations: 1,
+            max_completion_length,
+            stop_ids: &[],
+            stop: None,
+            sampling,
+            return_sampling_mask: false,
+            return_routed_experts: false,
+            turn: None,
+        }
+    }
+
+    /// Sets the number of completions per prompt.
+    #[must_use]
+    pub fn with_num_generations(self, num_generations: usize) -> Self {
+        Self { num_generations, ..self }
+    }
+
+    /// Sets the ids of the tokens that end a completion.
+    #[must_use]
+    pub fn with_stop_ids(self, stop_ids: &'a [u32]) -> Self {
+        Self { stop_ids, ..self }
+    }
+}
+
 /// One turn of many conversations: every prompt holds the tokens of a conversation so far, and every completion is its next turn.
 ///
 /// A policy may keep the KV caches of the sequences of such a request until its next method call that is not [`Policy::generate`]. A later

@@ -41,8 +41,9 @@ fn trainer(config: TrainConfig, runtime: &Runtime, store: Option<&Arc<Store>>) -
     let shape = config.model.shape().unwrap();
     let options = PjrtPolicyOptions::default();
     let policy = PjrtPolicy::new(runtime, shape, config.seed, config.loss(), options).unwrap();
-    let parts = Parts::from_config(&config).unwrap();
-    Trainer::with_parts(config, Parts { policy: Box::new(policy), store: store.cloned(), ..parts }).unwrap()
+    let mut parts = Parts::from_config(&config).unwrap();
+    (parts.policy, parts.store) = (Box::new(policy), store.cloned());
+    Trainer::with_parts(config, parts).unwrap()
 }
 
 fn quick(runtime: Runtime) -> Runtime {

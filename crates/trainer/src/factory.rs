@@ -12,7 +12,7 @@ use distributed::Store;
 use grpo_core::Dtype;
 use models::{MemoryTable, ModelConfig, ModelFolder, Tokenizer};
 use planner::{Devices, MeshRules, longest_prompt, policy_options, training_sizes};
-use policy::{Policy, RolloutEngine};
+use policy::{Policy, PolicyEngine, RolloutEngine};
 use policy_cpu::{CpuPolicy, PolicyLoss};
 use policy_pjrt::decoder::{Axis, AxisRules};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime, TrainingSizes};
@@ -37,6 +37,7 @@ use std::sync::Arc;
 /// # Ok(())
 /// # }
 /// ```
+#[non_exhaustive]
 pub struct Parts {
     /// The policy that is trained, with its loss and its optimizer.
     pub policy: Box<dyn Policy>,
@@ -57,6 +58,50 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// Creates parts from your own policy, tokenizer, data and rewards. The policy samples its completions itself, and there is no
+    /// environment, unless other parts are set.
+    pub fn new(
+        policy: impl Policy + 'static,
+        tokenizer: impl Tokenizer + 'static,
+        dataset: impl Dataset + 'static,
+        rewards: Rewards,
+    ) -> Self {
+        Self {
+            policy: Box::new(policy),
+            tokenizer: Box::new(tokenizer),
+            dataset: Box::new(dataset),
+            rewards,
+            engine: Box::new(PolicyEngine),
+            environments: Environments::default(),
+            endpoint: None,
+            store: None,
+        }
+    }
+
+    /// Sets the engine that samples completions.
+    #[must_use]
+    pub fn with_engine(self, engine: impl RolloutEngine + 'static) -> Self {
+        Self { engine: Box::new(engine), ..self }
+    }
+
+    /// Sets the environments of conversations.
+    #[must_use]
+    pub fn with_environments(self, environments: Environments) -> Self {
+        Self { environments, ..self }
+    }
+
+    /// Sets the endpoint of agents.
+    #[must_use]
+    pub fn with_endpoint(self, endpoint: Endpoint) -> Self {
+        Self { endpoint: Some(endpoint), ..self }
+    }
+
+    /// Sets the connection to the other processes of the run.
+    #[must_use]
+    pub fn with_store(self, store: Arc<Store>) -> Self {
+        Self { store: Some(store), ..self }
+    }
+
     /// Returns the parts that a configuration names: a decoder on the CPU or on a device, pretrained or new, its tokenizer (characters for
     /// a new one), data, rewards, and sampling on the policy's device.
     ///

@@ -22,15 +22,16 @@ impl RewardFn for Judge {
     }
 }
 
-/// Returns the error of a run whose parts fail after a row. `parts` replaces parts by ones that fail once its flag is set.
+/// Returns the error of a run whose parts fail after a row. `replace` replaces parts by ones that fail once its flag is set.
 fn failed_after(
     config: TrainConfig,
     path: &Path,
     row: &'static str,
-    parts: impl FnOnce(Arc<AtomicBool>, Parts) -> Parts,
+    replace: impl FnOnce(Arc<AtomicBool>, &mut Parts),
 ) -> Error {
     let fails = Arc::new(AtomicBool::new(false));
-    let parts = parts(Arc::clone(&fails), Parts::from_config(&config).unwrap());
+    let mut parts = Parts::from_config(&config).unwrap();
+    replace(Arc::clone(&fails), &mut parts);
     let mut run = Run::start_with(Trainer::with_parts(config, parts).unwrap(), Some(path)).unwrap();
     run.run(&mut after(row, || fails.store(true, Ordering::Relaxed)), &AtomicBool::new(false)).unwrap_err()
 }
@@ -43,8 +44,7 @@ fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint() {
     // A step has four completions, so the second failing step ends the run.
     config.rewards.max_consecutive_failures = 8;
     let error = failed_after(config, &path, "Grpo 1", |fails, parts| {
-        let rewards = Rewards::from_terms(vec![(Box::new(Judge(fails)), 1.0)]).unwrap();
-        Parts { rewards, ..parts }
+        parts.rewards = Rewards::from_terms(vec![(Box::new(Judge(fails)), 1.0)]).unwrap();
     });
     let text = error.to_string();
     assert!(matches!(error, Error::RewardsFailed { .. }), "{text}");
@@ -72,7 +72,7 @@ impl RolloutEngine for Device {
 
 /// Returns the error of a run whose device fails after this row.
 fn lost_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -> policy_pjrt::Error) -> Error {
-    failed_after(config, path, row, |fails, parts| Parts { engine: Box::new(Device(fails, error)), ..parts })
+    failed_after(config, path, row, |fails, parts| parts.engine = Box::new(Device(fails, error)))
 }
 
 #[test]

@@ -119,8 +119,9 @@ fn rewritten_turns_of_an_agent_become_rows() {
         let engine = Box::new(Script { tokenizer: with_template(), turns, prompts: Arc::clone(&prompts) });
         let agent: Arc<dyn Agent> = Arc::new(Function(hold, Mutex::new(0)));
         let environments = Environments::from_agents(vec![("test".into(), agent)]);
-        let parts = Parts::with_tokenizer(&config, Box::new(with_template())).unwrap();
-        let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards: answers(), engine, ..parts };
+        let mut parts =
+            Parts::with_tokenizer(&config, Box::new(with_template())).unwrap().with_environments(environments);
+        (parts.dataset, parts.rewards, parts.engine) = (Box::new(Questions(0)), answers(), engine);
         let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
         let prompts = prompts.lock().unwrap().clone();
         (report, prompts)
@@ -365,10 +366,11 @@ fn calls_whose_tags_are_special_tokens_are_found() {
     let calculator: Arc<dyn Environment> = Arc::new(Calculator::default());
     for environments in [of_agents, Environments::from_list(vec![("test".into(), calculator)])] {
         let config = config(json!({"tool_parser": "granite"}));
-        let parts = Parts::with_tokenizer(&config, Box::new(with_special_tag())).unwrap();
+        let mut parts =
+            Parts::with_tokenizer(&config, Box::new(with_special_tag())).unwrap().with_environments(environments);
         let call = "<|tool_call|>[{\"name\": \"calculator\", \"arguments\": {\"expression\": \"6*7\"}}]<|im_end|>";
         let engine = Box::new(Calls(with_special_tag(), call));
-        let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards: answers(), engine, ..parts };
+        (parts.dataset, parts.rewards, parts.engine) = (Box::new(Questions(0)), answers(), engine);
         let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
         for (name, expected) in [("tools/call_frequency", 1.0), ("tools/failure_frequency", 0.0), ("reward", 1.0)] {
             assert_eq!(report.metric(name), expected, "{name}");
@@ -387,11 +389,12 @@ mod slow {
             [(Value::Null, 0.0), (json!("qwen3"), 0.0), (json!("mistral"), 1.0), (json!("none"), 1.0)]
         {
             let config = config(json!({"tool_parser": "hermes", "reasoning_parser": parser}));
-            let parts = Parts::with_tokenizer(&config, Box::new(tokenizer())).unwrap();
             let calculator: Arc<dyn Environment> = Arc::new(Calculator::default());
             let environments = Environments::from_list(vec![("test".into(), calculator)]);
+            let mut parts =
+                Parts::with_tokenizer(&config, Box::new(tokenizer())).unwrap().with_environments(environments);
             let engine = Box::new(Calls(tokenizer(), call));
-            let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards: answers(), engine, ..parts };
+            (parts.dataset, parts.rewards, parts.engine) = (Box::new(Questions(0)), answers(), engine);
             let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
             assert_eq!(report.metric("tools/call_frequency"), frequency, "{parser}");
         }

@@ -85,12 +85,9 @@ fn config(max_staleness: u64) -> TrainConfig {
 
 fn run(max_staleness: u64, engine: impl RolloutEngine + 'static) -> Trainer {
     let task = Arc::new(Addition { max_number: 99, zero_pad: false });
-    let parts = Parts {
-        engine: Box::new(engine),
-        rewards: scored("sevens", |input| Some(f32::from(u8::from(input.completion == "7")))),
-        dataset: Box::new(data::TaskMixture::from_tasks(vec![(task, 1.0)], 0.1, 0).unwrap()),
-        ..Parts::from_config(&config(0)).unwrap()
-    };
+    let mut parts = Parts::from_config(&config(0)).unwrap().with_engine(engine);
+    parts.rewards = scored("sevens", |input| Some(f32::from(u8::from(input.completion == "7"))));
+    parts.dataset = Box::new(data::TaskMixture::from_tasks(vec![(task, 1.0)], 0.1, 0).unwrap());
     Trainer::with_parts(config(max_staleness), parts).unwrap()
 }
 

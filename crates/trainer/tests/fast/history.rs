@@ -65,10 +65,11 @@ fn step(
 ) -> (StepReport, Vec<String>) {
     let prompts = Arc::new(Mutex::new(Vec::new()));
     let turns = turns.map(<[_]>::to_vec).to_vec();
-    let engine = Box::new(Script { tokenizer: with_template(template), turns, prompts: Arc::clone(&prompts) });
+    let engine = Script { tokenizer: with_template(template), turns, prompts: Arc::clone(&prompts) };
     let environments = Environments::from_list(vec![("test".into(), Arc::new(environment))]);
     let parts = Parts::with_tokenizer(&config, Box::new(with_template(template))).unwrap();
-    let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards: answers(), engine, ..parts };
+    let mut parts = parts.with_environments(environments).with_engine(engine);
+    (parts.dataset, parts.rewards) = (Box::new(Questions(0)), answers());
     let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
     let prompts = prompts.lock().unwrap().clone();
     (report, prompts)

@@ -6,7 +6,7 @@ use data::{Dataset, Item};
 use grpo_core::{LossOutput, Scores};
 use models::{CharTokenizer, NamedTensor, Tokenizer};
 use policy::{
-    Completion, CompletionSampler, Error, OptimizerSettings, Policy, PolicyEngine, PolicyState, Result, RolloutRequest,
+    Completion, CompletionSampler, Error, OptimizerSettings, Policy, PolicyState, Result, RolloutRequest,
     SequenceBatch, StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
 use rewards::Rewards;
@@ -267,8 +267,8 @@ fn sevens() -> Rewards {
 }
 
 fn run(config: TrainConfig) -> Trainer {
-    let policy = Box::new(Unigram::new());
-    let parts = Parts { policy, rewards: sevens(), ..Parts::from_config(&config).unwrap() };
+    let mut parts = Parts::from_config(&config).unwrap();
+    (parts.policy, parts.rewards) = (Box::new(Unigram::new()), sevens());
     Trainer::with_parts(config, parts).unwrap()
 }
 
@@ -278,16 +278,7 @@ fn minimal(settings: impl FnOnce(&mut TrainConfig)) -> trainer::Result<Trainer> 
     config.rollout.max_completion_length = Some(4);
     config.optimizer.learning_rate = 10.0;
     settings(&mut config);
-    let parts = Parts {
-        policy: Box::new(Minimal(Unigram::new())),
-        tokenizer: Box::new(CharTokenizer),
-        dataset: Box::new(Prompts(0)),
-        rewards: sevens(),
-        engine: Box::new(PolicyEngine),
-        endpoint: None,
-        store: None,
-        environments: Default::default(),
-    };
+    let parts = Parts::new(Minimal(Unigram::new()), CharTokenizer, Prompts(0), sevens());
     Trainer::with_parts(config, parts)
 }
 
@@ -302,8 +293,8 @@ fn required_methods_are_enough_to_train() {
 #[test]
 fn a_policy_that_returns_no_scores_is_an_error() {
     for missing_scores in [1, usize::MAX] {
-        let policy = Box::new(Unigram { missing_scores, ..Unigram::new() });
-        let parts = Parts { policy, rewards: sevens(), ..Parts::from_config(&config()).unwrap() };
+        let mut parts = Parts::from_config(&config()).unwrap();
+        (parts.policy, parts.rewards) = (Box::new(Unigram { missing_scores, ..Unigram::new() }), sevens());
         let error = Trainer::with_parts(config(), parts).unwrap().grpo_step().unwrap_err().to_string();
         assert!(
             error.starts_with("Policy::accumulate: expected scores with a value of logp for each of the "),
@@ -337,8 +328,8 @@ fn a_custom_tokenizer_must_match_the_vocabulary_size() {
     assert!(refused(&config, wider()).contains("model.vocab_size"));
     config.model.shape_mut().vocab_size = 128;
     assert!(refused(&config, Box::new(CharTokenizer)).contains("model.vocab_size"));
-    let policy = Box::new(Unigram::new());
-    let parts = Parts { policy, ..Parts::with_tokenizer(&config, wider()).unwrap() };
+    let mut parts = Parts::with_tokenizer(&config, wider()).unwrap();
+    parts.policy = Box::new(Unigram::new());
     let mut run = Trainer::with_parts(config, parts).unwrap();
     assert!(run.grpo_step().unwrap().metric("reward").is_finite());
 }

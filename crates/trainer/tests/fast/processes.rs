@@ -35,8 +35,8 @@ fn stores() -> [Arc<Store>; 2] {
 fn trainer(config: &TrainConfig, store: &Arc<Store>, environments: Environments) -> Result<Trainer> {
     let parts = Parts::with_tokenizer(config, Box::new(tokenizer()))?;
     let rewards = scored("environment", |input| input.conversation?.reward);
-    let (dataset, engine) = (Box::new(Questions(0)), Box::new(PolicyEngine));
-    let parts = Parts { dataset, environments, rewards, engine, store: Some(Arc::clone(store)), ..parts };
+    let mut parts = parts.with_environments(environments).with_engine(PolicyEngine).with_store(Arc::clone(store));
+    (parts.dataset, parts.rewards) = (Box::new(Questions(0)), rewards);
     Trainer::with_parts(config.clone(), parts)
 }
 

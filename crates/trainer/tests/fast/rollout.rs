@@ -32,7 +32,7 @@ pub(crate) fn config() -> TrainConfig {
 }
 
 fn trainer(engine: impl RolloutEngine + 'static) -> Trainer {
-    let parts = Parts { engine: Box::new(engine), ..Parts::from_config(&config()).unwrap() };
+    let parts = Parts::from_config(&config()).unwrap().with_engine(engine);
     Trainer::with_parts(config(), parts).unwrap()
 }
 
@@ -77,8 +77,8 @@ fn uncorrected(dtype: PolicyDtype, updates: [usize; 2], completion: fn(&mut Comp
     config.loss = LossConfig::default();
     config.policy.dtype = dtype;
     [config.grpo.num_iterations, config.grpo.steps_per_generation] = updates;
-    let engine = Box::new(Engine { prompt: <[u32]>::to_vec, completion });
-    let parts = Parts { engine, ..Parts::from_config(&config).unwrap() };
+    let engine = Engine { prompt: <[u32]>::to_vec, completion };
+    let parts = Parts::from_config(&config).unwrap().with_engine(engine);
     Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap().metrics
 }
 
@@ -158,7 +158,7 @@ fn a_replayed_sampling_mask_makes_loss_and_engine_agree() {
 fn an_engine_without_sampling_masks_cannot_replay_them() {
     let mut config = config();
     (config.rollout.top_k, config.rollout.replay_sampling_mask) = (Some(3), true);
-    let parts = Parts { engine: Box::new(Strays), ..Parts::from_config(&config).unwrap() };
+    let parts = Parts::from_config(&config).unwrap().with_engine(Strays);
     let error = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap_err().to_string();
     assert!(error.contains("with the ids that it was sampled from"), "{error}");
 }
@@ -188,7 +188,8 @@ fn training_uses_the_sampled_ids() {
 
     let policy = Unigram::new();
     let targets = Arc::clone(&policy.trained_on);
-    let parts = Parts { policy: Box::new(policy), engine: Box::new(Strays), ..Parts::from_config(&config()).unwrap() };
+    let mut parts = Parts::from_config(&config()).unwrap().with_engine(Strays);
+    parts.policy = Box::new(policy);
     let mut run = Trainer::with_parts(config(), parts).unwrap();
     let report = run.grpo_step().unwrap();
     let long = STRAYS.map(i64::from);

@@ -96,7 +96,8 @@ fn updates_compute_the_recorded_experts_and_count_other_choices_of_the_router() 
             true => Box::new(Forger(Arc::clone(&others))),
             false => Box::new(PolicyEngine),
         };
-        let parts = Parts { engine, ..Parts::from_config(&config).unwrap() };
+        let mut parts = Parts::from_config(&config).unwrap();
+        parts.engine = engine;
         let report = Trainer::with_parts(config, parts).unwrap().grpo_step().unwrap();
         let others = *others.lock().unwrap();
         (report, others)
@@ -127,7 +128,7 @@ impl RolloutEngine for Forgetful {
 fn missing_experts_are_errors() {
     let mut moe = with_experts();
     moe.policy.replay_routing = true;
-    let parts = Parts { engine: Box::new(Forgetful), ..Parts::from_config(&moe).unwrap() };
+    let parts = Parts::from_config(&moe).unwrap().with_engine(Forgetful);
     let error = Trainer::with_parts(moe, parts).unwrap().grpo_step().unwrap_err().to_string();
     assert!(error.contains("and with its experts"), "{error}");
     let mut dense = config();

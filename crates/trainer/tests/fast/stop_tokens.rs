@@ -81,7 +81,7 @@ fn every_stop_token_of_the_model_ends_a_completion() {
     config.eval.num_problems = Some(8);
     config.eval.num_generations = 16;
     let engine = Recorded::default();
-    let parts = Parts { engine: Box::new(engine.clone()), ..Parts::from_config(&config).unwrap() };
+    let parts = Parts::from_config(&config).unwrap().with_engine(engine.clone());
     let mut run = Trainer::with_parts(config, parts).unwrap();
     let all = BTreeSet::from(STOP_IDS);
     let report = run.grpo_step().unwrap();

@@ -254,7 +254,8 @@ fn judged_by(reward: Option<f32>, change: fn(&mut TrainConfig)) -> Trainer {
     config.grpo.use_kl_in_reward = false;
     config.loss.beta = 0.0;
     change(&mut config);
-    let parts = Parts { rewards: scored("always", move |_| reward), ..Parts::from_config(&config).unwrap() };
+    let mut parts = Parts::from_config(&config).unwrap();
+    parts.rewards = scored("always", move |_| reward);
     warm(Trainer::with_parts(config, parts).unwrap())
 }
 

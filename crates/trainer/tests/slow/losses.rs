@@ -41,7 +41,8 @@ fn trainer(config: TrainConfig) -> Result<Trainer, Error> {
         let codes = input.completion.chars().map(u32::from);
         Some(codes.sum::<u32>() as f32 / input.completion.chars().count() as f32 / 256.0)
     });
-    let parts = Parts { rewards, ..Parts::with_tokenizer(&config, Box::new(Latin1 { vocab_size }))? };
+    let mut parts = Parts::with_tokenizer(&config, Box::new(Latin1 { vocab_size }))?;
+    parts.rewards = rewards;
     Trainer::with_parts(config, parts)
 }
 

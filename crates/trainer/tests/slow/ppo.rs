@@ -33,7 +33,8 @@ fn config(estimator: AdvantageEstimator) -> TrainConfig {
 fn learn(config: TrainConfig) -> [f64; 2] {
     let tasks: data::WeightedTasks = vec![(Arc::new(Comparison { max_number: 20 }), 1.0)];
     let dataset = Box::new(TaskMixture::from_tasks(tasks, 0.1, config.seed).unwrap());
-    let parts = Parts { dataset, ..Parts::from_config(&config).unwrap() };
+    let mut parts = Parts::from_config(&config).unwrap();
+    parts.dataset = dataset;
     let mut run = crate::support::warm(Trainer::with_parts(config, parts).unwrap());
     let mut rewards = Vec::new();
     while run.phase() == Phase::Grpo {

@@ -72,7 +72,7 @@ pub(crate) fn trainer(
 ) -> Result<Trainer> {
     let agent: Arc<dyn Agent> = Arc::new(Function(hold, Mutex::new(0)));
     let environments = Environments::from_agents(vec![("test".into(), agent)]);
-    let parts = Parts::with_tokenizer(&config, Box::new(tokenizer()))?;
-    let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards, engine, ..parts };
+    let mut parts = Parts::with_tokenizer(&config, Box::new(tokenizer()))?.with_environments(environments);
+    (parts.dataset, parts.rewards, parts.engine) = (Box::new(Questions(0)), rewards, engine);
     Trainer::with_parts(config, parts)
 }

@@ -90,8 +90,8 @@ pub(crate) fn trainer(
 ) -> Result<Trainer> {
     let environments = Environments::from_list(vec![("test".into(), Arc::new(environment))]);
     // Parts of a configuration need a vocabulary of the tokenizer's size.
-    let parts = Parts::with_tokenizer(&config, Box::new(tokenizer()))?;
-    let parts = Parts { dataset: Box::new(Questions(0)), environments, rewards, engine, ..parts };
+    let mut parts = Parts::with_tokenizer(&config, Box::new(tokenizer()))?.with_environments(environments);
+    (parts.dataset, parts.rewards, parts.engine) = (Box::new(Questions(0)), rewards, engine);
     Trainer::with_parts(config, parts)
 }
 

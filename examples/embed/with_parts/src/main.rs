@@ -7,7 +7,7 @@ use std::iter::repeat_n;
 use trainer::data::{self, Dataset, Item};
 use trainer::grpo_core::{Grads, GrpoLoss, HeadLayout, LossOutput, Scores};
 use trainer::models::CharTokenizer;
-use trainer::policy::{self, Completion, CompletionSampler, OptimizerSettings, Policy, PolicyEngine};
+use trainer::policy::{self, Completion, CompletionSampler, OptimizerSettings, Policy};
 use trainer::policy::{RolloutRequest, Sequence, SequenceBatch, StepLoss, UpdateReport, Weights};
 use trainer::rewards::{RewardFn, RewardInput, Rewards};
 use trainer::{Parts, Phase, TrainConfig, Trainer}; // the package grpo-trainer
@@ -127,16 +127,8 @@ fn main() -> trainer::Result<()> {
 
     let loss = GrpoLoss::builder(config.loss()).head(VOCAB, VOCAB).head_layout(HeadLayout::HiddenVocab);
     let (loss, zeros) = (loss.build(&CpuBackend::new())?, vec![0.0; VOCAB * VOCAB]);
-    let parts = Parts {
-        policy: Box::new(Bigram { head: zeros.clone(), gradient: zeros, loss, updates: 0 }),
-        tokenizer: Box::new(CharTokenizer),
-        dataset: Box::new(Digits(0)),
-        rewards: Rewards::from_terms(vec![(Box::new(CountsUp), 1.0)])?,
-        engine: Box::new(PolicyEngine),
-        environments: Default::default(),
-        endpoint: None,
-        store: None,
-    };
+    let policy = Bigram { head: zeros.clone(), gradient: zeros, loss, updates: 0 };
+    let parts = Parts::new(policy, CharTokenizer, Digits(0), Rewards::from_terms(vec![(Box::new(CountsUp), 1.0)])?);
     let (mut run, mut reward) = (Trainer::with_parts(config, parts)?, 0.0);
     while run.phase() == Phase::Grpo {
         let report = run.grpo_step()?;

@@ -75,7 +75,8 @@ fn custom_parts_replace_the_built_in_ones() {
     let dataset = Box::new(TaskMixture::from_tasks(tasks, 0.2, config.seed).unwrap());
     // Rewards short completions, and returns no reward for truncated ones.
     let rewards = scored("brief", |input| (!input.truncated).then(|| -(input.completion.len() as f32)));
-    let parts = Parts { dataset, rewards, ..Parts::from_config(&config).unwrap() };
+    let mut parts = Parts::from_config(&config).unwrap();
+    (parts.dataset, parts.rewards) = (dataset, rewards);
     let mut run = warm(Trainer::with_parts(config, parts).unwrap());
     let report = run.grpo_step().unwrap();
     assert!(report.samples.iter().all(|s| s.task == "reverse"));

@@ -66,12 +66,9 @@ pub(super) fn with_parts(
     terms: Terms,
     engine: impl RolloutEngine + 'static,
 ) -> Result<Trainer> {
-    let parts = Parts {
-        dataset: Box::new(TaskMixture::from_tasks(vec![(Arc::new(task), 1.0)], 0.1, 0)?),
-        rewards: Rewards::from_terms(terms)?,
-        engine: Box::new(engine),
-        ..Parts::from_config(&config)?
-    };
+    let mut parts = Parts::from_config(&config)?.with_engine(engine);
+    parts.dataset = Box::new(TaskMixture::from_tasks(vec![(Arc::new(task), 1.0)], 0.1, 0)?);
+    parts.rewards = Rewards::from_terms(terms)?;
     Trainer::with_parts(config, parts)
 }
 
