@@ -17,26 +17,10 @@ use crate::tensor::{Dtype, TensorMut};
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::sync::Arc;
-use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 
 /// The algorithm that computes the loss. The choice changes time and memory, and numbers only within tolerance.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    EnumCount,
-    EnumString,
-    IntoStaticStr,
-    VariantArray,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
 pub enum Implementation {
     /// Dense and simple; holds [N, V] logits and their gradient.
     Reference,
@@ -49,16 +33,20 @@ pub enum Implementation {
 
 impl Implementation {
     /// All implementations.
-    pub const ALL: [Self; Self::COUNT] = *Self::VARIANTS.first_chunk().unwrap();
+    pub const ALL: [Self; 3] = [Self::Reference, Self::Logits, Self::Fused];
 
     /// Returns the implementation called `name`.
     pub fn from_name(name: &str) -> Option<Self> {
-        name.parse().ok()
+        Self::ALL.into_iter().find(|implementation| implementation.name() == name)
     }
 
     /// Returns the name used in configuration and reports.
     pub fn name(self) -> &'static str {
-        self.into()
+        match self {
+            Self::Reference => "reference",
+            Self::Logits => "logits",
+            Self::Fused => "fused",
+        }
     }
 }
 

@@ -41,6 +41,7 @@ mod tensor;
 pub use half;
 
 pub use advantages::{AdvantageConfig, AdvantageEstimator};
+mod similarity;
 pub use backend::{
     Backend, Implementation, LoopOrder, LossOutput, LossPlan, PlanRequest, Scores, TemperatureFactors, Tiling,
 };

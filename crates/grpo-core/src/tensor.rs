@@ -4,13 +4,10 @@ use half::bf16;
 use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::convert::Infallible;
-use strum::IntoStaticStr;
 
 /// The element type of a tensor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
-#[cfg_attr(test, derive(strum::VariantArray))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
 pub enum Dtype {
     /// IEEE binary32.
     #[default]
@@ -24,7 +21,10 @@ pub enum Dtype {
 impl Dtype {
     /// Returns `f32` or `bf16`.
     pub fn name(self) -> &'static str {
-        self.into()
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
     }
 
     /// Returns the bytes of one element.

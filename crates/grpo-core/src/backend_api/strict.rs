@@ -83,7 +83,7 @@ pub fn elsewhere<'a>(unknown: &str, nearest: Option<&str>, paths: &[&'a str]) ->
     let named = || paths.iter().filter(|path| !path.contains(ANY));
     let same = named().filter(|path| last(path) == key);
     let same = same.min_by_key(|path| (std::cmp::Reverse(shared(path)), path.split('.').count()));
-    let similarity = |other: &str| strsim::jaro_winkler(&key, other);
+    let similarity = |other: &str| crate::similarity::jaro_winkler(&key, other);
     let here = nearest.map_or(SIMILAR_ELSEWHERE, similarity);
     // Nearly the whole name of a key of the same section, as `max_completion_length` for `max_completion_len`: that section is the right one.
     let is_form = |nearest: &str| {
@@ -100,7 +100,7 @@ pub fn elsewhere<'a>(unknown: &str, nearest: Option<&str>, paths: &[&'a str]) ->
 /// Returns the known name most similar to `name`, if it is similar enough for a misspelling.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     known
-        .map(|k| (strsim::jaro_winkler(&name.to_lowercase(), k), k))
+        .map(|k| (crate::similarity::jaro_winkler(&name.to_lowercase(), k), k))
         .filter(|(similarity, _)| *similarity > 0.75)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, k)| k)

@@ -61,13 +61,6 @@ losses! {
     flash_reinforce::FlashReinforce with Parameters,
 }
 
-impl LossType {
-    /// The name used in configuration.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
-}
-
 /// The policy term of a token before its factor, and indicators of its clip.
 #[derive(Clone, Debug)]
 pub struct PolicyTerm<R> {

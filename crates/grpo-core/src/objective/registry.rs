@@ -8,12 +8,8 @@ macro_rules! losses {
         $(pub mod $module;)*
 
         /// The loss per token and, under TRL's names, the average over tokens ([`crate::aggregate`]).
-        #[derive(
-            Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, strum::IntoStaticStr,
-        )]
-        #[cfg_attr(test, derive(strum::VariantArray))]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
         #[serde(rename_all = "snake_case")]
-        #[strum(serialize_all = "snake_case")]
         pub enum LossType {
             $(
                 #[doc = concat!("The loss of [`", stringify!($module), "`](crate::objective::", stringify!($module), ").")]
@@ -25,6 +21,13 @@ macro_rules! losses {
         impl LossType {
             /// All losses, in order of registration.
             pub const ALL: &[Self] = &[$(Self::$loss),*];
+
+            /// Returns the name used in configuration.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$loss => stringify!($module),)*
+                }
+            }
 
             /// Returns the facts about the loss.
             pub const fn traits(self) -> &'static LossTraits {
