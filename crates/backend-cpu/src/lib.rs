@@ -149,6 +149,9 @@ impl Backend for CpuBackend {
             (Implementation::Logits, PolicySpec::Logits { .. }) => {
                 CpuPlan::boxed(request, logits::workspace(request), threads, || LogitsHead::new(request, isa))
             }
+            (other, _) => {
+                Err(unsupported(format!("implementation `{}`", other.name()), "use `fused`, `logits` or `reference`"))
+            }
         }
     }
 }

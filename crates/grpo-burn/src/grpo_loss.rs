@@ -39,6 +39,7 @@ pub struct GrpoLoss {
 
 /// The loss of one batch.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Loss {
     /// The scalar `[1]`, f32, on which to call `backward()`. It may be scaled and added to other losses first.
     pub loss: Tensor<1>,

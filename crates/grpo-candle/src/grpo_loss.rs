@@ -45,6 +45,7 @@ pub struct GrpoLoss {
 
 /// The loss of one batch. Differentiate it with [`Loss::backward`].
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Loss {
     /// The scalar `[]`, f32, to scale or to add to other losses before `backward()`.
     pub loss: Tensor,

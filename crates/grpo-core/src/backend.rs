@@ -21,6 +21,7 @@ use std::sync::Arc;
 /// The algorithm that computes the loss. The choice changes time and memory, and numbers only within tolerance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Implementation {
     /// Dense and simple; holds [N, V] logits and their gradient.
     Reference,
@@ -163,6 +164,7 @@ impl Scores {
 
 /// The result of one `value_and_grad`.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct LossOutput {
     /// Sum over tokens of weight x token loss. The losses of a step's micro-batches add up.
     pub loss: f64,
@@ -180,6 +182,11 @@ pub struct LossOutput {
 }
 
 impl LossOutput {
+    /// Creates the result of a backend, without a value loss.
+    pub fn new(loss: f64, policy_loss: f64, scores: Scores, metrics: Metrics) -> Self {
+        Self { loss, policy_loss, value_loss: 0.0, scores, metrics }
+    }
+
     /// Adds the next micro-batch of the step: sums losses, appends scores, merges metrics.
     pub fn merge(&mut self, next: Self) {
         self.loss += next.loss;

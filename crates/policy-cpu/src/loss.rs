@@ -108,11 +108,11 @@ impl PlannedLoss {
 
     /// Computes the loss of the batch's targets, from `hidden: [N, H]` and `lm_head: [V, H]`.
     pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
-        let grpo_burn::Loss { loss, value, policy_loss, scores, metrics } =
+        let grpo_burn::Loss { loss, value, policy_loss, scores, metrics, .. } =
             self.with_loss(batch, |grpo| grpo.loss(hidden, lm_head, None, batch))?;
         Ok(PartialLoss {
             backward: loss,
-            output: LossOutput { loss: value, policy_loss, scores, metrics, value_loss: 0.0 },
+            output: LossOutput::new(value, policy_loss, scores, metrics),
             routers: RouterStatistics::default(),
             embedded: None,
         })

@@ -14,7 +14,7 @@ pub fn plan(backend: &CpuBackend, request: &PlanRequest) -> Box<dyn LossPlan> {
 pub fn takes_logits(implementation: &Implementation) -> bool {
     match implementation {
         Implementation::Reference | Implementation::Logits => true,
-        Implementation::Fused => false,
+        _ => false,
     }
 }
 
@@ -22,8 +22,8 @@ pub fn takes_logits(implementation: &Implementation) -> bool {
 /// in every implementation with them. The reference accumulates products in f64.
 pub fn has_tiled_products(implementation: &Implementation) -> bool {
     match implementation {
-        Implementation::Logits | Implementation::Fused => true,
         Implementation::Reference => false,
+        _ => true,
     }
 }
 

@@ -12,6 +12,7 @@ use rollout::{encode_prompt, with_tools};
 
 /// The report of one warm-up step.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct WarmupReport {
     /// The number of completed optimizer steps; [`crate::Trainer::warmup_step`] counts skipped updates too.
     pub step: u64,

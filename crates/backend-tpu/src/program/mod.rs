@@ -144,6 +144,9 @@ impl Spec {
                 "implementation `fused` on given logits",
                 "there is no head to fuse with; use `logits`, or pass hidden states and the head",
             )),
+            (other, _) => {
+                Err(unsupported(&format!("implementation `{}`", other.name()), "use `fused`, `logits` or `reference`"))
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use std::fmt;
 /// Estimators that turn rewards into advantages. r = reward, G = the rewards present in the group, all = the rewards present in the batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum AdvantageEstimator {
     /// (r - mean(G)) / (std + eps), with the std that `scale_rewards` selects. DeepSeekMath, arXiv 2402.03300; TRL's default;
     /// verl's `grpo` with eps 1e-6 and `group_of_one: keep`; MLLM-JAX's with ddof 0.
@@ -68,6 +69,7 @@ pub enum AdvantageEstimator {
 /// and `false` (none).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ScaleRewards {
     /// std(G) + eps.
     Group,
@@ -104,6 +106,7 @@ impl<'de> Deserialize<'de> for ScaleRewards {
 /// The set over which advantages are whitened, as the last step, to mean 0 and standard deviation 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Whitening {
     /// No whitening.
     None,
@@ -116,6 +119,7 @@ pub enum Whitening {
 /// The advantage in a group with only one reward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum GroupOfOne {
     /// 0, because there is no reward to compare with. TRL, MLLM-JAX.
     #[default]

@@ -31,6 +31,7 @@ pub struct DynamicSampling {
 
 /// The groups that [`DynamicSampling::filter`] keeps, and counts of dropped groups by reason; a group counts under the first reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KeptGroups {
     /// Indices of the kept groups, ascending.
     pub kept: Vec<usize>,

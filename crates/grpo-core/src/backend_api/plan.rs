@@ -84,7 +84,7 @@ pub struct Step<S> {
 
 impl From<Step<Scores>> for LossOutput {
     fn from(Step { sums, metrics, scores }: Step<Scores>) -> Self {
-        Self { loss: sums.loss, policy_loss: sums.policy, value_loss: 0.0, scores, metrics }
+        Self::new(sums.loss, sums.policy, scores, metrics)
     }
 }
 

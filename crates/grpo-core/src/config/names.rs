@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// `docs/losses/semantics.md` lists every difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Semantics {
     /// TRL.
     #[default]
@@ -30,6 +31,7 @@ impl Semantics {
 /// The level at which the importance ratio is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ImportanceSamplingLevel {
     /// r_t = exp(logp_t - old_t).
     Token,
@@ -43,6 +45,7 @@ pub enum ImportanceSamplingLevel {
 /// with a `+` have the value of their base and the gradient of k2 (verl).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum KlEstimator {
     /// -d.
     #[serde(alias = "kl")]
@@ -98,6 +101,7 @@ pub enum TemperatureMode {
 /// Explicit aggregation modes: verl's, and three from other systems. A mode replaces the average that `loss_type` implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum LossAggMode {
     /// Sum divided by the step's tokens.
     #[serde(alias = "token_mean")]
@@ -128,6 +132,7 @@ pub enum LossAggMode {
 /// derivative is the derivative of the sampling distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum KlImportance {
     /// No ratio.
     Off,
@@ -143,6 +148,7 @@ pub enum KlImportance {
 /// sequence modes are TRL's; the geometric modes use the mean of the sequence's log-ratios instead of the sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum SamplerMode {
     /// Ratio per token, clamped to the bounds.
     TokenTruncate,
@@ -172,6 +178,7 @@ impl SamplerMode {
 /// verl's correction for the mismatch between sampler and old policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum RolloutIs {
     /// Ratio per token, at most the threshold.
     Token,

@@ -133,6 +133,7 @@ impl LossTraits {
 
 /// The quantity whose change `epsilon_low` and `epsilon_high` bound ([`LossConfig::bounds`]).
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Clip {
     /// No quantity.
     None,
@@ -151,6 +152,7 @@ pub enum Clip {
 
 /// How the contributions of its tokens make the log-ratio of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SharedLogRatio {
     /// The mean over active tokens.
     Mean,
@@ -188,6 +190,7 @@ pub enum Bounds {
 
 /// TRL's averages over the tokens of a step ([`crate::aggregate`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Average {
     /// Mean over the step's active tokens: 1/N.
     StepTokens,
@@ -203,6 +206,7 @@ pub enum Average {
 
 /// An average that a system fixes for one policy term, independent of its aggregation mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OwnAverage {
     /// The average of an aggregation mode.
     Mode(LossAggMode),

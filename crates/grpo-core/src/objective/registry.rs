@@ -10,6 +10,7 @@ macro_rules! losses {
         /// The loss per token and, under TRL's names, the average over tokens ([`crate::aggregate`]).
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
         #[serde(rename_all = "snake_case")]
+        #[non_exhaustive]
         pub enum LossType {
             $(
                 #[doc = concat!("The loss of [`", stringify!($module), "`](crate::objective::", stringify!($module), ").")]

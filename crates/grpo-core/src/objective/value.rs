@@ -80,6 +80,7 @@ pub struct ValueLossConfig {
 
 /// The value loss of a batch with its derivatives.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct ValueOutput {
     /// The weighted mean of the tokens' value losses.
     pub value_loss: f64,

@@ -334,7 +334,9 @@ fn outputs_of_micro_batches_merge_in_order() {
         let mut metrics = Metrics::default();
         metrics.mean("entropy", loss, 1.0);
         let scores = Scores { logp: logp.to_vec(), entropy: logp.iter().map(|l| -l).collect() };
-        LossOutput { loss, policy_loss: 2.0 * loss, value_loss: 3.0 * loss, scores, metrics }
+        let mut output = LossOutput::new(loss, 2.0 * loss, scores, metrics);
+        output.value_loss = 3.0 * loss;
+        output
     };
     let mut sum = LossOutput::default();
     sum.merge(part(1.0, &[-1.0, -2.0]));

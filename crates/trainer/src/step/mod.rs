@@ -47,6 +47,7 @@ pub struct Sample {
 
 /// The report of one GRPO step.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct StepReport {
     /// The number of the step, from 1.
     pub step: u64,

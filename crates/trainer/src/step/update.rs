@@ -131,10 +131,9 @@ mod tests {
     fn a_non_finite_loss_names_the_token_of_the_step() {
         // The second update, with the sequences from 1 on.
         let generation = TokenBatch::packed(vec![0; 6], vec![0, 2, 3, 6]).unwrap();
-        let sum = |logp: [f32; 4], loss: f64| LossOutput {
-            loss,
-            scores: Scores { logp: logp.to_vec(), entropy: vec![0.5; 4] },
-            ..LossOutput::default()
+        let sum = |logp: [f32; 4], loss: f64| {
+            let scores = Scores { logp: logp.to_vec(), entropy: vec![0.5; 4] };
+            LossOutput::new(loss, loss, scores, Metrics::default())
         };
         let found = |logp, loss| check_finite(&sum(logp, loss), &generation, 1);
         assert_eq!(found([-1.0; 4], 0.5), Ok(()));

@@ -87,7 +87,8 @@ impl Policy for Unigram {
     /// Computes on-policy GRPO and cross-entropy by hand: the gradient of -weight x logp of each token.
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
         let p = probabilities(&self.logits);
-        let mut output = LossOutput { scores: self.score(Weights::Policy, batches)?, ..LossOutput::default() };
+        let mut output = LossOutput::default();
+        output.scores = self.score(Weights::Policy, batches)?;
         let tokens = output.scores.logp.len().saturating_sub(self.missing_scores);
         output.scores.logp.truncate(tokens);
         output.scores.entropy.truncate(tokens);
