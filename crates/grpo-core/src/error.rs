@@ -20,7 +20,15 @@ pub enum Error {
         /// All known keys of that section.
         known: String,
     },
-    /// A configuration whose values or combinations are illegal.
+    /// A key of the configuration whose value, or combination with other keys, is illegal.
+    #[error("invalid loss configuration: {message}")]
+    Key {
+        /// The key.
+        key: String,
+        /// The legal values, the value found, and the fix.
+        message: String,
+    },
+    /// A configuration, or its combination with a batch or a plan, that is illegal.
     #[error("invalid loss configuration: {0}")]
     Config(String),
     /// A buffer or count that does not fit the other arguments.
@@ -107,6 +115,19 @@ fn readable(bytes: usize) -> String {
 }
 
 impl Error {
+    /// Creates an [`Error::Key`].
+    pub(crate) fn of_key(key: &str, message: impl Into<String>) -> Self {
+        Self::Key { key: key.to_owned(), message: message.into() }
+    }
+
+    /// Returns the key of the configuration that causes the error, if it is one of a key.
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Self::Key { key, .. } | Self::UnknownKey { path: key, .. } => Some(key),
+            _ => None,
+        }
+    }
+
     /// Creates an [`Error::Shape`] from printable values.
     pub fn shape(
         operation: &'static str,

@@ -32,7 +32,7 @@ pub(crate) enum Over {
 /// # Errors
 /// [`Error::Config`] for a rule or threshold that verl does not have.
 pub(crate) fn rejections(config: &LossConfig) -> Result<Vec<Rejection>> {
-    let fail = |message: String| Err(Error::Config(message));
+    let fail = |message: String| Err(Error::of_key("rollout_rs", message));
     let list = |text: Option<&str>| -> Vec<String> {
         let parts = text.into_iter().flat_map(|text| text.split(',')).map(|part| part.trim().to_owned());
         parts.filter(|part| !part.is_empty()).collect()
@@ -58,7 +58,7 @@ pub(crate) fn rejections(config: &LossConfig) -> Result<Vec<Rejection>> {
 
 impl Rejection {
     fn parse(rule: &str, threshold: &str) -> Result<Self> {
-        let fail = |message: String| Err(Error::Config(message));
+        let fail = |message: String| Err(Error::of_key("rollout_rs", message));
         let (over, estimator) = match rule.rsplit_once("_k") {
             Some(("token", k @ ("1" | "2" | "3"))) => (Over::Token, k),
             Some(("seq_sum", k @ ("1" | "2" | "3"))) => (Over::Sum, k),
@@ -70,7 +70,8 @@ impl Rejection {
                 ));
             }
         };
-        let bounds = Threshold::parse(threshold).map_err(|e| Error::Config(format!("rollout_rs_threshold: {e}")))?;
+        let bounds = Threshold::parse(threshold)
+            .map_err(|e| Error::of_key("rollout_rs_threshold", format!("rollout_rs_threshold: {e}")))?;
         let positive = |v: f64| v > 0.0 && v.is_finite();
         if !positive(bounds.high) || !bounds.low.is_none_or(|low| positive(low) && low <= bounds.high) {
             return fail(format!("rollout_rs_threshold: bounds must be positive and in order, got `{threshold}`"));

@@ -100,12 +100,16 @@ impl ValueLossConfig {
     /// [`Error::Config`] that names the field.
     pub fn validate(&self) -> Result<()> {
         if !(self.vf_coef >= 0.0 && self.vf_coef.is_finite()) {
-            return Err(Error::Config(format!("vf_coef must be finite and not negative, got {}", self.vf_coef)));
+            return Err(Error::of_key(
+                "vf_coef",
+                format!("vf_coef must be finite and not negative, got {}", self.vf_coef),
+            ));
         }
         match self.cliprange_value {
-            Some(range) if !(range > 0.0 && range.is_finite()) => Err(Error::Config(format!(
-                "cliprange_value must be finite and above 0, or null for no clip, got {range}"
-            ))),
+            Some(range) if !(range > 0.0 && range.is_finite()) => Err(Error::of_key(
+                "cliprange_value",
+                format!("cliprange_value must be finite and above 0, or null for no clip, got {range}"),
+            )),
             _ => Ok(()),
         }
     }

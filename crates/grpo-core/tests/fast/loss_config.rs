@@ -113,7 +113,10 @@ fn a_value_that_is_not_finite_is_refused_field_by_field() {
     for change in set {
         let mut config = LossConfig::default();
         change(&mut config);
-        assert!(matches!(config.validate(), Err(Error::Config(m)) if m.contains("finite")), "{config:?}");
+        assert!(
+            matches!(config.validate(), Err(Error::Key { message, .. }) if message.contains("finite")),
+            "{config:?}"
+        );
     }
 }
 
@@ -287,5 +290,43 @@ fn prepare_checks_truncated_rows_and_requires_sampler_logp() {
     for key in ["rollout_is\": \"token", "rollout_rs\": \"token_k1\", \"rollout_rs_threshold\": \"2"] {
         let message = prepare(&format!("{{\"{key}\"}}")).unwrap_err();
         assert!(message.contains("sampler_logp"), "{message}");
+    }
+}
+
+#[test]
+fn errors_of_the_configuration_have_their_key() {
+    let key = |config: LossConfig| config.validate().unwrap_err().key().map(str::to_owned);
+    assert_eq!(key(LossConfig { temperature: 0.0, ..LossConfig::default() }).as_deref(), Some("temperature"));
+    assert_eq!(key(LossConfig { beta: -1.0, ..LossConfig::default() }).as_deref(), Some("beta"));
+    assert_eq!(key(LossConfig { dp_size: 0, ..LossConfig::default() }).as_deref(), Some("dp_size"));
+    assert_eq!(LossConfig::from_json(r#"{"epsilon_hi": 0.28}"#).unwrap_err().key(), Some("epsilon_hi"));
+    assert_eq!(Error::NoAdvantages.key(), None);
+}
+
+/// The advice of an error must not lead to another error.
+#[rstest]
+fn keys_of_an_average_lead_to_settings_that_are_legal(#[values("dapo", "bnpo", "dr_grpo", "luspo")] loss_type: &str) {
+    let config = |json: &str| LossConfig::from_json(json).and_then(|config| config.validate().map(|()| config));
+    let keys = [
+        ("num_generations", "prompt-mean"),
+        ("micro_batch_size", "token-mean-legacy"),
+        ("loss_scale_factor", "seq-mean-token-sum-norm"),
+    ];
+    for (key, average) in keys {
+        let base = match loss_type {
+            "dr_grpo" => r#""loss_type": "dr_grpo", "max_completion_length": 9"#.to_owned(),
+            "luspo" => r#""loss_type": "luspo", "importance_sampling_level": "sequence""#.to_owned(),
+            _ => format!(r#""loss_type": "{loss_type}""#),
+        };
+        let error = config(&format!(r#"{{{base}, "{key}": 8}}"#)).unwrap_err();
+        let (message, level) = (error.to_string(), ["token", "sequence"][usize::from(loss_type == "luspo")]);
+        let advice = format!("leave it out, or set loss_agg_mode to {average} and use loss_type grpo");
+        assert!(error.key() == Some(key) && message.contains(&advice), "{message}");
+        assert_eq!(message.contains("importance_sampling_level sequence"), level == "sequence");
+        let advised = format!(
+            r#"{{"loss_type": "grpo", "importance_sampling_level": "{level}", "loss_agg_mode": "{average}", "{key}": 8}}"#
+        );
+        config(&advised).unwrap();
+        config(&format!("{{{base}}}")).unwrap();
     }
 }
