@@ -34,7 +34,6 @@ pub fn case(shape: Shape, loss: &LossConfig, dtype: Dtype, seed: u64) -> BatchFi
         name: format!("{shape:?}"),
         source: "synthetic".into(),
         loss: loss.clone(),
-        shape: [b, t],
         hidden: h,
         vocab: v,
         policy: PolicyOutput::Hidden {

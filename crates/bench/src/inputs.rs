@@ -57,7 +57,8 @@ impl Inputs {
             if per_sequence { Advantages::PerSequence(advantages) } else { Advantages::PerToken(advantages) };
         let ShapeConfig { batch: b, tokens: t, .. } = config.shape;
         let offsets = (0..=b).map(|sequence| sequence * t).collect();
-        let mut batch = TokenBatch::packed(file("targets")?.read()?, offsets)?.with_advantages(advantages)?;
+        let targets: Vec<i64> = file("targets")?.read()?;
+        let mut batch = TokenBatch::packed(targets, offsets)?.with_advantages(advantages)?;
         if let Some(kept) = files.get("kept_ids") {
             let ids: Vec<u32> = kept.read()?;
             let offsets: Vec<usize> = (0..=b * t).map(|row| row * config.inputs.kept_ids).collect();

@@ -86,16 +86,17 @@ pub fn not_finite(file: &BatchFile, evaluated: &Evaluated) -> Vec<NotFinite> {
 
 /// Returns the results other than the loss, with shapes.
 fn lists<'a>(file: &BatchFile, evaluated: &'a Evaluated) -> Vec<(&'static str, Vec<usize>, &'a Vec<f64>)> {
-    let [b, t] = file.shape;
+    let tokens = file.token_shape();
+    let with_columns = |columns: usize| [&tokens[..], &[columns]].concat();
     let (h, v) = (file.hidden, file.vocab);
     let values = &evaluated.values;
     let lists = [
-        ("logp", vec![b, t], &values.logp),
-        ("entropy", vec![b, t], &values.entropy),
-        ("grad_hidden", vec![b, t, h], &values.grad_hidden),
+        ("logp", tokens.clone(), &values.logp),
+        ("entropy", tokens.clone(), &values.entropy),
+        ("grad_hidden", with_columns(h), &values.grad_hidden),
         ("grad_lm_head", vec![v, h], &values.grad_lm_head),
         ("grad_bias", vec![v], &values.grad_bias),
-        ("grad_logits", vec![b, t, v], &values.grad_logits),
+        ("grad_logits", with_columns(v), &values.grad_logits),
     ];
     lists.into_iter().filter_map(|(name, shape, list)| Some((name, shape, list.as_ref()?))).collect()
 }

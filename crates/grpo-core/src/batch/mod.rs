@@ -102,12 +102,13 @@ pub const LARGEST_LOGP: f32 = 2.0;
 
 impl TokenBatch {
     /// Creates a batch of sequences that are concatenated without padding: `targets: [N]`, `offsets: [B + 1]` from 0 to N, never decreasing.
-    /// Every token is active. The batch can be scored without more inputs; a loss needs advantages
-    /// ([`TokenBatch::with_advantages`]).
+    /// Ids are `u32`, as tokenizers return them, `i64` or `i32`. Every token is active. The batch can be scored without more inputs; a loss
+    /// needs advantages ([`TokenBatch::with_advantages`]).
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Value`] if the offsets do not have this form.
-    pub fn packed(targets: Vec<i64>, offsets: Vec<usize>) -> Result<Self> {
+    pub fn packed<T: Into<i64>>(targets: Vec<T>, offsets: Vec<usize>) -> Result<Self> {
+        let targets: Vec<i64> = targets.into_iter().map(Into::into).collect();
         if offsets.first() != Some(&0) || offsets.last() != Some(&targets.len()) {
             return Err(Error::shape(
                 OP,
@@ -143,7 +144,7 @@ impl TokenBatch {
     ///
     /// # Errors
     /// [`Error::Shape`] for wrong lengths or T = 0, [`Error::Value`] for a mask entry that is neither 0 nor 1.
-    pub fn padded(targets: &[i64], mask: &[f32], [b, t]: [usize; 2]) -> Result<Self> {
+    pub fn padded<T: Into<i64> + Copy>(targets: &[T], mask: &[f32], [b, t]: [usize; 2]) -> Result<Self> {
         let n = b
             .checked_mul(t)
             .ok_or_else(|| Error::shape(OP, "B x T", "a product that fits usize", format!("{b} x {t}")))?;

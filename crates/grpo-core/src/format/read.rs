@@ -1,6 +1,6 @@
 //! Parsing of batch files: the shape of every tensor is checked against B, T, H and V.
 
-use super::{BatchFile, BatchLoss, FORMAT, expected_shapes};
+use super::{BatchFile, BatchLoss, FORMAT, expected_shapes, with_columns};
 use crate::backend_api::strict::{UniqueKeys, nearest};
 use crate::batch::{Advantages, SamplingMask, TokenBatch};
 use crate::error::{Error, Result};
@@ -36,37 +36,54 @@ impl BatchFile {
         let BatchLoss { loss, step } = BatchLoss::from_json(&loss)?;
 
         let shape = file.shape_of("targets")?;
-        let [b, t] = <[usize; 2]>::try_from(shape.as_slice())
-            .map_err(|_| Error::Format(format!("targets: expected shape [B, T], got {shape:?}")))?;
         // With an empty dimension the other dimension could be of any size without data in the file.
-        if b == 0 || t == 0 {
+        if shape.contains(&0) {
             return Err(Error::Format(format!("targets: expected at least one token, got shape {shape:?}")));
         }
-        let (policy, hidden, vocab) = file.policy(b, t)?;
-        let mut batch = TokenBatch::padded(&file.targets(b, t)?, &file.mask(b, t)?, [b, t])?.with_step(step)?;
-        batch = batch.with_advantages(match file.per_sequence("advantages", b, t)? {
+        let offsets = match (&shape[..], file.has("offsets")) {
+            (&[b, t], false) => (0..=b).map(|sequence| sequence * t).collect(),
+            (&[_], true) => file.unsigned("offsets", &file.shape_of("offsets")?)?,
+            (_, has_offsets) => {
+                let expected =
+                    if has_offsets { "[N], because there are `offsets`" } else { "[B, T], or [N] with `offsets`" };
+                return Err(Error::Format(format!("targets: expected shape {expected}, got {shape:?}")));
+            }
+        };
+        let (policy, hidden, vocab) = file.policy(&shape)?;
+        let mut batch = TokenBatch::packed(file.i64s("targets", &shape)?, offsets)?;
+        if shape.len() > 1 || file.has("mask") {
+            batch = batch.with_mask(&file.mask(&shape)?)?;
+        }
+        batch = batch.with_step(step)?;
+        let (shape, sequences) = (&shape[..], batch.sequences());
+        batch = batch.with_advantages(match file.per_sequence("advantages", shape, sequences)? {
             Some(list) => Advantages::PerSequence(list),
-            None => Advantages::PerToken(file.f32s("advantages", &[b, t])?),
+            None => Advantages::PerToken(file.f32s("advantages", shape)?),
         })?;
         if file.has("old_logp") {
-            batch = batch.with_old_logp(file.f32s("old_logp", &[b, t])?)?;
+            batch = batch.with_old_logp(file.f32s("old_logp", shape)?)?;
         }
         if file.has("ref_logp") {
-            batch = batch.with_ref_logp(file.f32s("ref_logp", &[b, t])?)?;
+            batch = batch.with_ref_logp(file.f32s("ref_logp", shape)?)?;
         }
         if file.has("sampler_logp") {
-            batch = batch.with_sampler_logp(file.f32s("sampler_logp", &[b, t])?)?;
+            batch = batch.with_sampler_logp(file.f32s("sampler_logp", shape)?)?;
         }
         if file.has("temperatures") {
-            batch = batch.with_temperatures(match file.per_sequence("temperatures", b, t)? {
-                Some(list) => list.iter().flat_map(|of| std::iter::repeat_n(*of, t)).collect(),
-                None => file.f32s("temperatures", &[b, t])?,
-            })?;
+            let temperatures = match file.per_sequence("temperatures", shape, sequences)? {
+                Some(list) => {
+                    let rows = |(sequence, of): (usize, &f32)| std::iter::repeat_n(*of, batch.range(sequence).len());
+                    list.iter().enumerate().flat_map(rows).collect()
+                }
+                None => file.f32s("temperatures", shape)?,
+            };
+            batch = batch.with_temperatures(temperatures)?;
         }
         if file.has("sampling_mask.ids") || file.has("sampling_mask.offsets") {
-            batch = batch.with_sampling_mask(file.sampling_mask(b * t)?)?;
+            let mask = file.sampling_mask(batch.tokens())?;
+            batch = batch.with_sampling_mask(mask)?;
         }
-        let expected = file.expected([b, t], hidden, vocab)?;
+        let expected = file.expected(shape, hidden, vocab)?;
         // An expected result of a tensor that the policy lacks would never be compared.
         let absent = [
             ("grad_hidden", expected.grad_hidden.is_some() && hidden == 0),
@@ -81,7 +98,6 @@ impl BatchFile {
             name: get("name").unwrap_or_default(),
             source: get("source").unwrap_or_default(),
             loss,
-            shape: [b, t],
             hidden,
             vocab,
             policy,
@@ -131,11 +147,12 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns the list if its shape is `[B]` or `[B, 1]`, `None` if it is `[B, T]`.
-    fn per_sequence(&self, name: &str, b: usize, t: usize) -> Result<Option<Vec<f32>>> {
+    /// Returns the list if its shape is `[B]` or `[B, 1]`, `None` if it is the shape of the tokens.
+    fn per_sequence(&self, name: &str, tokens: &[usize], sequences: usize) -> Result<Option<Vec<f32>>> {
         match self.shape_of(name)?.as_slice() {
-            [_] => self.f32s(name, &[b]).map(Some),
-            [_, 1] if t > 1 => self.f32s(name, &[b, 1]).map(Some),
+            shape if shape == tokens => Ok(None),
+            [_] => self.f32s(name, &[sequences]).map(Some),
+            [_, 1] => self.f32s(name, &[sequences, 1]).map(Some),
             _ => Ok(None),
         }
     }
@@ -148,9 +165,9 @@ impl Reader<'_> {
         })
     }
 
-    fn mask(&self, b: usize, t: usize) -> Result<Vec<f32>> {
+    fn mask(&self, tokens: &[usize]) -> Result<Vec<f32>> {
         let dtypes = [FileDtype::F32, FileDtype::BOOL, FileDtype::U8, FileDtype::I32, FileDtype::I64];
-        let view = self.expect("mask", &[b, t], &dtypes)?;
+        let view = self.expect("mask", tokens, &dtypes)?;
         Ok(match view.dtype() {
             FileDtype::F32 => decode(view.data(), f32::from_le_bytes),
             FileDtype::I32 => decode(view.data(), |bytes| i32::from_le_bytes(bytes) as f32),
@@ -159,13 +176,10 @@ impl Reader<'_> {
         })
     }
 
-    fn targets(&self, b: usize, t: usize) -> Result<Vec<i64>> {
-        self.i64s("targets", &[b, t])
-    }
-
     fn i64s(&self, name: &str, shape: &[usize]) -> Result<Vec<i64>> {
-        let view = self.expect(name, shape, &[FileDtype::I64, FileDtype::I32])?;
+        let view = self.expect(name, shape, &[FileDtype::I64, FileDtype::I32, FileDtype::U32])?;
         Ok(match view.dtype() {
+            FileDtype::U32 => decode(view.data(), |bytes| i64::from(u32::from_le_bytes(bytes))),
             FileDtype::I32 => decode(view.data(), |bytes| i64::from(i32::from_le_bytes(bytes))),
             _ => decode(view.data(), i64::from_le_bytes),
         })
@@ -174,17 +188,18 @@ impl Reader<'_> {
     fn sampling_mask(&self, tokens: usize) -> Result<SamplingMask> {
         let (ids, offsets) = ("sampling_mask.ids", "sampling_mask.offsets");
         let count = self.shape_of(ids)?.iter().product();
-        fn unsigned<T: TryFrom<i64>>(name: &str, values: Vec<i64>) -> Result<Vec<T>> {
-            let wrong = |value| Error::Format(format!("{name}: expected numbers from 0, got {value}"));
-            values.into_iter().map(|value| T::try_from(value).map_err(|_| wrong(value))).collect()
-        }
-        let of_tokens = unsigned(offsets, self.i64s(offsets, &[tokens + 1])?)?;
-        SamplingMask::new(&of_tokens, &unsigned(ids, self.i64s(ids, &[count])?)?)
+        SamplingMask::new(&self.unsigned(offsets, &[tokens + 1])?, &self.unsigned(ids, &[count])?)
+    }
+
+    fn unsigned<T: TryFrom<i64>>(&self, name: &str, shape: &[usize]) -> Result<Vec<T>> {
+        let wrong = |value| Error::Format(format!("{name}: expected numbers from 0, got {value}"));
+        self.i64s(name, shape)?.into_iter().map(|value| T::try_from(value).map_err(|_| wrong(value))).collect()
     }
 
     /// Returns the policy with H (0 for logits) and V.
-    fn policy(&self, b: usize, t: usize) -> Result<(PolicyOutput<Tensor>, usize, usize)> {
-        let last = |name: &str, rank: usize| match self.shape_of(name)?.as_slice() {
+    fn policy(&self, tokens: &[usize]) -> Result<(PolicyOutput<Tensor>, usize, usize)> {
+        let rank = tokens.len() + 1;
+        let last = |name: &str| match self.shape_of(name)?.as_slice() {
             shape if shape.len() == rank && shape[rank - 1] > 0 => Ok(shape[rank - 1]),
             shape => {
                 Err(Error::Format(format!("{name}: expected {rank} dimensions, the last not empty, got {shape:?}")))
@@ -194,18 +209,18 @@ impl Reader<'_> {
             if let Some(name) = ["hidden", "lm_head", "bias"].into_iter().find(|name| self.has(name)) {
                 return Err(Error::Format(format!("the file holds both logits and {name}: keep one of them")));
             }
-            let v = last("logits", 3)?;
-            return Ok((PolicyOutput::Logits(self.float("logits", &[b, t, v])?), 0, v));
+            let v = last("logits")?;
+            return Ok((PolicyOutput::Logits(self.float("logits", &with_columns(tokens, v))?), 0, v));
         }
         if !self.has("hidden") {
             return Err(Error::Format("neither `hidden` with `lm_head` nor `logits` is there".into()));
         }
-        let h = last("hidden", 3)?;
+        let h = last("hidden")?;
         let v = match self.shape_of("lm_head")?.as_slice() {
             [v, columns] if *columns == h && *v > 0 => *v,
             shape => return Err(Error::Format(format!("lm_head: expected shape [V, {h}], got {shape:?}"))),
         };
-        let hidden = self.float("hidden", &[b, t, h])?;
+        let hidden = self.float("hidden", &with_columns(tokens, h))?;
         let lm_head = self.float("lm_head", &[v, h])?;
         let bias = if self.has("bias") { Some(self.float("bias", &[v])?) } else { None };
         for (name, tensor) in [("lm_head", Some(&lm_head)), ("bias", bias.as_ref())] {
@@ -219,7 +234,7 @@ impl Reader<'_> {
         Ok((PolicyOutput::Hidden { hidden, lm_head, bias }, h, v))
     }
 
-    fn expected(&self, shape: [usize; 2], h: usize, v: usize) -> Result<Values> {
+    fn expected(&self, tokens: &[usize], h: usize, v: usize) -> Result<Values> {
         let read = |name: &str, shape: &[usize]| -> Result<Option<Vec<f64>>> {
             if !self.has(name) {
                 return Ok(None);
@@ -231,7 +246,7 @@ impl Reader<'_> {
             }))
         };
         let mut lists = Vec::with_capacity(6);
-        for (name, shape) in expected_shapes(shape, h, v) {
+        for (name, shape) in expected_shapes(tokens, h, v) {
             lists.push(read(name, &shape)?);
         }
         // torch and numpy write a loss as a scalar or as a list of one number.
@@ -252,12 +267,13 @@ impl Reader<'_> {
 
     /// Refuses unknown tensors, so that a misspelt optional tensor is not silently ignored.
     fn refuse_unknown_tensors(&self) -> Result<()> {
-        const KNOWN: [&str; 20] = [
+        const KNOWN: [&str; 21] = [
             "hidden",
             "lm_head",
             "bias",
             "logits",
             "targets",
+            "offsets",
             "mask",
             "advantages",
             "old_logp",

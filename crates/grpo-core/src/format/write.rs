@@ -1,6 +1,6 @@
 //! Serialisation of batch files.
 
-use super::{BatchFile, FORMAT, expected_shapes, with_metadata};
+use super::{BatchFile, FORMAT, expected_shapes, with_columns, with_metadata};
 use crate::batch::Advantages;
 use crate::error::{Error, Result};
 use crate::policy::PolicyOutput;
@@ -9,19 +9,19 @@ use safetensors::tensor::{Dtype as FileDtype, TensorView};
 use std::collections::BTreeMap;
 
 impl BatchFile {
-    /// Serialises the file. `expected` values are written as F64. Sequences must all have T tokens; aggregation
-    /// weights are not part of the format.
+    /// Serialises the file. `expected` values are written as F64. Sequences of different lengths are packed
+    /// ([`BatchFile::token_shape`]); aggregation weights are not part of the format.
     ///
     /// # Errors
     /// [`Error::Shape`] if a tensor does not have the shape that follows from the other fields.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let [b, t] = self.shape;
+        let (tokens, sequences) = (&self.token_shape()[..], self.batch.sequences());
         let (h, v) = (self.hidden, self.vocab);
         let mut out = Writer::default();
         match &self.policy {
-            PolicyOutput::Logits(logits) => out.tensor("logits", &[b, t, v], logits)?,
+            PolicyOutput::Logits(logits) => out.tensor("logits", &with_columns(tokens, v), logits)?,
             PolicyOutput::Hidden { hidden, lm_head, bias } => {
-                out.tensor("hidden", &[b, t, h], hidden)?;
+                out.tensor("hidden", &with_columns(tokens, h), hidden)?;
                 out.tensor("lm_head", &[v, h], lm_head)?;
                 if let Some(bias) = bias {
                     out.tensor("bias", &[v], bias)?;
@@ -31,14 +31,17 @@ impl BatchFile {
         out.push(
             "targets",
             FileDtype::I64,
-            &[b, t],
+            tokens,
             self.batch.targets().iter().flat_map(|t| t.to_le_bytes()).collect(),
         )?;
+        if tokens.len() == 1 {
+            out.offsets("offsets", self.batch.offsets())?;
+        }
         let mask: Vec<f32> = (0..self.batch.tokens()).map(|i| f32::from(u8::from(self.batch.is_active(i)))).collect();
-        out.f32s("mask", &[b, t], &mask)?;
+        out.f32s("mask", tokens, &mask)?;
         match self.batch.advantages() {
-            Advantages::PerSequence(a) => out.f32s("advantages", &[b], a)?,
-            Advantages::PerToken(a) => out.f32s("advantages", &[b, t], a)?,
+            Advantages::PerSequence(a) => out.f32s("advantages", &[sequences], a)?,
+            Advantages::PerToken(a) => out.f32s("advantages", tokens, a)?,
         }
         let lists = [
             ("old_logp", self.batch.old_logp()),
@@ -48,21 +51,20 @@ impl BatchFile {
         ];
         for (name, list) in lists {
             if let Some(list) = list {
-                out.f32s(name, &[b, t], list)?;
+                out.f32s(name, tokens, list)?;
             }
         }
         if let Some(mask) = self.batch.sampling_mask() {
-            let (ids, offsets) = (mask.ids(), mask.offsets());
+            let ids = mask.ids();
             let numbers = ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
             out.push("sampling_mask.ids", FileDtype::I64, &[ids.len()], numbers)?;
-            let numbers = offsets.iter().flat_map(|offset| (*offset as i64).to_le_bytes()).collect();
-            out.push("sampling_mask.offsets", FileDtype::I64, &[offsets.len()], numbers)?;
+            out.offsets("sampling_mask.offsets", mask.offsets())?;
         }
         let e = &self.expected;
         if let Some(loss) = e.loss {
             out.f64s("expected.loss", &[], &[loss])?;
         }
-        let expected = expected_shapes([b, t], h, v);
+        let expected = expected_shapes(tokens, h, v);
         for ((name, shape), values) in
             expected.iter().zip([&e.logp, &e.entropy, &e.grad_hidden, &e.grad_lm_head, &e.grad_bias, &e.grad_logits])
         {
@@ -89,6 +91,11 @@ impl Writer {
         }
         self.tensors.push((name.to_owned(), dtype, shape.to_vec(), bytes));
         Ok(())
+    }
+
+    fn offsets(&mut self, name: &str, offsets: &[usize]) -> Result<()> {
+        let numbers = offsets.iter().flat_map(|offset| (*offset as i64).to_le_bytes()).collect();
+        self.push(name, FileDtype::I64, &[offsets.len()], numbers)
     }
 
     fn f32s(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {

@@ -24,7 +24,6 @@ fn case() -> BatchFile {
         name: "case".into(),
         source: "by hand".into(),
         loss: LossConfig { epsilon_high: Some(0.28), ..LossConfig::default() },
-        shape: [2, 2],
         hidden: 2,
         vocab: 3,
         policy: PolicyOutput::Hidden {
@@ -49,7 +48,7 @@ fn batch_file_round_trips() {
         file.policy = file.policy.to_dtype(dtype);
         let back = BatchFile::parse(&file.to_bytes().unwrap()).unwrap();
         assert_eq!((&back.name, &back.source, &back.loss), (&file.name, &file.source, &file.loss));
-        assert_eq!((back.shape, back.hidden, back.vocab), ([2, 2], 2, 3));
+        assert_eq!((back.token_shape(), back.hidden, back.vocab), (vec![2, 2], 2, 3));
         assert_eq!((&back.policy, &back.expected), (&file.policy, &file.expected));
         assert_eq!(back.batch.active_rows(), [0, 2, 3]);
         assert_eq!(back.batch.targets(), file.batch.targets());
@@ -183,6 +182,22 @@ fn batch_file_refuses_sizes_without_data() {
     assert!(BatchFile::parse(&bytes).unwrap_err().to_string().contains("at least one token"));
 }
 
+#[test]
+fn a_packed_batch_file_round_trips() {
+    let batch = TokenBatch::packed(vec![1_u32, 2, 0, 1], vec![0, 1, 1, 4]).unwrap();
+    let batch = batch.with_advantages(vec![0.5, 0.0, -1.0]).unwrap().with_old_logp(vec![-1.0; 4]).unwrap();
+    let expected = Values { logp: Some(vec![-1.0; 4]), grad_hidden: Some(vec![0.5; 8]), ..Values::default() };
+    let file = BatchFile { batch, expected, ..case() };
+    assert_eq!(file.token_shape(), [4]);
+    let bytes = file.to_bytes().unwrap();
+    let back = BatchFile::parse(&bytes).unwrap();
+    assert_eq!((&back.batch, &back.policy, &back.expected), (&file.batch, &file.policy, &file.expected));
+    // Sequences of one length are padded rows without padding.
+    let even = TokenBatch::packed(vec![1, 2, 0, 1], vec![0, 2, 4]).unwrap().with_advantages(vec![0.5, -1.0]).unwrap();
+    let even = BatchFile { batch: even, expected: Values::default(), ..case() };
+    assert_eq!(BatchFile::parse(&even.to_bytes().unwrap()).unwrap().token_shape(), [2, 2]);
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
@@ -198,7 +213,7 @@ proptest! {
             bytes.truncate(keep.index(bytes.len()));
         }
         if let Ok(file) = BatchFile::parse(&bytes) {
-            prop_assert_eq!(file.batch.tokens(), file.shape[0] * file.shape[1]);
+            prop_assert_eq!(file.batch.tokens(), file.token_shape().iter().product::<usize>());
         }
     }
 }
