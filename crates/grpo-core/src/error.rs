@@ -59,6 +59,12 @@ pub enum Error {
          policy term"
     )]
     NoAdvantages,
+    /// A batch without weights that is split into micro-batches: each part would be averaged as a whole step.
+    #[error(
+        "micro-batch: the batch has no weights of its optimizer step, so the losses of its parts would not add up to the loss of the \
+         step: split the result of LossConfig::prepare_step, or use TokenBatch::select_independent for scores and for steps of their own"
+    )]
+    NoWeights,
     /// An invalid batch file.
     #[error("not a grpo-batch/1 file: {0}")]
     Format(String),

@@ -8,8 +8,8 @@ use crate::{mismatch, sampler, selection};
 use std::borrow::Cow;
 
 impl LossConfig {
-    /// Prepares `batch` for the loss: masks truncated and rejected sequences, and computes the sampler's weight and the selection of
-    /// tokens.
+    /// Prepares `batch` as one optimizer step: masks truncated and rejected sequences, computes the sampler's weight, the selection of
+    /// tokens and the weights of the average. The losses of its parts ([`TokenBatch::select_sequences`]) then add up to the loss of the step.
     ///
     /// `score` returns log-probabilities and entropies of the policy for a batch, at the cost of one forward pass. It is called only to
     /// select tokens ([`LossConfig::selects_tokens`]), or to correct for the sampler if the batch
@@ -17,10 +17,55 @@ impl LossConfig {
     ///
     /// Data that the batch already has is kept: a batch with weights is part of a step, whose masks are the caller's; a batch with factors
     /// is not selected from again. A step that is split after `prepare` therefore selects from all of its tokens.
+    ///
     /// # Errors
     /// [`crate::Error::Config`] if the batch lacks an input that the configuration needs, or if counts do not fit the batch;
     /// [`crate::Error::Value`] if a weight of the sampler overflows; the errors of `score`.
     pub fn prepare<'a, E: From<Error>>(
+        &self,
+        batch: &'a TokenBatch,
+        score: impl FnOnce(&TokenBatch) -> Result<PolicyValues, E>,
+    ) -> Result<Cow<'a, TokenBatch>, E> {
+        let batch = self.prepare_tokens(batch, score)?;
+        match batch.weights() {
+            Some(_) => Ok(batch),
+            None => {
+                let weights = token_weights(self, &batch)?;
+                Ok(Cow::Owned(batch.into_owned().with_weights(weights)?))
+            }
+        }
+    }
+
+    /// Prepares `batch` like [`LossConfig::prepare`], for a configuration that needs no scores of the policy.
+    ///
+    /// ```
+    /// use grpo_core::{LossConfig, TokenBatch};
+    ///
+    /// let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 1, 4])?.with_advantages(vec![1.0, -0.5])?;
+    /// let step = LossConfig::dapo().prepare_step(&batch)?;
+    /// let part = step.select_sequences(0..1)?; // one of four tokens
+    /// assert_eq!(part.weights().map(|weights| weights.policy.clone()), Some(vec![0.25]));
+    /// # Ok::<(), grpo_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] if the configuration needs scores; the errors of [`LossConfig::prepare`].
+    pub fn prepare_step(&self, batch: &TokenBatch) -> Result<TokenBatch> {
+        let missing = |_: &TokenBatch| {
+            let key = if self.selects_tokens() {
+                "selects tokens by scores of the whole step"
+            } else {
+                "corrects for the sampler, and the batch has no old_logp"
+            };
+            Err(Error::Config(format!(
+                "the loss {key}: call LossConfig::prepare with a function that scores the batch"
+            )))
+        };
+        Ok(self.prepare(batch, missing)?.into_owned())
+    }
+
+    /// Prepares the tokens of `batch` like [`LossConfig::prepare`]; a batch that does not change has no weights.
+    pub(crate) fn prepare_tokens<'a, E: From<Error>>(
         &self,
         batch: &'a TokenBatch,
         score: impl FnOnce(&TokenBatch) -> Result<PolicyValues, E>,
@@ -45,7 +90,13 @@ impl LossConfig {
         if batch.factors().is_none() && (corrects || compares || self.selects_tokens()) {
             let mut of_step = batch.into_owned();
             let values = match self.selects_tokens() || (corrects && of_step.old_logp().is_none()) {
-                true => Some(score(&of_step)?),
+                true => {
+                    let values = score(&of_step)?;
+                    for (name, list) in [("logp", &values.logp), ("entropy", &values.entropy)] {
+                        of_step.check_len(&format!("scores.{name}"), list.len())?;
+                    }
+                    Some(values)
+                }
                 false => None,
             };
             let mut factors = TokenFactors::new(of_step.tokens());

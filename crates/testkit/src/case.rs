@@ -249,13 +249,16 @@ impl Case {
         Self { hidden: self.hidden.with(|hidden| hidden[row * self.h + 3] = value), ..self.clone() }
     }
 
-    /// Returns the sequences `range` with their hidden states.
+    /// Returns the sequences `range` with their hidden states: a part of the step if the batch has weights, else a step of its own.
     pub fn select(&self, range: Range<usize>) -> Self {
         let rows = self.batch.offsets()[range.start]..self.batch.offsets()[range.end];
         let hidden = self.hidden[rows.start * self.h..rows.end * self.h].to_vec();
         Self {
             hidden: Tensor::new(hidden, self.dtype()),
-            batch: self.batch.select_sequences(range).unwrap(),
+            batch: match self.batch.weights() {
+                Some(_) => self.batch.select_sequences(range).unwrap(),
+                None => self.batch.select_independent(range).unwrap(),
+            },
             ..self.clone()
         }
     }

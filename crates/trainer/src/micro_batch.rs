@@ -6,7 +6,7 @@ use policy::{RoutedExperts, Sequence, SequenceBatch};
 use std::ops::Range;
 
 /// Returns a micro-batch of `sequences` for each range of `parts`; `tokens` has their completion tokens, `routed_experts` the experts that are
-/// replayed, or nothing.
+/// replayed, or nothing. Tokens without weights are for scores, or for a loss without an average.
 pub(crate) fn sequence_batches<'a>(
     sequences: &'a [Sequence],
     routed_experts: &'a [RoutedExperts],
@@ -15,7 +15,10 @@ pub(crate) fn sequence_batches<'a>(
 ) -> Result<Vec<SequenceBatch<'a>>> {
     let batch = |rows: Range<usize>| {
         let routed_experts = if routed_experts.is_empty() { routed_experts } else { &routed_experts[rows.clone()] };
-        let (sequences, tokens) = (&sequences[rows.clone()], tokens.select_sequences(rows)?);
+        let (sequences, tokens) = match tokens.weights() {
+            Some(_) => (&sequences[rows.clone()], tokens.select_sequences(rows)?),
+            None => (&sequences[rows.clone()], tokens.select_independent(rows)?),
+        };
         Ok(SequenceBatch { sequences, tokens, routed_experts })
     };
     parts.map(batch).collect()

@@ -215,7 +215,7 @@ fn a_loss_without_advantages_is_an_error(
     let batch = TokenBatch::packed(case.batch.targets().to_vec(), case.batch.offsets().to_vec()).unwrap();
     let batch = batch.with_mask(&case.batch.mask()).unwrap();
     let batch = batch.with_ref_logp(case.batch.ref_logp().unwrap().to_vec()).unwrap();
-    assert!(!batch.has_advantages() && case.batch.select_sequences(1..3).unwrap().has_advantages());
+    assert!(!batch.has_advantages() && case.batch.select_independent(1..3).unwrap().has_advantages());
     let backend = backend_cpu::CpuBackend::new();
     let loss = builder(&case).implementation(implementation).build(&backend).unwrap();
     assert_eq!(loss.step_owned(case.policy(), &batch).unwrap_err(), Error::NoAdvantages);

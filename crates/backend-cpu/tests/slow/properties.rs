@@ -1,7 +1,6 @@
 //! Results do not depend on the division, layout or scheduling of a step.
 
 use backend_cpu::CpuBackend;
-use grpo_core::aggregate::token_weights;
 use grpo_core::*;
 use proptest::prelude::*;
 use rstest::rstest;
@@ -18,9 +17,7 @@ fn apart(a: &Output, b: &Output) -> f64 {
 /// Prepares the whole step: the selection among its tokens, and the weight of each token.
 fn prepared(plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig) -> Case {
     let whole = loss.prepare(&case.batch, |batch| Ok::<_, Error>(plan.score(case.policy(), batch)?.into()));
-    let whole = whole.unwrap().into_owned();
-    let weights = token_weights(loss, &whole).unwrap();
-    Case { batch: whole.with_weights(weights).unwrap(), ..case.clone() }
+    Case { batch: whole.unwrap().into_owned(), ..case.clone() }
 }
 
 /// Asserts that `got` has the loss, the gradients of the head and the metrics of `expected`.

@@ -4,7 +4,6 @@ use super::job::{ModelJob, ModelTimes, Task, Time};
 use crate::error::Result;
 use crate::memory;
 use backend_cpu::{CpuBackend, keep_freed_memory};
-use grpo_core::aggregate::token_weights;
 use grpo_core::{Implementation, LossConfig};
 use models::ModelFolder;
 use policy::{
@@ -118,9 +117,7 @@ fn update(
     learning_rate: f64,
 ) -> Result<ModelTimes> {
     let tokens = token_batch(sequences)?.with_advantages(advantages.to_vec())?;
-    // Weights of the whole step, so that micro-batches add up.
-    let weights = token_weights(&LossConfig::default(), &tokens)?;
-    let tokens = tokens.with_weights(weights)?;
+    let tokens = LossConfig::default().prepare_step(&tokens)?;
     let rows = |i: usize| sequences.len() * i / micro_batches;
     let batch = |i: usize| {
         let rows = rows(i)..rows(i + 1);

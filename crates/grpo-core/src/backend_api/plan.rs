@@ -101,8 +101,8 @@ pub fn step<H: Head>(
     if !batch.has_advantages() {
         return Err(Error::NoAdvantages.into());
     }
-    let prepared =
-        config.prepare(batch, |batch| -> Result<_, H::Error> { Ok(head.score(&tensors, batch)?.to_values()?) })?;
+    let prepared = config
+        .prepare_tokens(batch, |batch| -> Result<_, H::Error> { Ok(head.score(&tensors, batch)?.to_values()?) })?;
     // Scored before the gradient, which may overwrite the logits.
     let left_out = match batch.without(&prepared)?.filter(|_| H::Scores::FILLED) {
         Some(batch) => Some((head.score(&tensors, &batch)?, batch)),

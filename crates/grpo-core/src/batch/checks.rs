@@ -28,7 +28,7 @@ impl TokenBatch {
         }
     }
 
-    pub(super) fn check_len(&self, what: &str, found: usize) -> Result<()> {
+    pub(crate) fn check_len(&self, what: &str, found: usize) -> Result<()> {
         if found == self.tokens() {
             return Ok(());
         }

@@ -241,8 +241,8 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Sets the aggregation weights of the whole optimizer step ([`crate::aggregate::token_weights`]); call this before
-    /// splitting a step into micro-batches. Without them the batch is one whole step.
+    /// Sets the aggregation weights of the whole optimizer step ([`crate::aggregate::token_weights`]). Without them the batch is one whole
+    /// step. A batch with weights counts as prepared: its mask is final. [`crate::LossConfig::prepare_step`] masks and weighs in one call.
     ///
     /// # Errors
     /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a weight that is not finite at an active token.
@@ -281,13 +281,23 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Returns the sequences `range` as a batch, with all their data. A micro-batch needs the
-    /// weights of its step ([`TokenBatch::with_weights`]), set before the split; without them it counts as a whole step,
-    /// and the losses of the parts do not add up to the loss of the whole.
+    /// Returns the sequences `range` of an optimizer step as a micro-batch, with their weights in the step: the losses and gradients of
+    /// micro-batches add up to the loss and gradient of the step. [`crate::LossConfig::prepare_step`] computes the weights.
+    ///
+    /// # Errors
+    /// [`Error::NoWeights`] if the batch has no weights; [`Error::Shape`] if the range does not lie within the batch.
+    pub fn select_sequences(&self, range: Range<usize>) -> Result<Self> {
+        let Some(weights) = &self.weights else { return Err(Error::NoWeights) };
+        let part = self.select_independent(range.clone())?;
+        Ok(Self { weights: Some(weights.select(self.offsets[range.start]..self.offsets[range.end])), ..part })
+    }
+
+    /// Returns the sequences `range` as an independent batch, for scores or for an optimizer step of their own: with all their data except
+    /// the weights, so a loss averages over these sequences alone.
     ///
     /// # Errors
     /// [`Error::Shape`] if the range does not lie within the batch.
-    pub fn select_sequences(&self, range: Range<usize>) -> Result<Self> {
+    pub fn select_independent(&self, range: Range<usize>) -> Result<Self> {
         if range.start > range.end || range.end > self.sequences() {
             return Err(Error::shape(
                 OP,
@@ -314,7 +324,7 @@ impl TokenBatch {
             sampler_logp: self.sampler_logp.as_ref().map(cut),
             temperatures: self.temperatures.as_ref().map(cut),
             sampling_mask: self.sampling_mask.as_ref().map(|mask| mask.select(rows.clone())),
-            weights: self.weights.as_ref().map(|weights| weights.select(rows.clone())),
+            weights: None,
             factors: self.factors.as_ref().map(|factors| factors.select(rows.clone())),
             value_targets: self.value_targets.as_ref().map(|targets| targets.select(rows.clone())),
             step,

@@ -10,7 +10,7 @@ fn temperatures_are_checked_at_active_tokens_and_cut_with_their_sequences() {
     }
     assert!(batch().with_temperatures(vec![1.0; 2]).is_err());
     let batch = batch().with_temperatures(vec![1e-6, 0.0, 1e6]).unwrap();
-    assert_eq!((batch.temperature(0), batch.select_sequences(1..2).unwrap().temperature(1)), (Some(1e-6), Some(1e6)));
+    assert_eq!((batch.temperature(0), batch.select_independent(1..2).unwrap().temperature(1)), (Some(1e-6), Some(1e6)));
 }
 
 #[test]

@@ -229,7 +229,7 @@ fn weights_match_trl() {
 #[test]
 fn weights_of_groups_match_skyrl_and_tunix() {
     let (batch, _) = batch(); // active: 4, 0, 3, 0, 1
-    let batch = batch.select_sequences(0..4).unwrap(); // 4, 0, 3, 0
+    let batch = batch.select_independent(0..4).unwrap(); // 4, 0, 3, 0
     let of = |json: &str| {
         let BatchLoss { mut loss, step } = BatchLoss::from_json(json).unwrap();
         loss.beta = 1.0;

@@ -294,6 +294,27 @@ fn prepare_checks_truncated_rows_and_requires_sampler_logp() {
 }
 
 #[test]
+fn a_prepared_step_is_masked_before_it_is_weighed_and_needs_no_scores() {
+    use grpo_core::batch::{Rows, StepData};
+    let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
+    let truncated = StepData { truncated_rows: Rows::Indices(vec![0]), ..StepData::default() };
+    let batch = batch.with_step(truncated).unwrap().with_advantages(vec![1.0, -1.0]).unwrap();
+    let loss = LossConfig { mask_truncated_completions: true, ..LossConfig::dapo() };
+    let step = loss.prepare_step(&batch).unwrap();
+    let third = 1.0 / 3.0;
+    assert_eq!(step.weights().unwrap().policy, [0.0, 0.0, third, third, third]);
+    assert_eq!(loss.prepare_step(&step).unwrap(), step, "a second preparation changes nothing");
+    let parts = [0..1, 1..2].map(|rows| step.select_sequences(rows).unwrap());
+    assert_eq!((parts[0].active_tokens(), &parts[1].weights().unwrap().policy[..]), (0, &[third; 3][..]));
+
+    let message = LossConfig::kl_cov().prepare_step(&batch).unwrap_err().to_string();
+    assert!(message.contains("selects tokens") && message.contains("LossConfig::prepare "), "{message}");
+    let sampled = batch.with_sampler_logp(vec![-1.0; 5]).unwrap();
+    let message = LossConfig::dapo().prepare_step(&sampled).unwrap_err().to_string();
+    assert!(message.contains("old_logp"), "{message}");
+}
+
+#[test]
 fn errors_of_the_configuration_have_their_key() {
     let key = |config: LossConfig| config.validate().unwrap_err().key().map(str::to_owned);
     assert_eq!(key(LossConfig { temperature: 0.0, ..LossConfig::default() }).as_deref(), Some("temperature"));

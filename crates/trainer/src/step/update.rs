@@ -5,7 +5,6 @@ use super::{Sample, StepContext, micro_batches};
 use crate::error::{Error, Result};
 use crate::micro_batch::sequence_batches;
 use crate::updates::check_scores;
-use grpo_core::aggregate::token_weights;
 use grpo_core::batch::{Rows, StepData};
 use grpo_core::controllers::AdaptiveEntropy;
 use grpo_core::{LossOutput, Metric, Metrics, Scores, TokenBatch, record_sampler_difference};
@@ -22,7 +21,7 @@ pub(super) fn update_policy(
     let grpo = &context.config.grpo;
     let rows = rows_of(&generation.sample_of, samples);
     let sample = |row: usize| &generation.samples[generation.sample_of[row]];
-    let whole = generation.batch.select_sequences(rows.clone())?;
+    let whole = generation.batch.select_independent(rows.clone())?;
     let sequences = &generation.sequences[rows.clone()];
     let all_experts = &generation.routed_experts;
     let routed_experts = if all_experts.is_empty() { &[][..] } else { &all_experts[rows.clone()] };
@@ -57,14 +56,6 @@ pub(super) fn update_policy(
     if let Some(factors) = whole.factors() {
         metrics.merge(&factors.metrics);
     }
-    // Weights are computed for the whole update, so that micro-batches add up. A batch that `prepare` changed already has them.
-    let whole = match whole.weights() {
-        Some(_) => whole,
-        None => {
-            let weights = token_weights(loss, &whole)?;
-            whole.with_weights(weights)?
-        }
-    };
 
     let parts = sequence_batches(sequences, routed_experts, &whole, split())?;
     let check = |sum: &LossOutput| check_finite(sum, &generation.batch, rows.start);

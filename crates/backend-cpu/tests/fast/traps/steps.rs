@@ -11,14 +11,16 @@ fn six() -> ([f32; 12], TokenBatch) {
     ([0.0; 12], batch.with_advantages(Advantages::PerSequence(ADVANTAGES.to_vec())).unwrap())
 }
 
+type Select = fn(&TokenBatch, std::ops::Range<usize>) -> grpo_core::Result<TokenBatch>;
+
 const ADVANTAGES: [f32; 3] = [1.0, -0.6, 0.5];
 const SEQUENCE: [usize; 6] = [0, 1, 1, 1, 2, 2];
 
-/// Runs the parts `0..cut` and `cut..3` of `batch`, with or without its weights, and adds the results.
-fn added(loss: &LossConfig, z: &[f32], batch: &TokenBatch, cut: usize) -> Vec<Found> {
+/// Runs the parts `0..cut` and `cut..3` of `batch`, which `select` returns, and adds the results.
+fn added(loss: &LossConfig, z: &[f32], batch: &TokenBatch, cut: usize, select: Select) -> Vec<Found> {
     let of = |part: std::ops::Range<usize>| {
         let rows = 2 * batch.offsets()[part.start]..2 * batch.offsets()[part.end];
-        everywhere(loss, &z[rows], 2, &batch.select_sequences(part).unwrap())
+        everywhere(loss, &z[rows], 2, &select(batch, part).unwrap())
     };
     let mut sum = of(0..cut);
     for (sum, part) in sum.iter_mut().zip(of(cut..3)) {
@@ -56,12 +58,13 @@ fn parts_of_a_step_add_up_to_the_step(#[case] json: &str, #[case] expected: f64,
     let (loss, (z, batch)) = (config(json), six());
     assert_weighs(&everywhere(&loss, &z, 2, &batch), expected, weights);
 
-    let of_step = batch.clone().with_weights(grpo_core::aggregate::token_weights(&loss, &batch).unwrap()).unwrap();
+    assert_eq!(batch.select_sequences(0..1).unwrap_err(), Error::NoWeights, "a part of a batch that nothing weighed");
+    let step = loss.prepare_step(&batch).unwrap();
     for cut in [1, 2] {
-        assert_weighs(&added(&loss, &z, &of_step, cut), expected, weights);
+        assert_weighs(&added(&loss, &z, &step, cut, TokenBatch::select_sequences), expected, weights);
     }
     // Naive: each part as a separate step.
-    for Found { how, loss, .. } in added(&loss, &z, &batch, 1) {
+    for Found { how, loss, .. } in added(&loss, &z, &batch, 1, TokenBatch::select_independent) {
         let naive = loss / 2.0;
         assert!((naive - expected).abs() > 0.04, "{how}: naive is {naive} for {expected}");
     }
@@ -77,10 +80,10 @@ fn num_items_in_batch_is_the_count_of_the_whole_step(#[values("dapo", "cispo")] 
     let step = StepData { num_items_in_batch: Some(6.0), ..StepData::default() };
     let counted = batch.clone().with_step(step).unwrap();
     for cut in [1, 2] {
-        assert_weighs(&added(&loss, &z, &counted, cut), whole, [1.0 / 6.0; 6]);
+        assert_weighs(&added(&loss, &z, &counted, cut, TokenBatch::select_independent), whole, [1.0 / 6.0; 6]);
     }
     // Without it, all parts get equal weight, so tokens of the shorter part weigh more.
-    for Found { how, loss, dz, .. } in added(&loss, &z, &batch, 1) {
+    for Found { how, loss, dz, .. } in added(&loss, &z, &batch, 1, TokenBatch::select_independent) {
         assert!((loss - whole).abs() > 0.2, "{how}: naive is {loss} for {whole}");
         assert!((dz[0] + 0.5 / 2.0).abs() < 1e-6, "{how}: {dz:?}");
     }

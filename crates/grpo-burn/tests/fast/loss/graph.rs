@@ -3,7 +3,6 @@
 use super::case::{Case, H, N, OFFSETS, V, assert_close, grpo, tensor, transposed, values};
 use super::plain;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Int, Tensor, TensorData, s};
-use grpo_core::aggregate::token_weights;
 use grpo_core::{HeadLayout, Implementation, LossConfig};
 use rstest::rstest;
 
@@ -40,8 +39,7 @@ fn gradients_reach_upstream_layers() {
 #[test]
 fn summed_micro_batches_equal_the_whole_batch() {
     let (config, case) = (config(), Case::new(&config()));
-    let whole = case.batch();
-    let whole = whole.clone().with_weights(token_weights(&config, &whole).unwrap()).unwrap();
+    let whole = config.prepare_step(&case.batch()).unwrap();
     let cut = |b: std::ops::Range<usize>| (OFFSETS[b.start], OFFSETS[b.end], whole.select_sequences(b).unwrap());
     let grpo = grpo(&config, Implementation::Reference);
     let expected = through_layer(&case, |h, w| grpo.loss(h, w, None, &whole).unwrap().loss);

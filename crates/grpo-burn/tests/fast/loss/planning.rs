@@ -57,7 +57,7 @@ fn plan_is_reused_until_it_does_not_fit() {
     let (hidden, head, bias) = case.leaves(&Device::flex().autodiff());
     let (spy, grpo) = watched(&config);
     let batch = case.batch();
-    let first = batch.select_sequences(0..1).unwrap();
+    let first = batch.select_independent(0..1).unwrap();
     let first_rows = || hidden.clone().slice([0..OFFSETS[1], 0..H]);
     let plans = || spy.requests.lock().unwrap().len();
 
