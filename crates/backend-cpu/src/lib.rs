@@ -31,7 +31,7 @@ use dense::DenseHead;
 use error::{NAME, unsupported};
 use fused::{FusedHead, Problem, choose};
 use grpo_core::error::Result;
-use grpo_core::{Backend, Dtype, Implementation, LossPlan, PlanRequest, PolicySpec};
+use grpo_core::{Backend, Dtype, Implementation, LogitTransform, LossPlan, PlanRequest, PolicySpec};
 use logits::LogitsHead;
 pub use pages::{advise_huge_pages, keep_freed_memory};
 use plan::CpuPlan;
@@ -111,6 +111,10 @@ impl CpuBackend {
 impl Backend for CpuBackend {
     fn name(&self) -> &str {
         NAME
+    }
+
+    fn applies(&self, _: LogitTransform) -> bool {
+        true
     }
 
     fn dlogits(&self, dtype: Dtype) -> Dtype {

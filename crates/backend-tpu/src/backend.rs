@@ -8,7 +8,7 @@ use crate::plan::PjrtPlan;
 use crate::plugins::{self, Kind};
 use crate::program::{MeshShape, MosaicBlocks, Numerics, Pass, Program, Spec};
 use grpo_core::error::Result;
-use grpo_core::{Backend, LossPlan, PlanRequest};
+use grpo_core::{Backend, LogitTransform, LossPlan, PlanRequest};
 use pjrt::{Client, CompileCache, OptionValue};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -131,9 +131,13 @@ impl PjrtBackend {
         pass: Pass,
         build: impl Fn(&Spec) -> Result<Program>,
     ) -> Result<PjrtPlan> {
+        PjrtPlan::new(&self.compiler, self.variant(request, pass), build)
+    }
+
+    /// Returns the program of `request` with the settings of this backend.
+    fn variant(&self, request: &PlanRequest, pass: Pass) -> Variant {
         let (&Self { numerics, mosaic, .. }, mesh) = (self, self.compiler.mesh);
-        let variant = Variant { request: request.clone(), numerics, mosaic, mesh, pass, build: Spec::program };
-        PjrtPlan::new(&self.compiler, variant, build)
+        Variant { request: request.clone(), numerics, mosaic, mesh, pass, build: Spec::program }
     }
 
     /// Sets a compiler flag by its name, without dashes.
@@ -159,6 +163,15 @@ impl Backend for PjrtBackend {
 
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
         Ok(Box::new(self.plan_on_device(request)?))
+    }
+
+    /// Builds the program without compiling it.
+    fn check(&self, request: &PlanRequest) -> Result<()> {
+        self.variant(request, Pass::Gradient).spec()?.program(Pass::Gradient).map(drop)
+    }
+
+    fn applies(&self, _: LogitTransform) -> bool {
+        true
     }
 
     fn compiles(&self) -> bool {

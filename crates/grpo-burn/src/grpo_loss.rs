@@ -10,8 +10,8 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, Scalar};
 use burn::tensor::{Tensor, TensorData, bf16};
 use grpo_core::{
-    Backend, Dtype, GradientSpec, Grads, HeadLayout, Implementation, LossConfig, LossOutput, MemoryReport, Metrics,
-    PlanCache, PolicyInput, Scores, TensorMut, Tiling, TokenBatch,
+    Backend, CustomLoss, Dtype, GradientSpec, Grads, GradsMut, HeadLayout, Implementation, LossConfig, LossOutput,
+    MemoryReport, Metrics, PlanCache, PolicyInput, PolicySpec, Scores, TensorMut, Tiling, TokenBatch,
 };
 use std::sync::Arc;
 
@@ -24,9 +24,9 @@ use std::sync::Arc;
 /// Threads may share one loss: each concurrent call has its own plan, which later calls reuse.
 ///
 /// ```no_run
-/// # fn run(backend: std::sync::Arc<dyn grpo_core::Backend>, hidden: burn::tensor::Tensor<3>,
-/// #     lm_head: burn::tensor::Tensor<2>, batch: grpo_core::TokenBatch) -> Result<(), grpo_burn::Error> {
-/// let grpo = grpo_burn::GrpoLoss::new(backend, grpo_core::LossConfig::default())?;
+/// # fn run(hidden: burn::tensor::Tensor<3>, lm_head: burn::tensor::Tensor<2>, batch: grpo_core::TokenBatch)
+/// # -> Result<(), grpo_burn::Error> {
+/// let grpo = grpo_burn::GrpoLoss::builder(grpo_core::LossConfig::default()).build(&backend_cpu::CpuBackend::new())?;
 /// let step = grpo.loss(hidden, lm_head, None, &batch)?;
 /// let gradients = step.loss.backward();
 /// # Ok(()) }
@@ -54,36 +54,15 @@ pub struct Loss {
 }
 
 impl GrpoLoss {
-    /// Creates a loss with the default implementation (`fused` for hidden states, `logits` for logits), tiling and head layout (`[V, H]`).
-    ///
-    /// # Errors
-    /// [`Error::Loss`] for an illegal configuration.
-    pub fn new(backend: Arc<dyn Backend>, config: impl Into<Arc<LossConfig>>) -> Result<Self> {
-        Ok(Self { plans: PlanCache::new(backend, config)?, head_layout: HeadLayout::default() })
-    }
-
-    /// Sets the implementation. It changes time and memory, and numbers only within tolerance.
-    #[must_use]
-    pub fn with_implementation(self, implementation: Implementation) -> Self {
-        Self { plans: self.plans.with_implementation(implementation), ..self }
-    }
-
-    /// Sets tile sizes and the workspace budget.
-    #[must_use]
-    pub fn with_tiling(self, tiling: Tiling) -> Self {
-        Self { plans: self.plans.with_tiling(tiling), ..self }
-    }
-
-    /// Sets the layout of LM heads: `[V, H]` (embeddings) or `[H, V]` (burn's `Linear`).
-    #[must_use]
-    pub fn with_head_layout(self, head_layout: HeadLayout) -> Self {
-        Self { head_layout, ..self }
-    }
-
-    /// Plans for at least `tokens` tokens N from the start, so that growing batches cause no new plans.
-    #[must_use]
-    pub fn with_max_tokens(self, tokens: usize) -> Self {
-        Self { plans: self.plans.with_max_tokens(tokens), ..self }
+    /// Starts a builder for a loss of `config`.
+    pub fn builder(config: impl Into<Arc<LossConfig>>) -> GrpoLossBuilder {
+        GrpoLossBuilder {
+            config: config.into(),
+            implementation: None,
+            tiling: Tiling::default(),
+            max_tokens: 0,
+            head_layout: HeadLayout::default(),
+        }
     }
 
     /// Returns the configuration of the loss.
@@ -128,6 +107,39 @@ impl GrpoLoss {
         bias: Option<Tensor<1>>,
         batch: &TokenBatch,
     ) -> Result<Loss> {
+        self.differentiated(hidden, lm_head, bias, batch, |spec, wanted, policy, grads| {
+            Ok(self.plans.with_plan(spec, Some(wanted), batch, |plan| plan.value_and_grad(policy, batch, grads))?)
+        })
+    }
+
+    /// Computes a loss of the caller from hidden states and LM head: `loss` returns the loss and its derivatives for the scores of the batch.
+    /// Of the configuration, only temperature, logit scale and softcap apply. Costs one forward pass of the head more than
+    /// [`GrpoLoss::loss`], whose shapes it has.
+    ///
+    /// # Errors
+    /// The errors of [`GrpoLoss::loss`] and of `loss`.
+    pub fn loss_with<const D: usize>(
+        &self,
+        hidden: Tensor<D>,
+        lm_head: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        batch: &TokenBatch,
+        loss: impl FnOnce(&Scores) -> Result<CustomLoss>,
+    ) -> Result<Loss> {
+        self.differentiated(hidden, lm_head, bias, batch, |spec, wanted, policy, grads| {
+            self.plans.step_with((spec, wanted), policy, batch, grads, loss)
+        })
+    }
+
+    /// Records the loss that `step` computes.
+    fn differentiated<const D: usize>(
+        &self,
+        hidden: Tensor<D>,
+        lm_head: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        batch: &TokenBatch,
+        step: impl FnOnce(PolicySpec, GradientSpec, PolicyInput<'_>, GradsMut<'_>) -> Result<LossOutput>,
+    ) -> Result<Loss> {
         let graph = Graph::default().join("hidden", &hidden)?.join("lm_head", &lm_head)?;
         let graph = bias.iter().try_fold(graph, |g, b| g.join("bias", b))?;
         let input = HiddenInput::new(hidden, lm_head, bias, batch, self.head_layout)?;
@@ -135,10 +147,7 @@ impl GrpoLoss {
             return Err(Error::NotTracked { tensors: "none of hidden, lm_head and bias" });
         };
         let mut made = Grads::zeros(input.spec, wanted, batch.tokens())?;
-        let policy = input.policy()?;
-        let output = self.plans.with_plan(input.spec, Some(wanted), batch.tokens(), |plan| {
-            plan.value_and_grad(policy, batch, made.as_mut())
-        })?;
+        let output = step(input.spec, wanted, input.policy()?, made.as_mut())?;
         let gradients = [
             made.hidden.map(|g| adopt(g, &input.hidden.storage)),
             made.lm_head.map(|g| input.head.gradient(g)),
@@ -165,7 +174,7 @@ impl GrpoLoss {
     ) -> Result<Scores> {
         let input = HiddenInput::new(hidden, lm_head, bias, batch, self.head_layout)?;
         let policy = input.policy()?;
-        Ok(self.plans.with_plan(input.spec, input.wanted(), batch.tokens(), |plan| plan.score(policy, batch))?)
+        Ok(self.plans.with_plan(input.spec, input.wanted(), batch, |plan| plan.score(policy, batch))?)
     }
 
     /// Computes the loss of a batch from logits that the model computed.
@@ -192,18 +201,16 @@ impl GrpoLoss {
         };
         let (output, gradient) = match in_place {
             Some(storage) => {
-                let output = self
-                    .plans
-                    .with_plan(spec, wanted, batch.tokens(), |plan| plan.value_and_grad_in_place(storage, batch))?;
+                let output =
+                    self.plans.with_plan(spec, wanted, batch, |plan| plan.value_and_grad_in_place(storage, batch))?;
                 (output, logits.storage)
             }
             None => {
                 let mut gradient = vec![0.0f32; logits.storage.layout().num_elements()];
                 let policy = PolicyInput::Logits(elements("logits", &logits.storage)?);
                 let grads = Grads::of_logits(&mut gradient);
-                let output = self
-                    .plans
-                    .with_plan(spec, wanted, batch.tokens(), |plan| plan.value_and_grad(policy, batch, grads))?;
+                let output =
+                    self.plans.with_plan(spec, wanted, batch, |plan| plan.value_and_grad(policy, batch, grads))?;
                 (output, adopt(gradient, &logits.storage))
             }
         };
@@ -220,7 +227,59 @@ impl GrpoLoss {
     pub fn score_from_logits<const D: usize>(&self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Scores> {
         let LogitsInput { logits, spec } = LogitsInput::new(logits, batch)?;
         let policy = PolicyInput::Logits(elements("logits", &logits.storage)?);
-        Ok(self.plans.with_plan(spec, None, batch.tokens(), |plan| plan.score(policy, batch))?)
+        Ok(self.plans.with_plan(spec, None, batch, |plan| plan.score(policy, batch))?)
+    }
+}
+
+/// The builder of a [`GrpoLoss`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct GrpoLossBuilder {
+    config: Arc<LossConfig>,
+    implementation: Option<Implementation>,
+    tiling: Tiling,
+    max_tokens: usize,
+    head_layout: HeadLayout,
+}
+
+impl GrpoLossBuilder {
+    /// Sets the implementation; default `fused` for hidden states, `logits` for logits. It changes time and memory, and numbers only within
+    /// tolerance.
+    pub fn implementation(mut self, implementation: Implementation) -> Self {
+        self.implementation = Some(implementation);
+        self
+    }
+
+    /// Sets tile sizes, the workspace budget and the memory limit.
+    pub fn tiling(mut self, tiling: Tiling) -> Self {
+        self.tiling = tiling;
+        self
+    }
+
+    /// Sets the layout of LM heads: `[V, H]` (embeddings), the default, or `[H, V]` (burn's `Linear`).
+    pub fn head_layout(mut self, layout: HeadLayout) -> Self {
+        self.head_layout = layout;
+        self
+    }
+
+    /// Plans for at least `tokens` tokens N from the start, so that growing batches cause no new plans.
+    pub fn max_tokens(mut self, tokens: usize) -> Self {
+        self.max_tokens = tokens;
+        self
+    }
+
+    /// Builds the loss on a clone of `backend`; an `Arc` of a backend is a backend, too.
+    ///
+    /// # Errors
+    /// [`Error::Loss`] for an illegal configuration, or one that needs a transform of logits that the backend does not apply.
+    pub fn build<B: Backend + Clone + 'static>(self, backend: &B) -> Result<GrpoLoss> {
+        let Self { config, implementation, tiling, max_tokens, head_layout } = self;
+        let plans = PlanCache::new(Arc::new(backend.clone()), config)?.with_tiling(tiling).with_max_tokens(max_tokens);
+        let plans = match implementation {
+            Some(implementation) => plans.with_implementation(implementation),
+            None => plans,
+        };
+        Ok(GrpoLoss { plans, head_layout })
     }
 }
 

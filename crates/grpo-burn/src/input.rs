@@ -112,7 +112,7 @@ fn head_vocab(lm_head: &Tensor<2>, hidden: usize, layout: HeadLayout) -> Result<
     }
     Err(Error::Shape {
         tensor: "lm_head",
-        expected: format!("{name} with H = {hidden}, as hidden has (the layout is GrpoLoss::with_head_layout's)"),
+        expected: format!("{name} with H = {hidden}, as hidden has (the layout is GrpoLossBuilder::head_layout's)"),
         found: dims.to_vec(),
     })
 }

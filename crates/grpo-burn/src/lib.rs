@@ -11,4 +11,7 @@ mod input;
 mod operand;
 
 pub use error::{Error, Result};
-pub use grpo_loss::{GrpoLoss, Loss};
+pub use grpo_loss::{GrpoLoss, GrpoLossBuilder, Loss};
+
+/// The version of burn whose tensors the loss takes.
+pub use burn;

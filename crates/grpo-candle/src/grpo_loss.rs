@@ -6,8 +6,8 @@ use crate::precomputed::Gradients;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor};
 use grpo_core::{
-    Backend, GradientSpec, Grads, HeadLayout, Implementation, LossConfig, LossOutput, MemoryReport, Metrics, PlanCache,
-    PolicyInput, PolicySpec, Scores, TensorMut, Tiling, TokenBatch,
+    Backend, CustomLoss, GradientSpec, Grads, GradsMut, HeadLayout, Implementation, LossConfig, LossOutput,
+    MemoryReport, Metrics, PlanCache, PolicyInput, PolicySpec, Scores, TensorMut, Tiling, TokenBatch,
 };
 use std::sync::Arc;
 
@@ -22,12 +22,11 @@ use std::sync::Arc;
 /// use candle_core::{Device, Tensor, Var};
 /// use grpo_candle::GrpoLoss;
 /// use grpo_core::{LossConfig, TokenBatch};
-/// use std::sync::Arc;
 ///
 /// let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
 /// let hidden = Tensor::randn(0f32, 1.0, (n, h), &Device::Cpu)?; // from your model
 /// let lm_head = Var::randn(0f32, 0.1, (v, h), &Device::Cpu)?;
-/// let grpo = GrpoLoss::new(Arc::new(CpuBackend::new()), LossConfig::dapo().epsilon_high(0.28))?;
+/// let grpo = GrpoLoss::builder(LossConfig::dapo().epsilon_high(0.28)).build(&CpuBackend::new())?;
 ///
 /// let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?.with_advantages(vec![1.0, -0.5])?;
 /// let old = grpo.score(&hidden, &lm_head, None, &batch)?; // before the first update
@@ -61,37 +60,15 @@ pub struct Loss {
 }
 
 impl GrpoLoss {
-    /// Creates a loss with the default implementation (`fused` for hidden states, `logits` for logits), tiling and head layout (`[V, H]`,
-    /// as in candle's `Linear`).
-    ///
-    /// # Errors
-    /// [`Error::Loss`] for an illegal configuration.
-    pub fn new(backend: Arc<dyn Backend>, config: impl Into<Arc<LossConfig>>) -> Result<Self> {
-        Ok(Self { plans: PlanCache::new(backend, config)?, head_layout: HeadLayout::default() })
-    }
-
-    /// Sets the implementation. It changes time and memory, and numbers only within tolerance.
-    #[must_use]
-    pub fn with_implementation(self, implementation: Implementation) -> Self {
-        Self { plans: self.plans.with_implementation(implementation), ..self }
-    }
-
-    /// Sets tile sizes and the workspace budget.
-    #[must_use]
-    pub fn with_tiling(self, tiling: Tiling) -> Self {
-        Self { plans: self.plans.with_tiling(tiling), ..self }
-    }
-
-    /// Sets the layout of LM heads: `[V, H]` (embeddings, candle's `Linear`) or `[H, V]`.
-    #[must_use]
-    pub fn with_head_layout(self, head_layout: HeadLayout) -> Self {
-        Self { head_layout, ..self }
-    }
-
-    /// Plans for at least `tokens` tokens N from the start, so that growing batches cause no new plans.
-    #[must_use]
-    pub fn with_max_tokens(self, tokens: usize) -> Self {
-        Self { plans: self.plans.with_max_tokens(tokens), ..self }
+    /// Starts a builder for a loss of `config`.
+    pub fn builder(config: impl Into<Arc<LossConfig>>) -> GrpoLossBuilder {
+        GrpoLossBuilder {
+            config: config.into(),
+            implementation: None,
+            tiling: Tiling::default(),
+            max_tokens: 0,
+            head_layout: HeadLayout::default(),
+        }
     }
 
     /// Returns the configuration of the loss.
@@ -120,17 +97,45 @@ impl GrpoLoss {
     /// [`Error::Shape`], [`Error::Dtype`] or [`Error::NotOnCpu`] for tensors that do not fit; [`Error::NotTracked`] if there is nothing to
     /// differentiate; [`Error::Loss`] from the backend.
     pub fn loss(&self, hidden: &Tensor, lm_head: &Tensor, bias: Option<&Tensor>, batch: &TokenBatch) -> Result<Loss> {
+        self.differentiated(hidden, lm_head, bias, batch, |spec, wanted, policy, grads| {
+            Ok(self.plans.with_plan(spec, Some(wanted), batch, |plan| plan.value_and_grad(policy, batch, grads))?)
+        })
+    }
+
+    /// Computes a loss of the caller from hidden states and LM head: `loss` returns the loss and its derivatives for the scores of the batch.
+    /// Of the configuration, only temperature, logit scale and softcap apply. Costs one forward pass of the head more than
+    /// [`GrpoLoss::loss`], whose shapes it has.
+    ///
+    /// # Errors
+    /// The errors of [`GrpoLoss::loss`] and of `loss`.
+    pub fn loss_with(
+        &self,
+        hidden: &Tensor,
+        lm_head: &Tensor,
+        bias: Option<&Tensor>,
+        batch: &TokenBatch,
+        loss: impl FnOnce(&Scores) -> Result<CustomLoss>,
+    ) -> Result<Loss> {
+        self.differentiated(hidden, lm_head, bias, batch, |spec, wanted, policy, grads| {
+            self.plans.step_with((spec, wanted), policy, batch, grads, loss)
+        })
+    }
+
+    /// Makes the node of the loss that `step` computes.
+    fn differentiated(
+        &self,
+        hidden: &Tensor,
+        lm_head: &Tensor,
+        bias: Option<&Tensor>,
+        batch: &TokenBatch,
+        step: impl FnOnce(PolicySpec, GradientSpec, PolicyInput<'_>, GradsMut<'_>) -> Result<LossOutput>,
+    ) -> Result<Loss> {
         let input = HiddenInput::new(hidden, lm_head, bias, batch, self.head_layout)?;
         let Some(wanted) = input.wanted() else {
             return Err(Error::NotTracked { tensors: "none of hidden, lm_head and bias" });
         };
         let mut gradients = Grads::zeros(input.spec, wanted, batch.tokens())?;
-        let output = input.with_policy(|policy| {
-            let tokens = batch.tokens();
-            self.plans.with_plan(input.spec, Some(wanted), tokens, |plan| {
-                plan.value_and_grad(policy, batch, gradients.as_mut())
-            })
-        })?;
+        let output = input.with_policy(|policy| step(input.spec, wanted, policy, gradients.as_mut()))?;
         let HiddenInput { hidden, lm_head, bias, .. } = input;
         let gradients = Gradients([
             Some(hidden.with_gradient(gradients.hidden)?),
@@ -156,7 +161,7 @@ impl GrpoLoss {
     ) -> Result<Scores> {
         let input = HiddenInput::new(hidden, lm_head, bias, batch, self.head_layout)?;
         input.with_policy(|policy| {
-            self.plans.with_plan(input.spec, input.wanted(), batch.tokens(), |plan| plan.score(policy, batch))
+            Ok(self.plans.with_plan(input.spec, input.wanted(), batch, |plan| plan.score(policy, batch))?)
         })
     }
 
@@ -176,7 +181,7 @@ impl GrpoLoss {
         }
         let operand = Operand::new("logits", logits)?;
         let in_place = |logits: TensorMut<'_>| {
-            self.plans.with_plan(spec, Some(GradientSpec::all(spec)), batch.tokens(), |plan| {
+            self.plans.with_plan(spec, Some(GradientSpec::all(spec)), batch, |plan| {
                 plan.value_and_grad_in_place(logits, batch)
             })
         };
@@ -196,7 +201,59 @@ impl GrpoLoss {
         let operand = Operand::new("logits", logits)?;
         let locked = operand.lock();
         let policy = PolicyInput::Logits(locked.slice()?);
-        Ok(self.plans.with_plan(spec, None, batch.tokens(), |plan| plan.score(policy, batch))?)
+        Ok(self.plans.with_plan(spec, None, batch, |plan| plan.score(policy, batch))?)
+    }
+}
+
+/// The builder of a [`GrpoLoss`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct GrpoLossBuilder {
+    config: Arc<LossConfig>,
+    implementation: Option<Implementation>,
+    tiling: Tiling,
+    max_tokens: usize,
+    head_layout: HeadLayout,
+}
+
+impl GrpoLossBuilder {
+    /// Sets the implementation; default `fused` for hidden states, `logits` for logits. It changes time and memory, and numbers only within
+    /// tolerance.
+    pub fn implementation(mut self, implementation: Implementation) -> Self {
+        self.implementation = Some(implementation);
+        self
+    }
+
+    /// Sets tile sizes, the workspace budget and the memory limit.
+    pub fn tiling(mut self, tiling: Tiling) -> Self {
+        self.tiling = tiling;
+        self
+    }
+
+    /// Sets the layout of LM heads: `[V, H]` (embeddings, candle's `Linear`), the default, or `[H, V]`.
+    pub fn head_layout(mut self, layout: HeadLayout) -> Self {
+        self.head_layout = layout;
+        self
+    }
+
+    /// Plans for at least `tokens` tokens N from the start, so that growing batches cause no new plans.
+    pub fn max_tokens(mut self, tokens: usize) -> Self {
+        self.max_tokens = tokens;
+        self
+    }
+
+    /// Builds the loss on a clone of `backend`; an `Arc` of a backend is a backend, too.
+    ///
+    /// # Errors
+    /// [`Error::Loss`] for an illegal configuration, or one that needs a transform of logits that the backend does not apply.
+    pub fn build<B: Backend + Clone + 'static>(self, backend: &B) -> Result<GrpoLoss> {
+        let Self { config, implementation, tiling, max_tokens, head_layout } = self;
+        let plans = PlanCache::new(Arc::new(backend.clone()), config)?.with_tiling(tiling).with_max_tokens(max_tokens);
+        let plans = match implementation {
+            Some(implementation) => plans.with_implementation(implementation),
+            None => plans,
+        };
+        Ok(GrpoLoss { plans, head_layout })
     }
 }
 
@@ -305,13 +362,13 @@ impl HiddenInput {
     }
 
     /// Calls `f` with the policy's output for the backend.
-    fn with_policy<T>(&self, f: impl FnOnce(PolicyInput<'_>) -> grpo_core::Result<T>) -> Result<T> {
+    fn with_policy<T>(&self, f: impl FnOnce(PolicyInput<'_>) -> Result<T>) -> Result<T> {
         let (hidden, lm_head, bias) = (self.hidden.lock(), self.lm_head.lock(), self.bias.as_ref().map(Operand::lock));
-        Ok(f(PolicyInput::Hidden {
+        f(PolicyInput::Hidden {
             hidden: hidden.slice()?,
             lm_head: lm_head.slice()?,
             bias: bias.as_ref().map(|bias| bias.slice()).transpose()?,
-        })?)
+        })
     }
 }
 

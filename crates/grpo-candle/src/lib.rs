@@ -21,4 +21,7 @@ mod operand;
 mod precomputed;
 
 pub use error::{Error, Result};
-pub use grpo_loss::{GrpoLoss, Loss, token_batch};
+pub use grpo_loss::{GrpoLoss, GrpoLossBuilder, Loss, token_batch};
+
+/// The version of candle whose tensors the loss takes.
+pub use candle_core;

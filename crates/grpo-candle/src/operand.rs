@@ -165,7 +165,7 @@ pub(crate) fn vocabulary(lm_head: &Tensor, hidden: usize, layout: HeadLayout) ->
         (dims, _) => Err(Error::Shape {
             tensor: "lm_head",
             expected: format!(
-                "{} with H = {hidden}, as hidden has (the layout is GrpoLoss::with_head_layout's)",
+                "{} with H = {hidden}, as hidden has (the layout is GrpoLossBuilder::head_layout's)",
                 if layout == HeadLayout::VocabHidden { "[V, H]" } else { "[H, V]" }
             ),
             found: dims.to_vec(),

@@ -4,7 +4,6 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use grpo_candle::GrpoLoss;
 use grpo_core::{Implementation, LossConfig, Tiling, TokenBatch};
-use std::sync::Arc;
 use testkit::allocations::{Counting, measured};
 
 #[global_allocator]
@@ -23,9 +22,9 @@ fn fused_allocates_no_logits_and_backward_copies_no_gradient() {
         let batch = TokenBatch::packed((0..n as i64).collect(), vec![0, n / 2, n]).unwrap();
         let batch = batch.with_advantages(vec![1.0, -1.0]).unwrap();
         let loss = |implementation| {
-            let grpo = GrpoLoss::new(Arc::new(backend_cpu::CpuBackend::new()), LossConfig::default()).unwrap();
             let tiling = Tiling { workspace_budget: 1 << 20, ..Tiling::default() };
-            let grpo = grpo.with_implementation(implementation).with_tiling(tiling);
+            let builder = GrpoLoss::builder(LossConfig::default()).implementation(implementation).tiling(tiling);
+            let grpo = builder.build(&backend_cpu::CpuBackend::new()).unwrap();
             measured(|| grpo.loss(&hidden, &lm_head, None, &batch).unwrap())
         };
         let (step, forward) = loss(Implementation::Fused);

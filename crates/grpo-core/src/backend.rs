@@ -10,6 +10,7 @@ use crate::batch::{PolicyValues, TokenBatch};
 use crate::config::{LossConfig, TemperatureMode};
 use crate::error::{Error, Result};
 use crate::gradients::{GradientSpec, GradsMut};
+use crate::logit_transforms::LogitTransform;
 use crate::memory_report::MemoryReport;
 use crate::metrics::Metrics;
 use crate::policy::{PolicyInput, PolicySpec};
@@ -230,6 +231,25 @@ pub trait Backend: Send + Sync {
     /// budget is too small, [`Error::Config`] or [`Error::Shape`] for an illegal request.
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>>;
 
+    /// Checks a request as far as that is possible without large allocations and without a compiler, for
+    /// [`GrpoLossBuilder::build`](crate::GrpoLossBuilder::build). The default plans for one token, unless the backend compiles.
+    ///
+    /// # Errors
+    /// The errors of [`Backend::plan`].
+    fn check(&self, request: &PlanRequest) -> Result<()> {
+        if self.compiles() {
+            return request.validate();
+        }
+        self.plan(&PlanRequest { max_tokens: 1, ..request.clone() }).map(drop)
+    }
+
+    /// Returns `true` if plans apply a transform of logits. The default is `false`: a loss that needs it is then refused, instead of
+    /// computed without it.
+    fn applies(&self, transform: LogitTransform) -> bool {
+        let _ = transform;
+        false
+    }
+
     /// Returns `true` if planning compiles executables, which takes seconds: then plan once for the largest batch. Other backends can
     /// plan for each batch size.
     fn compiles(&self) -> bool {
@@ -251,6 +271,14 @@ impl<B: Backend + ?Sized> Backend for Arc<B> {
 
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
         (**self).plan(request)
+    }
+
+    fn check(&self, request: &PlanRequest) -> Result<()> {
+        (**self).check(request)
+    }
+
+    fn applies(&self, transform: LogitTransform) -> bool {
+        (**self).applies(transform)
     }
 
     fn compiles(&self) -> bool {

@@ -5,6 +5,7 @@
 use crate::backend::{Backend, Implementation, LossOutput, LossPlan, Scores, Tiling};
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;
+use crate::custom_loss::CustomLoss;
 use crate::error::{Error, Result};
 use crate::gradients::{GradientSpec, Grads, GradsMut};
 use crate::memory_report::MemoryReport;
@@ -119,6 +120,47 @@ impl GrpoLoss {
         Ok((output, grads))
     }
 
+    /// Computes a loss of the caller, and adds its gradients to `grads`: `loss` returns the loss and its derivatives for the scores of the
+    /// batch. Of the configuration, only temperature, logit scale and softcap apply. A step costs one forward pass more than a built-in loss.
+    ///
+    /// ```
+    /// use backend_cpu::CpuBackend;
+    /// use grpo_core::{CustomLoss, Grads, GrpoLoss, LossConfig, PolicyInput, TokenBatch};
+    ///
+    /// let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
+    /// let (hidden, lm_head) = (vec![0.1_f32; n * h], vec![0.02_f32; v * h]);
+    /// let grpo = GrpoLoss::builder(LossConfig::default()).head(h, v).build(&CpuBackend::new())?;
+    /// let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
+    /// let rewards = [1.0, -0.5]; // of the sequences
+    /// let (mut dhidden, mut dlm_head) = (vec![0.0; n * h], vec![0.0; v * h]);
+    /// let grads = Grads::new(&mut dhidden, &mut dlm_head);
+    /// // REINFORCE: minus the mean of reward x logp.
+    /// let out = grpo.step_with(PolicyInput::head(&hidden, &lm_head), &batch, grads, |scores| {
+    ///     let mut loss = CustomLoss { dlogp: vec![0.0; n], ..CustomLoss::default() };
+    ///     for sequence in 0..batch.sequences() {
+    ///         for row in batch.range(sequence).filter(|row| batch.is_active(*row)) {
+    ///             loss.dlogp[row] = -rewards[sequence] / batch.active_tokens() as f64;
+    ///             loss.loss += loss.dlogp[row] * f64::from(scores.logp[row]);
+    ///         }
+    ///     }
+    ///     Ok(loss)
+    /// })?;
+    /// assert!(out.loss.is_finite() && dlm_head.iter().any(|g| *g != 0.0));
+    /// # Ok::<(), grpo_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`PlanCache::step_with`].
+    pub fn step_with(
+        &self,
+        policy: PolicyInput<'_>,
+        batch: &TokenBatch,
+        grads: GradsMut<'_>,
+        loss: impl FnOnce(&Scores) -> Result<CustomLoss>,
+    ) -> Result<LossOutput> {
+        self.plans.step_with((self.policy, self.gradients), policy, batch, grads, loss)
+    }
+
     /// Computes log-probabilities and entropies `[N]` of a batch from hidden states `[N, H]` and LM head, without gradients: for
     /// the old policy and the reference.
     ///
@@ -186,7 +228,7 @@ impl GrpoLoss {
 
     /// Calls `f` with a plan that is large enough for `batch`.
     fn with_plan<T>(&self, batch: &TokenBatch, f: impl FnOnce(&mut dyn LossPlan) -> Result<T>) -> Result<T> {
-        self.plans.with_plan(self.policy, Some(self.gradients), batch.tokens(), f)
+        self.plans.with_plan(self.policy, Some(self.gradients), batch, f)
     }
 }
 
@@ -305,12 +347,13 @@ impl GrpoLossBuilder {
         self
     }
 
-    /// Builds the loss on a clone of `backend`; an `Arc` of a backend is a backend, too.
+    /// Builds the loss on a clone of `backend`, which checks the settings; an `Arc` of a backend is a backend, too.
     ///
     /// # Errors
     /// [`Error::Config`] if neither [`GrpoLossBuilder::head`] nor [`GrpoLossBuilder::logits`] was called, or for an illegal
-    /// configuration; [`Error::Unsupported`] for the implementation `fused` on logits; the errors of [`Backend::plan`] if
-    /// [`GrpoLossBuilder::max_tokens`] is set.
+    /// configuration; [`Error::Unsupported`] for a combination that the backend does not offer, such as `fused` on logits, or for a
+    /// transform of logits that it does not apply ([`Backend::applies`]); the errors of [`Backend::plan`] if
+    /// [`GrpoLossBuilder::max_tokens`] is set, else the errors of [`Backend::check`].
     pub fn build<B: Backend + Clone + 'static>(self, backend: &B) -> Result<GrpoLoss> {
         let Self { loss, implementation, tiling, max_tokens, sizes, dtype, layout, bias, gradients } = self;
         let policy = match sizes {
@@ -329,15 +372,9 @@ impl GrpoLossBuilder {
             plans = plans.with_implementation(implementation);
         }
         plans.request(policy, gradients, max_tokens).validate()?;
-        if implementation == Some(Implementation::Fused) && matches!(policy, PolicySpec::Logits { .. }) {
-            return Err(Error::Unsupported {
-                backend: backend.name().to_owned(),
-                what: "implementation `fused` on given logits".into(),
-                instead: "there is no head to fuse with; use `logits`, or pass hidden states and the head".into(),
-            });
-        }
-        if max_tokens > 0 {
-            plans.with_plan(policy, Some(gradients), max_tokens, |_| Ok(()))?;
+        match max_tokens {
+            0 => backend.check(&plans.request(policy, gradients, 1))?,
+            _ => plans.plan(policy, gradients, max_tokens)?,
         }
         Ok(GrpoLoss { plans, policy, gradients })
     }

@@ -1,12 +1,15 @@
 //! Plans for losses whose shapes follow from the arguments of each call.
 
 use crate::backend::{Backend, Implementation, LossPlan, PlanRequest, Tiling};
+use crate::batch::TokenBatch;
 use crate::config::LossConfig;
-use crate::error::Result;
+use crate::custom_loss::linear;
+use crate::error::{Error, Result};
 use crate::gradients::GradientSpec;
+use crate::logit_transforms::LogitTransform;
 use crate::memory_report::MemoryReport;
 use crate::policy::PolicySpec;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The plans of one loss, for wrappers that take the tensors of another library: a call with another shape, dtype or set of gradients
 /// than the call before makes a new plan.
@@ -23,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// let logits = [0.5_f32; 2 * 8]; // [N, V]
 /// let policy = PolicySpec::Logits { vocab: 8, dtype: Dtype::F32 };
 /// let input = PolicyInput::Logits((&logits).into());
-/// let scores = plans.with_plan(policy, None, batch.tokens(), |plan| plan.score(input, &batch))?;
+/// let scores = plans.with_plan(policy, None, &batch, |plan| plan.score(input, &batch))?;
 /// assert!((scores.logp[0] + 8_f32.ln()).abs() < 1e-6);
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
@@ -35,6 +38,8 @@ pub struct PlanCache {
     max_tokens: usize,
     /// Plans that are not in use. The last one made the most recent call.
     idle: Mutex<Vec<Planned>>,
+    /// The plans of [`PlanCache::step_with`].
+    linear: OnceLock<Box<PlanCache>>,
 }
 
 struct Planned {
@@ -46,36 +51,37 @@ impl PlanCache {
     /// Creates a cache without plans.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] for an illegal configuration.
+    /// [`crate::Error::Config`] for an illegal configuration; [`crate::Error::Unsupported`] for one that needs a transform of logits that
+    /// the backend does not apply.
     pub fn new(backend: Arc<dyn Backend>, loss: impl Into<Arc<LossConfig>>) -> Result<Self> {
         let loss = loss.into();
         loss.validate()?;
-        Ok(Self {
-            backend,
-            loss,
-            implementation: None,
-            tiling: Tiling::default(),
-            max_tokens: 1,
-            idle: Mutex::default(),
-        })
+        LogitTransform::check(&*backend, &loss, None)?;
+        let (idle, linear) = <(Mutex<_>, OnceLock<_>)>::default();
+        Ok(Self { backend, loss, implementation: None, tiling: Tiling::default(), max_tokens: 1, idle, linear })
+    }
+
+    /// Returns a cache without plans.
+    fn without_plans(self) -> Self {
+        Self { idle: Mutex::default(), linear: OnceLock::default(), ..self }
     }
 
     /// Sets the implementation. Without this setting it is `fused` for hidden states and `logits` for logits.
     #[must_use]
     pub fn with_implementation(self, implementation: Implementation) -> Self {
-        Self { implementation: Some(implementation), idle: Mutex::default(), ..self }
+        Self { implementation: Some(implementation), ..self.without_plans() }
     }
 
     /// Sets tile sizes and the workspace budget.
     #[must_use]
     pub fn with_tiling(self, tiling: Tiling) -> Self {
-        Self { tiling, idle: Mutex::default(), ..self }
+        Self { tiling, ..self.without_plans() }
     }
 
     /// Plans for at least `tokens` tokens N from the start, so that growing batches cause no new plans.
     #[must_use]
     pub fn with_max_tokens(self, tokens: usize) -> Self {
-        Self { max_tokens: tokens.max(1), idle: Mutex::default(), ..self }
+        Self { max_tokens: tokens.max(1), ..self.without_plans() }
     }
 
     /// Returns the configuration of the loss.
@@ -103,18 +109,50 @@ impl PlanCache {
         self.idle().last().map_or(0, |planned| planned.request.max_tokens)
     }
 
-    /// Calls `f` with a plan for `policy` and at least `tokens` tokens that is not in use. With `gradients` = `None` (scores) a plan is
+    /// Calls `f` with a plan for `policy` and the tokens of `batch` that is not in use. With `gradients` = `None` (scores) a plan is
     /// reused with any gradients, because a separate plan might round in another order than the loss.
     ///
     /// # Errors
-    /// The errors of [`Backend::plan`] and of `f`.
-    pub fn with_plan<T>(
+    /// [`crate::Error::Unsupported`] for a batch that needs a transform of logits that the backend does not apply; the errors of
+    /// [`Backend::plan`] and of `f`.
+    pub fn with_plan<T, E: From<Error>>(
         &self,
         policy: PolicySpec,
         gradients: Option<GradientSpec>,
-        tokens: usize,
-        f: impl FnOnce(&mut dyn LossPlan) -> Result<T>,
-    ) -> Result<T> {
+        batch: &TokenBatch,
+        f: impl FnOnce(&mut dyn LossPlan) -> Result<T, E>,
+    ) -> Result<T, E> {
+        LogitTransform::check(&*self.backend, &self.loss, Some(batch))?;
+        let mut planned = self.planned(policy, gradients, batch.tokens())?;
+        let result = f(planned.plan.as_mut());
+        self.idle().push(planned);
+        result
+    }
+
+    /// Plans for `policy` and at least `tokens` tokens, unless there is such a plan.
+    ///
+    /// # Errors
+    /// The errors of [`Backend::plan`].
+    pub(crate) fn plan(&self, policy: PolicySpec, gradients: GradientSpec, tokens: usize) -> Result<()> {
+        let planned = self.planned(policy, Some(gradients), tokens)?;
+        self.idle().push(planned);
+        Ok(())
+    }
+
+    /// Returns the cache of the loss that [`PlanCache::step_with`] differentiates.
+    pub(crate) fn linear(&self) -> &Self {
+        self.linear.get_or_init(|| {
+            Box::new(Self {
+                loss: linear(&self.loss).into(),
+                idle: Mutex::default(),
+                linear: OnceLock::new(),
+                ..self.clone()
+            })
+        })
+    }
+
+    /// Takes a plan that is not in use, or makes one.
+    fn planned(&self, policy: PolicySpec, gradients: Option<GradientSpec>, tokens: usize) -> Result<Planned> {
         let fits = |Planned { request, .. }: &Planned| {
             request.policy == policy
                 && gradients.is_none_or(|gradients| gradients == request.gradients)
@@ -128,17 +166,14 @@ impl PlanCache {
             idle.retain(fits);
             (idle.pop(), seen)
         };
-        let mut planned = match latest {
-            Some(planned) => planned,
+        match latest {
+            Some(planned) => Ok(planned),
             None => {
                 let gradients = gradients.unwrap_or(GradientSpec::all(policy));
                 let request = self.request(policy, gradients, seen.max(tokens));
-                Planned { plan: self.backend.plan(&request)?, request }
+                Ok(Planned { plan: self.backend.plan(&request)?, request })
             }
-        };
-        let result = f(planned.plan.as_mut());
-        self.idle().push(planned);
-        result
+        }
     }
 
     /// Returns the request for a plan of at least `tokens` tokens.
@@ -168,6 +203,7 @@ impl Clone for PlanCache {
             tiling: self.tiling.clone(),
             max_tokens: self.max_tokens.max(self.planned_tokens()),
             idle: Mutex::default(),
+            linear: OnceLock::default(),
         }
     }
 }
@@ -188,7 +224,6 @@ impl std::fmt::Debug for PlanCache {
 mod tests {
     use super::*;
     use crate::backend::{LossOutput, Scores};
-    use crate::batch::TokenBatch;
     use crate::gradients::GradsMut;
     use crate::policy::PolicyInput;
     use crate::tensor::{Dtype, TensorMut};
@@ -233,19 +268,21 @@ mod tests {
         let backend = Arc::new(Counting::default());
         let cache = PlanCache::new(backend.clone(), LossConfig::default()).unwrap();
         let logits = |vocab| PolicySpec::Logits { vocab, dtype: Dtype::F32 };
-        let call = |vocab, tokens| cache.with_plan(logits(vocab), None, tokens, |_| Ok(())).unwrap();
+        let batch = |tokens| TokenBatch::packed(vec![0; tokens], vec![0, tokens]).unwrap();
+        let call =
+            |vocab, tokens| cache.with_plan(logits(vocab), None, &batch(tokens), |_| Ok::<_, Error>(())).unwrap();
         let plans = || backend.0.lock().unwrap().len();
         let within = |_: &mut dyn LossPlan| {
             call(8, 4);
-            Ok(())
+            Ok::<_, Error>(())
         };
-        cache.with_plan(logits(8), None, 4, within).unwrap();
+        cache.with_plan(logits(8), None, &batch(4), within).unwrap();
         assert_eq!((plans(), cache.idle().len()), (2, 2), "a call within a call has a plan of its own");
         let within = |_: &mut dyn LossPlan| {
             call(8, 3);
-            Ok(())
+            Ok::<_, Error>(())
         };
-        cache.with_plan(logits(8), None, 2, within).unwrap();
+        cache.with_plan(logits(8), None, &batch(2), within).unwrap();
         assert_eq!(plans(), 2, "both plans are reused for fewer tokens");
         call(9, 1);
         assert_eq!((plans(), cache.idle().len()), (3, 1), "plans for another vocabulary are gone");

@@ -85,8 +85,12 @@ impl PolicyLoss {
     }
 
     fn grpo(&self) -> Result<GrpoLoss> {
-        let grpo = GrpoLoss::new(Arc::clone(&self.backend), Arc::clone(&self.config)).map_err(Error::other)?;
-        Ok(grpo.with_implementation(self.implementation).with_max_tokens(self.max_tokens))
+        let builder = GrpoLoss::builder(Arc::clone(&self.config));
+        builder
+            .implementation(self.implementation)
+            .max_tokens(self.max_tokens)
+            .build(&self.backend)
+            .map_err(Error::other)
     }
 }
 

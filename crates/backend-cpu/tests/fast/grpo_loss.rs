@@ -3,7 +3,7 @@
 use backend_cpu::oracle;
 use grpo_core::{
     Backend, Dtype, Error, GradientSpec, Grads, GradsMut, GrpoLoss, GrpoLossBuilder, HeadLayout, Implementation,
-    LossConfig, LossOutput, LossPlan, PlanRequest, PolicyInput, PolicySpec, Result, Tiling, TokenBatch,
+    LogitTransform, LossConfig, LossOutput, LossPlan, PlanRequest, PolicyInput, PolicySpec, Result, Tiling, TokenBatch,
 };
 use half::bf16;
 use rstest::rstest;
@@ -35,6 +35,14 @@ struct Watched {
 impl Backend for Watched {
     fn name(&self) -> &str {
         "watched"
+    }
+
+    fn applies(&self, transform: LogitTransform) -> bool {
+        self.backend.applies(transform)
+    }
+
+    fn check(&self, request: &PlanRequest) -> Result<()> {
+        self.backend.check(request)
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {

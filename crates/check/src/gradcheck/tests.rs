@@ -7,7 +7,8 @@ use grpo_bench::config::BenchConfig;
 use grpo_core::batch::TokenBatch;
 use grpo_core::parity::Values;
 use grpo_core::{
-    Backend, Dtype, GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Result, Scores, TensorMut,
+    Backend, Dtype, GradsMut, LogitTransform, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Result,
+    Scores, TensorMut,
 };
 use grpo_files::Layers;
 use rstest::rstest;
@@ -120,6 +121,10 @@ type Mistake = fn(&mut [f32]);
 impl Backend for Wrong {
     fn name(&self) -> &str {
         "wrong"
+    }
+
+    fn applies(&self, transform: LogitTransform) -> bool {
+        CpuBackend::new().applies(transform)
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {

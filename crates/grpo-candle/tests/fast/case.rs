@@ -5,7 +5,6 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use grpo_candle::GrpoLoss;
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig};
-use std::sync::Arc;
 use testkit::Case;
 
 /// Trained tensors of a policy.
@@ -53,9 +52,13 @@ pub(crate) fn gradient(gradients: &GradStore, leaf: &Tensor) -> Vec<f32> {
 
 /// Creates the loss under test on this CPU.
 pub(crate) fn grpo(config: &LossConfig, implementation: Implementation) -> GrpoLoss {
-    GrpoLoss::new(Arc::new(CpuBackend::new()), config.clone())
-        .expect("a legal configuration")
-        .with_implementation(implementation)
+    laid_out(config, implementation, HeadLayout::default())
+}
+
+/// Creates the loss under test for heads of `layout`.
+pub(crate) fn laid_out(config: &LossConfig, implementation: Implementation, layout: HeadLayout) -> GrpoLoss {
+    let builder = GrpoLoss::builder(config.clone()).implementation(implementation).head_layout(layout);
+    builder.build(&CpuBackend::new()).expect("a legal configuration")
 }
 
 /// Fails if the largest difference exceeds `tolerance` of the largest expected entry, which must not be close to zero.

@@ -1,10 +1,9 @@
 //! Illegal arguments give descriptive errors, before candle or a kernel fails.
 
-use super::case::{Leaves, grpo};
+use super::case::{Leaves, grpo, laid_out};
 use candle_core::{DType, Device, Tensor, Var};
 use grpo_candle::{Error, GrpoLoss, token_batch};
 use grpo_core::{HeadLayout, Implementation, LossConfig, Tiling, TokenBatch};
-use std::sync::Arc;
 use testkit::{Case, Shape};
 
 fn setup() -> (GrpoLoss, TokenBatch, Leaves) {
@@ -33,7 +32,7 @@ fn wrong_shapes_are_refused() {
     assert_says(grpo.loss(&hidden, &lm_head, Some(&short), &batch), &["bias", "V = 37", "[36]"]);
     let logits = Var::zeros((3, 2, 37), DType::F32, &Device::Cpu).unwrap();
     assert_says(grpo.loss_from_logits(&logits, &batch), &["logits", "37", "[3, 2, 37]"]);
-    let grpo = grpo.with_head_layout(HeadLayout::HiddenVocab);
+    let grpo = laid_out(&LossConfig::default(), Implementation::Reference, HeadLayout::HiddenVocab);
     assert_says(grpo.score(&hidden, &lm_head, None, &batch), &["lm_head", "[H, V] with H = 12", "[37, 12]"]);
     let ids = Tensor::zeros(4, DType::U32, &Device::Cpu).unwrap();
     assert_says(token_batch(&ids, &ids), &["targets", "[B, T]", "[4]"]);
@@ -71,11 +70,12 @@ fn errors_of_the_loss_library_are_passed_on() {
     let result = grpo.loss(&hidden, &lm_head, None, &outside);
     assert!(matches!(result, Err(Error::Loss(grpo_core::Error::Value { .. }))), "{result:?}");
     let config = LossConfig { temperature: 0.0, ..LossConfig::default() };
-    assert_says(GrpoLoss::new(Arc::new(backend_cpu::CpuBackend::new()), config), &["temperature"]);
-    let grpo = grpo.with_tiling(Tiling { token_chunk: Some(0), ..Tiling::default() });
-    assert_says(grpo.loss(&hidden, &lm_head, None, &batch), &["token_chunk"]);
+    let backend = backend_cpu::CpuBackend::new();
+    assert_says(GrpoLoss::builder(config).build(&backend), &["temperature"]);
+    let tiling = Tiling { token_chunk: Some(0), ..Tiling::default() };
+    let without_tiles = GrpoLoss::builder(LossConfig::default()).tiling(tiling).build(&backend).unwrap();
+    assert_says(without_tiles.loss(&hidden, &lm_head, None, &batch), &["token_chunk"]);
     // The loss stays usable after an error.
-    let grpo = grpo.with_tiling(Tiling::default());
     grpo.loss(&hidden, &lm_head, None, &batch).unwrap();
     // `?` works in functions that return candle's error.
     let converted = candle_core::Error::from(grpo.loss(&hidden, &lm_head, None, &outside).unwrap_err());

@@ -1,6 +1,6 @@
 //! Loss and gradients against candle's autodiff of the plain formulation, and against the loss on slices.
 
-use super::case::{Leaves, assert_close, gradient, grpo, values};
+use super::case::{Leaves, assert_close, gradient, grpo, laid_out, values};
 use super::plain;
 use candle_core::{DType, Tensor};
 use grpo_core::{Dtype, GrpoLoss, HeadLayout, Implementation, LossConfig};
@@ -36,7 +36,7 @@ fn by_candle(config: &LossConfig, case: &Case) -> [Vec<f32>; 4] {
 
 fn by_grpo(config: &LossConfig, implementation: Implementation, case: &Case) -> [Vec<f32>; 4] {
     let Leaves { hidden, lm_head, bias } = Leaves::new(case);
-    let grpo = grpo(config, implementation).with_head_layout(case.layout);
+    let grpo = laid_out(config, implementation, case.layout);
     let step = grpo.loss(&hidden, &lm_head, Some(&bias), &case.batch).unwrap();
     let gradients = step.backward().unwrap();
     for leaf in [&hidden, &lm_head, &bias] {
@@ -99,7 +99,7 @@ fn logits_match_candle(
     let expected = plain::loss(&config, &leaf.to_dtype(DType::F32).unwrap(), &case.batch).unwrap();
     let expected = gradient(&expected.backward().unwrap(), &leaf);
 
-    let grpo = grpo_candle::GrpoLoss::new(std::sync::Arc::new(backend_cpu::CpuBackend::new()), config).unwrap();
+    let grpo = grpo_candle::GrpoLoss::builder(config).build(&backend_cpu::CpuBackend::new()).unwrap();
     let scores = grpo.score_from_logits(&leaf, &case.batch).unwrap();
     let step = grpo.loss_from_logits(&leaf, &case.batch).unwrap();
     assert_eq!(step.scores, scores);

@@ -1,6 +1,6 @@
 //! Views, other strides, frozen tensors, and tensors in three dimensions.
 
-use super::case::{Leaves, gradient, grpo, values};
+use super::case::{Leaves, gradient, grpo, laid_out, values};
 use candle_core::{DType, IndexOp, Tensor, Var};
 use grpo_core::{HeadLayout, Implementation, LossConfig};
 use testkit::{Case, Shape};
@@ -20,7 +20,7 @@ fn gradients(
     views: (&Tensor, &Tensor),
     case: &Case,
 ) -> (Vec<f32>, Vec<f32>) {
-    let grpo = grpo(&LossConfig::default(), Implementation::Fused).with_head_layout(layout);
+    let grpo = laid_out(&LossConfig::default(), Implementation::Fused, layout);
     let step = grpo.loss(views.0, views.1, None, &case.batch).unwrap();
     let [found, by_graph] = [step.backward().unwrap(), step.loss.backward().unwrap()]
         .map(|gradients| (gradient(&gradients, hidden), gradient(&gradients, lm_head)));

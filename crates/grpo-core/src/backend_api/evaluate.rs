@@ -108,7 +108,26 @@ impl<'a> Evaluator<'a> {
         dentropy: &mut [R],
         totals: &mut Totals,
     ) {
-        for list in [logp.len(), entropy.len(), dlogp.len(), dentropy.len()] {
+        for list in [dlogp.len(), dentropy.len()] {
+            assert_eq!(list, span.len(), "one entry per active position of the span");
+        }
+        let first = span.start;
+        self.each_token(span, logp, entropy, |token| {
+            dlogp[token.position - first] = R::from_f64(token.dlogp);
+            dentropy[token.position - first] = R::from_f64(-token.columns.entropy_weight);
+            count(token.sequence, token.columns, token.summands, totals);
+        });
+    }
+
+    /// Calls `visit` for each active position of `span`, in order. The arguments are those of [`Evaluator::evaluate`].
+    pub(crate) fn each_token<R: Scalar>(
+        &self,
+        span: Range<usize>,
+        logp: &[R],
+        entropy: &[R],
+        mut visit: impl FnMut(EvaluatedToken<'_>),
+    ) {
+        for list in [logp.len(), entropy.len()] {
             assert_eq!(list, span.len(), "one entry per active position of the span");
         }
         // The last sequence that starts at or before the span. Sequences without active tokens before it have no position.
@@ -122,10 +141,8 @@ impl<'a> Evaluator<'a> {
             }
             let at = |position: usize| position - span.start;
             let columns = |position: usize| self.columns(sequence, self.batch.active_rows()[position]);
-            let mut record = |position: usize, columns: &TokenColumns<f64>, token: LossSums<f64>, slope: f64| {
-                dlogp[at(position)] = R::from_f64(slope);
-                dentropy[at(position)] = R::from_f64(-columns.entropy_weight);
-                count(sequence, columns, token, totals);
+            let mut record = |position: usize, columns: &TokenColumns<f64>, summands: LossSums<f64>, dlogp: f64| {
+                visit(EvaluatedToken { sequence, position, columns, summands, dlogp });
             };
             if self.config.is_token_level() {
                 for position in part.clone() {
@@ -271,6 +288,16 @@ impl<'a> Evaluator<'a> {
             _ => self.batch.advantage(sequence, row).into(),
         }
     }
+}
+
+/// The result of one active position.
+pub(crate) struct EvaluatedToken<'a> {
+    sequence: usize,
+    pub(crate) position: usize,
+    pub(crate) columns: &'a TokenColumns<f64>,
+    pub(crate) summands: LossSums<f64>,
+    /// dL/dlogp.
+    pub(crate) dlogp: f64,
 }
 
 /// Adds the summands of a token.

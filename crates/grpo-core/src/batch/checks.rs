@@ -1,6 +1,7 @@
 //! Checks of batches, and their error messages.
 
 use super::{LARGEST_LOGP, OP, TokenBatch, TokenWeights};
+use crate::backend::Scores;
 use crate::config::values::TEMPERATURES;
 use crate::error::{Error, Result};
 
@@ -110,7 +111,13 @@ impl TokenBatch {
         lists.into_iter().try_for_each(|(name, list)| self.check_numbers(name, list))
     }
 
-    pub(super) fn check_numbers(&self, name: &str, list: &[f64]) -> Result<()> {
+    /// Checks that there is a log-probability and an entropy for each token.
+    pub(crate) fn check_scores(&self, scores: &Scores) -> Result<()> {
+        self.check_len("scores.logp", scores.logp.len())?;
+        self.check_len("scores.entropy", scores.entropy.len())
+    }
+
+    pub(crate) fn check_numbers(&self, name: &str, list: &[f64]) -> Result<()> {
         self.check_len(name, list.len())?;
         match self.active.iter().copied().find(|i| !list[*i].is_finite()) {
             None => Ok(()),

@@ -331,6 +331,22 @@ impl TokenBatch {
         })
     }
 
+    /// Returns the tokens with the data that scores depend on: mask, temperatures and sampling mask.
+    pub(crate) fn scored_only(&self) -> Self {
+        Self {
+            advantages: Advantages::PerSequence(vec![0.0; self.sequences()]),
+            has_advantages: false,
+            old_logp: None,
+            ref_logp: None,
+            sampler_logp: None,
+            weights: None,
+            factors: None,
+            value_targets: None,
+            step: StepData::default(),
+            ..self.clone()
+        }
+    }
+
     /// Returns the number of tokens N, including masked ones: the rows of hidden states or logits.
     pub fn tokens(&self) -> usize {
         self.targets.len()

@@ -11,7 +11,6 @@ use burn_nn::{Embedding, EmbeddingConfig, Linear, LinearConfig}; // `burn::nn` o
 use grpo_burn::GrpoLoss;
 use grpo_core::{AdvantageConfig, HeadLayout, LossConfig, Metrics, TokenBatch};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use std::sync::Arc;
 
 const VOCAB: usize = 10; // the digits
 const HIDDEN: usize = 32;
@@ -73,8 +72,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::flex().autodiff();
     device.seed(1);
     let mut model = Model::new(&device);
-    let grpo = GrpoLoss::new(Arc::new(CpuBackend::new()), LossConfig::dapo().epsilon_high(0.28))?
-        .with_head_layout(HeadLayout::HiddenVocab); // burn's Linear: [H, V]
+    let grpo = GrpoLoss::builder(LossConfig::dapo().epsilon_high(0.28))
+        .head_layout(HeadLayout::HiddenVocab) // burn's Linear: [H, V]
+        .build(&CpuBackend::new())?;
     let (mut reward, mut metrics) = (0.0, Metrics::default());
     for step in 1..=STEPS {
         // Rollout: a group of completions for each digit as a prompt.

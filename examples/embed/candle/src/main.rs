@@ -8,7 +8,6 @@ use candle_core::{D, Device, Tensor, Var};
 use grpo_candle::GrpoLoss;
 use grpo_core::{AdvantageConfig, LossConfig, Metrics, TokenBatch};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use std::sync::Arc;
 
 const VOCAB: usize = 10; // the digits
 const HIDDEN: usize = 32;
@@ -60,7 +59,7 @@ fn sample(probabilities: &[f32], point: f32) -> usize {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut rng = StdRng::seed_from_u64(1);
     let model = Model::new(&mut rng)?;
-    let grpo = GrpoLoss::new(Arc::new(CpuBackend::new()), LossConfig::dapo().epsilon_high(0.28))?;
+    let grpo = GrpoLoss::builder(LossConfig::dapo().epsilon_high(0.28)).build(&CpuBackend::new())?;
     let (mut reward, mut metrics) = (0.0, Metrics::default());
     for step in 1..=STEPS {
         // Rollout: a group of completions for each digit as a prompt.

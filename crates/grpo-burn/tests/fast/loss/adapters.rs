@@ -1,6 +1,6 @@
 //! A head computed by an expression: W + s B A with a frozen W, as in LoRA.
 
-use super::case::{Case, H, V, assert_close, grpo, tensor, values};
+use super::case::{Case, H, V, assert_close, laid_out, tensor, values};
 use burn::tensor::{Device, Tensor};
 use grpo_core::{HeadLayout, Implementation, LossConfig};
 use rstest::rstest;
@@ -25,7 +25,7 @@ fn gradients_of_a_low_rank_adapter_match_finite_differences(
     let list = |n: usize, step: usize| (0..n).map(|i| (i * step % 17) as f32 / 17.0 - 0.45).collect::<Vec<f32>>();
     let (a, b) = (list(RANK * H, 5), list(V * RANK, 7));
 
-    let grpo = grpo(&config, implementation).with_head_layout(layout);
+    let grpo = laid_out(&config, implementation, layout);
     let laid_out = |head: Tensor<2>| if layout == HeadLayout::HiddenVocab { head.transpose() } else { head };
     let loss = |a: &[f32], b: &[f32]| {
         let leaves = [tensor(a, [RANK, H], &device).require_grad(), tensor(b, [V, RANK], &device).require_grad()];

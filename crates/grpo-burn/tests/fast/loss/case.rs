@@ -4,10 +4,9 @@
 use backend_cpu::CpuBackend;
 use burn::tensor::{Device, Tensor, TensorData};
 use grpo_burn::GrpoLoss;
-use grpo_core::{Advantages, Implementation, LossConfig, TokenBatch};
+use grpo_core::{Advantages, HeadLayout, Implementation, LossConfig, TokenBatch};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::sync::Arc;
 
 pub(crate) const H: usize = 12;
 pub(crate) const V: usize = 37;
@@ -84,9 +83,13 @@ impl Case {
 
 /// Creates the loss under test on this CPU.
 pub(crate) fn grpo(config: &LossConfig, implementation: Implementation) -> GrpoLoss {
-    GrpoLoss::new(Arc::new(CpuBackend::new()), config.clone())
-        .expect("a legal configuration")
-        .with_implementation(implementation)
+    laid_out(config, implementation, HeadLayout::default())
+}
+
+/// Creates the loss under test for heads of `layout`.
+pub(crate) fn laid_out(config: &LossConfig, implementation: Implementation, layout: HeadLayout) -> GrpoLoss {
+    let builder = GrpoLoss::builder(config.clone()).implementation(implementation).head_layout(layout);
+    builder.build(&CpuBackend::new()).expect("a legal configuration")
 }
 
 pub(crate) fn tensor<const D: usize>(values: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {

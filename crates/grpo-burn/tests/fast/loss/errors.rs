@@ -1,10 +1,9 @@
 //! Illegal arguments give descriptive errors, before burn or a kernel can panic.
 
-use super::case::{Case, H, N, V, grpo, tensor};
+use super::case::{Case, H, N, V, grpo, laid_out, tensor};
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
 use grpo_burn::{Error, GrpoLoss};
 use grpo_core::{HeadLayout, Implementation, LossConfig, Tiling};
-use std::sync::Arc;
 
 fn setup() -> (GrpoLoss, Case, Tensor<2>, Tensor<2>, Tensor<1>) {
     let config = LossConfig::default();
@@ -33,7 +32,7 @@ fn wrong_shapes_are_refused() {
     assert_says(grpo.loss(hidden.clone(), turned, None, &batch), &["lm_head", "[V, H] with H = 12", "[12, 37]"]);
     let short = Some(bias.narrow(0, 0, V - 1));
     assert_says(grpo.loss(hidden.clone(), head.clone(), short, &batch), &["bias", "V = 37", "[36]"]);
-    let grpo = grpo.with_head_layout(HeadLayout::HiddenVocab);
+    let grpo = laid_out(&LossConfig::default(), Implementation::Reference, HeadLayout::HiddenVocab);
     assert_says(grpo.score(hidden.clone(), head, None, &batch), &["lm_head", "[H, V] with H = 12", "[37, 12]"]);
     let logits = Tensor::<3>::zeros([3, 2, V], &Device::flex().autodiff()).require_grad();
     assert_says(grpo.loss_from_logits(logits, &batch), &["logits", "26", "[3, 2, 37]"]);
@@ -79,10 +78,11 @@ fn errors_of_the_loss_library_are_passed_on() {
     let result = grpo.loss(hidden.clone(), head.clone(), None, &outside.batch());
     assert!(matches!(result, Err(Error::Loss(grpo_core::Error::Value { .. }))), "{result:?}");
     let config = LossConfig { temperature: 0.0, ..LossConfig::default() };
-    assert_says(GrpoLoss::new(Arc::new(backend_cpu::CpuBackend::new()), config), &["temperature"]);
-    let grpo = grpo.with_tiling(Tiling { token_chunk: Some(0), ..Tiling::default() });
-    assert_says(grpo.loss(hidden.clone(), head.clone(), None, &case.batch()), &["token_chunk"]);
+    let backend = backend_cpu::CpuBackend::new();
+    assert_says(GrpoLoss::builder(config).build(&backend), &["temperature"]);
+    let tiling = Tiling { token_chunk: Some(0), ..Tiling::default() };
+    let without_tiles = GrpoLoss::builder(LossConfig::default()).tiling(tiling).build(&backend).unwrap();
+    assert_says(without_tiles.loss(hidden.clone(), head.clone(), None, &case.batch()), &["token_chunk"]);
     // The loss stays usable after an error.
-    let grpo = grpo.with_tiling(Tiling::default());
     grpo.loss(hidden, head, None, &case.batch()).unwrap();
 }

@@ -1,6 +1,6 @@
 //! The operation as a node of a larger graph: upstream layers, scaled and summed losses, frozen and tied heads.
 
-use super::case::{Case, H, N, OFFSETS, V, assert_close, grpo, tensor, transposed, values};
+use super::case::{Case, H, N, OFFSETS, V, assert_close, grpo, laid_out, tensor, transposed, values};
 use super::plain;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Int, Tensor, TensorData, s};
 use grpo_core::{HeadLayout, Implementation, LossConfig};
@@ -74,7 +74,7 @@ fn tied_embeddings_accumulate_both_gradients(
     let expected = run(&mut |h, w| plain::loss(&config, h.matmul(w.transpose()), &case));
     let head_alone = run(&mut |h, w| plain::loss(&config, h.detach().matmul(w.transpose()), &case));
     let layout = if turned { HeadLayout::HiddenVocab } else { HeadLayout::VocabHidden };
-    let grpo = grpo(&config, implementation).with_head_layout(layout);
+    let grpo = laid_out(&config, implementation, layout);
     let found = run(&mut |h, w| {
         let head = if turned { w.transpose() } else { w };
         grpo.loss(h, head, None, &case.batch()).unwrap().loss

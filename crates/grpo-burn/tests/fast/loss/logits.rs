@@ -30,7 +30,7 @@ fn logits_gradients_match_the_loss_on_slices(
     let expected_grad = values(leaf.grad(&expected.backward()).unwrap());
 
     let spy = Arc::new(Spy::default());
-    let grpo = GrpoLoss::new(spy.clone(), config).unwrap().with_implementation(implementation);
+    let grpo = GrpoLoss::builder(config).implementation(implementation).build(&spy).unwrap();
     let logits = (leaf.clone() * 1.0).cast(dtype);
     let copy = kept.then(|| logits.clone());
     let before = copy.clone().map(values);

@@ -1,7 +1,7 @@
 //! Loss and gradients of every implementation against the loss on slices, in f32. Losses do not depend on burn: one has a ratio per token,
 //! one per sequence.
 
-use super::case::{Case, H, V, assert_close, grpo, tensor, transposed, values};
+use super::case::{Case, H, V, assert_close, laid_out, tensor, transposed, values};
 use super::plain;
 use burn::tensor::Device;
 use grpo_core::{HeadLayout, Implementation, LossConfig};
@@ -33,7 +33,7 @@ fn gradients_match_the_loss_on_slices(
     if layout == HeadLayout::HiddenVocab {
         head = tensor(&transposed(&case.lm_head, H), [H, V], &device).require_grad();
     }
-    let grpo = grpo(&config, implementation).with_head_layout(layout);
+    let grpo = laid_out(&config, implementation, layout);
     let step = grpo.loss(hidden.clone(), head.clone(), Some(bias.clone()), &case.batch()).unwrap();
     let g = step.loss.backward();
     let mut found = [values(step.loss), grad(&hidden, &g), grad(&head, &g), grad(&bias, &g)];

@@ -3,14 +3,18 @@
 use super::case::{Case, H, N, OFFSETS, assert_close, grpo, values};
 use super::spy::Spy;
 use burn::tensor::Device;
-use grpo_burn::GrpoLoss;
+use grpo_burn::{GrpoLoss, GrpoLossBuilder};
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec};
 use std::sync::Arc;
 
 fn watched(config: &LossConfig) -> (Arc<Spy>, GrpoLoss) {
     let spy = Arc::new(Spy::default());
-    let grpo = GrpoLoss::new(spy.clone(), config.clone()).unwrap().with_implementation(Implementation::Reference);
+    let grpo = builder(config).build(&spy).unwrap();
     (spy, grpo)
+}
+
+fn builder(config: &LossConfig) -> GrpoLossBuilder {
+    GrpoLoss::builder(config.clone()).implementation(Implementation::Reference)
 }
 
 #[test]
@@ -74,7 +78,7 @@ fn plan_is_reused_until_it_does_not_fit() {
     assert_eq!(plans(), 3, "a bias");
     assert!(grpo.memory().is_some());
 
-    let grpo = grpo.with_max_tokens(100);
+    let grpo = builder(&config).max_tokens(100).build(&spy).unwrap();
     grpo.loss(first_rows(), head, None, &first).unwrap();
     assert_eq!(spy.requests.lock().unwrap()[3].max_tokens, 100);
 }
@@ -84,8 +88,8 @@ fn transposed_head_is_read_in_place() {
     let config = LossConfig::default();
     let case = Case::new(&config);
     let (hidden, head, _) = case.leaves(&Device::flex().autodiff());
-    let (spy, grpo) = watched(&config);
-    let grpo = grpo.with_head_layout(HeadLayout::HiddenVocab);
+    let spy = Arc::new(Spy::default());
+    let grpo = builder(&config).head_layout(HeadLayout::HiddenVocab).build(&spy).unwrap();
     grpo.loss(hidden, head.transpose(), None, &case.batch()).unwrap();
     let planned = spy.requests.lock().unwrap()[0].policy;
     assert!(matches!(planned, PolicySpec::Hidden { layout: HeadLayout::VocabHidden, .. }), "{planned:?}");

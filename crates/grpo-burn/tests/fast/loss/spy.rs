@@ -2,8 +2,8 @@
 
 use backend_cpu::CpuBackend;
 use grpo_core::{
-    Backend, Error, GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores, TensorMut,
-    TokenBatch,
+    Backend, Error, GradsMut, LogitTransform, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores,
+    TensorMut, TokenBatch,
 };
 use std::sync::{Arc, Mutex};
 
@@ -24,6 +24,10 @@ struct SpyPlan {
 impl Backend for Spy {
     fn name(&self) -> &str {
         "spy"
+    }
+
+    fn applies(&self, transform: LogitTransform) -> bool {
+        self.backend.applies(transform)
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>, Error> {
