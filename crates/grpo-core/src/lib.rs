@@ -9,6 +9,7 @@
 //! | compare with another trainer | `BatchFile` (feature `format`), [`parity`] |
 //! | compute a loss of your own | [`GrpoLoss::step_with`], [`CustomLoss`], [`LossConfig::token_losses`] |
 //! | write a backend or a wrapper | [`Backend`], [`LossPlan`], [`PlanRequest`], [`PlanCache`], [`backend_api::plan::Head`] |
+//! | test a backend | `contract_tests!` (feature `contract`) |
 #![forbid(unsafe_code)]
 
 pub mod advantages;
@@ -18,6 +19,8 @@ pub mod backend_api;
 pub mod batch;
 mod bytes;
 pub mod config;
+#[cfg(feature = "contract")]
+pub mod contract;
 pub mod controllers;
 mod custom_loss;
 pub mod error;

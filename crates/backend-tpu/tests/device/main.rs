@@ -180,3 +180,17 @@ fn assert_meshes(meshes: &[&[(usize, usize)]; 3]) {
 }
 
 testkit::tiers!();
+
+struct XlaCpu;
+
+impl grpo_core::contract::Fixture for XlaCpu {
+    type Backend = PjrtBackend;
+
+    fn backend() -> PjrtBackend {
+        backend()
+    }
+}
+
+mod contract {
+    grpo_core::contract_tests!(super::XlaCpu);
+}
