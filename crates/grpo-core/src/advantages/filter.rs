@@ -1,6 +1,7 @@
 //! Dynamic sampling: keeps the groups whose rewards carry a learning signal.
 
 use super::groups::Groups;
+use super::reward_list::RewardList;
 use super::statistics::Statistics;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -53,12 +54,12 @@ impl KeptGroups {
 }
 
 impl DynamicSampling {
-    /// Filters the groups of `rewards: [B]`; NaN marks a missing reward.
+    /// Filters the groups of `rewards: [B]`, of which some may be missing.
     ///
     /// # Errors
     /// [`Error::Config`] for an empty range or a threshold that is negative or not finite, [`Error::Shape`] if
-    /// the groups do not cover B completions, [`Error::Value`] for an infinite reward.
-    pub fn filter<'a>(&self, rewards: &[f32], groups: impl Into<Groups<'a>>) -> Result<KeptGroups> {
+    /// the groups do not cover B completions, [`Error::Value`] for a reward that is not finite.
+    pub fn filter<'a>(&self, rewards: impl Into<RewardList<'a>>, groups: impl Into<Groups<'a>>) -> Result<KeptGroups> {
         if let Some([low, high]) = self.reward_range.filter(|[low, high]| low.partial_cmp(high) != Some(Ordering::Less))
         {
             return Err(Error::Config(format!("dynamic sampling: reward_range must rise, got {low} to {high}")));
@@ -66,14 +67,13 @@ impl DynamicSampling {
         if let Some(min) = self.min_std.filter(|min| !(*min >= 0.0 && min.is_finite())) {
             return Err(Error::Config(format!("dynamic sampling: min_std must be finite and not negative, got {min}")));
         }
+        let rewards = rewards.into();
         let offsets = groups.into().offsets("dynamic sampling", rewards.len())?;
-        if let Some(i) = rewards.iter().position(|r| r.is_infinite()) {
-            return Err(Error::value("rewards", format!("completion {i}"), format!("{} is not finite", rewards[i])));
-        }
+        let rewards = rewards.of_completions("rewards")?;
         let mut groups = KeptGroups::default();
         for (index, range) in offsets.windows(2).enumerate() {
-            let group: Vec<f64> = rewards[range[0]..range[1]].iter().map(|r| f64::from(*r)).collect();
-            let statistics = Statistics::of(&group, 1);
+            let group = &rewards[range[0]..range[1]];
+            let statistics = Statistics::of(group, 1);
             if statistics.count == 0.0 {
                 groups.without_reward += 1;
             } else if self.drop_zero_variance && statistics.all_equal && group.len() > 1 {

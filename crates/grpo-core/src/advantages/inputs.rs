@@ -2,18 +2,19 @@
 
 use super::config::AdvantageConfig;
 use super::groups::Groups;
+use super::reward_list::RewardList;
 use crate::batch::TokenBatch;
 use crate::error::{Error, Result};
 
 const OP: &str = "advantages";
 
-/// Rewards; NaN marks a missing one.
+/// Rewards, of which some may be missing.
 ///
 /// ```
 /// use grpo_core::advantages::{AdvantageInputs, RewardValues};
 /// use grpo_core::{AdvantageConfig, Advantages};
 ///
-/// let inputs = AdvantageInputs::new(RewardValues::PerSequence(&[1.0, f32::NAN, 0.0]), 3);
+/// let inputs = AdvantageInputs::new(RewardValues::per_sequence(&[Some(1.0), None, Some(0.0)]), 3);
 /// let Advantages::PerSequence(advantages) = AdvantageConfig::default().compute(&inputs)? else { unreachable!() };
 /// assert!(advantages[0] > 0.0 && advantages[1] == 0.0 && advantages[2] < 0.0);
 /// # Ok::<(), grpo_core::Error>(())
@@ -22,10 +23,22 @@ const OP: &str = "advantages";
 pub enum RewardValues<'a> {
     /// `[B]`, or `[B, K]` row by row with K `reward_weights`. Estimators per token assign the reward to the
     /// completion's last active token.
-    PerSequence(&'a [f32]),
+    PerSequence(RewardList<'a>),
     /// `[N]`: a reward per token, as [`crate::rewards::kl_in_reward`] computes it. The reward of a completion is
-    /// the sum over its active tokens; it is missing if one of them is NaN or if there are no active tokens.
-    PerToken(&'a [f32]),
+    /// the sum over its active tokens; it is missing if one of them is missing or if there are no active tokens.
+    PerToken(RewardList<'a>),
+}
+
+impl<'a> RewardValues<'a> {
+    /// Creates rewards of completions, [`RewardValues::PerSequence`].
+    pub fn per_sequence(rewards: impl Into<RewardList<'a>>) -> Self {
+        Self::PerSequence(rewards.into())
+    }
+
+    /// Creates rewards of tokens, [`RewardValues::PerToken`].
+    pub fn per_token(rewards: impl Into<RewardList<'a>>) -> Self {
+        Self::PerToken(rewards.into())
+    }
 }
 
 /// Rewards in groups, and the additional inputs of some estimators.
@@ -37,8 +50,8 @@ pub struct AdvantageInputs<'a> {
     pub groups: Groups<'a>,
     /// The tokens of the completions, for estimators that count tokens.
     pub batch: Option<&'a TokenBatch>,
-    /// Rewards of the greedy completion of each row's prompt `[B]`, for remax; NaN marks a missing one.
-    pub greedy_rewards: Option<&'a [f32]>,
+    /// Rewards of the greedy completion of each row's prompt `[B]`, for remax.
+    pub greedy_rewards: Option<RewardList<'a>>,
     /// Value of the state before each token `[N]`, for gae.
     pub values: Option<&'a [f32]>,
     /// Sum over the vocabulary of squared probabilities `[N]`, for the optimal token baselines.
@@ -56,7 +69,7 @@ impl<'a> AdvantageInputs<'a> {
     ///
     /// let rewards = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0];
     /// let offsets = [0, 3, 6, 7]; // three, three and one completion
-    /// let inputs = AdvantageInputs::new(RewardValues::PerSequence(&rewards), &offsets[..]);
+    /// let inputs = AdvantageInputs::new(RewardValues::per_sequence(&rewards), &offsets[..]);
     /// let advantages = AdvantageConfig::default().compute(&inputs)?;
     /// # let _ = advantages;
     /// # Ok::<(), grpo_core::Error>(())
@@ -77,6 +90,8 @@ impl<'a> AdvantageInputs<'a> {
 /// Inputs with checked lengths, and the reward of every completion.
 pub(super) struct Rows<'a> {
     inputs: &'a AdvantageInputs<'a>,
+    /// The rewards of the inputs; NaN marks a missing one.
+    rewards: Vec<f64>,
     /// Rewards of completions `[B]`; NaN marks a missing one.
     pub(super) scores: Vec<f64>,
     /// `[P + 1]`: the start of each group, and B.
@@ -85,7 +100,7 @@ pub(super) struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     pub(super) fn new(config: &AdvantageConfig, inputs: &'a AdvantageInputs<'a>) -> Result<Self> {
-        let scores = match inputs.rewards {
+        let (rewards, scores) = match inputs.rewards {
             RewardValues::PerSequence(rewards) => sequence_scores(config, rewards)?,
             RewardValues::PerToken(rewards) => token_scores(config, rewards, inputs.batch)?,
         };
@@ -95,15 +110,15 @@ impl<'a> Rows<'a> {
         {
             return Err(Error::shape(OP, "rewards", format!("{} sequences", batch.sequences()), scores.len()));
         }
-        Ok(Self { inputs, scores, groups })
+        Ok(Self { inputs, rewards, scores, groups })
     }
 
     /// Returns the rewards of one function `[B]`.
     pub(super) fn rewards_of(&self, config: &AdvantageConfig, function: usize) -> Vec<f64> {
         match self.inputs.rewards {
             RewardValues::PerToken(_) => self.scores.clone(),
-            RewardValues::PerSequence(rewards) => {
-                rewards.iter().skip(function).step_by(config.reward_functions()).map(|r| f64::from(*r)).collect()
+            RewardValues::PerSequence(_) => {
+                self.rewards.iter().skip(function).step_by(config.reward_functions()).copied().collect()
             }
         }
     }
@@ -113,11 +128,7 @@ impl<'a> Rows<'a> {
         let batch = self.batch()?;
         let mut earned = vec![0.0; batch.tokens()];
         match self.inputs.rewards {
-            RewardValues::PerToken(rewards) => {
-                for i in (0..batch.tokens()).filter(|i| batch.is_active(*i)) {
-                    earned[i] = f64::from(rewards[i]);
-                }
-            }
+            RewardValues::PerToken(_) => earned.copy_from_slice(&self.rewards),
             RewardValues::PerSequence(_) => {
                 for (b, score) in self.scores.iter().enumerate() {
                     if let Some(last) = batch.range(b).rev().find(|i| batch.is_active(*i)) {
@@ -143,20 +154,14 @@ impl<'a> Rows<'a> {
         Ok((0..batch.sequences()).map(|b| batch.active_in(b) as f64).collect())
     }
 
-    pub(super) fn greedy_rewards(&self) -> Result<&'a [f32]> {
+    /// Returns the rewards of greedy completions `[B]`; NaN marks a missing one.
+    pub(super) fn greedy_rewards(&self) -> Result<Vec<f64>> {
         let greedy =
             self.inputs.greedy_rewards.ok_or_else(|| missing("rewards of greedy completions", "greedy_rewards"))?;
         if greedy.len() != self.scores.len() {
             return Err(Error::shape(OP, "greedy_rewards [B]", self.scores.len(), greedy.len()));
         }
-        if let Some(i) = greedy.iter().position(|r| r.is_infinite()) {
-            return Err(Error::value(
-                "greedy_rewards",
-                format!("completion {i}"),
-                format!("{} is not finite", greedy[i]),
-            ));
-        }
-        Ok(greedy)
+        greedy.of_completions("greedy_rewards")
     }
 
     pub(super) fn values(&self) -> Result<&'a [f32]> {
@@ -193,33 +198,33 @@ fn missing(what: &str, field: &str) -> Error {
     Error::Config(format!("advantages: this estimator or its whitening needs {what}: set `{field}` of the inputs"))
 }
 
-/// Returns the weighted sum of the rewards that are present; NaN if none is.
-fn sequence_scores(config: &AdvantageConfig, rewards: &[f32]) -> Result<Vec<f64>> {
+/// Returns the rewards, and the weighted sums of the rewards that are present; NaN if none is.
+fn sequence_scores(config: &AdvantageConfig, rewards: RewardList<'_>) -> Result<(Vec<f64>, Vec<f64>)> {
     let functions = config.reward_functions();
     if !rewards.len().is_multiple_of(functions) {
         let expected = format!("a multiple of the {functions} reward_weights");
         return Err(Error::shape(OP, "rewards [B, K]", expected, rewards.len()));
     }
-    if let Some(i) = rewards.iter().position(|r| r.is_infinite()) {
-        let (row, function) = (i / functions, i % functions);
-        let position = match functions {
-            1 => format!("completion {row}"),
-            _ => format!("completion {row}, reward function {function}"),
-        };
-        return Err(Error::value("rewards", position, format!("{} is not finite", rewards[i])));
-    }
-    let weighted = |(k, r): (usize, &f32)| config.reward_weight(k) * f64::from(*r);
-    Ok(rewards
-        .chunks(functions)
-        .map(|row| match row.iter().all(|r| r.is_nan()) {
-            true => f64::NAN,
-            false => row.iter().enumerate().filter(|(_, r)| !r.is_nan()).map(weighted).sum(),
-        })
-        .collect())
+    let position = |i: usize| match functions {
+        1 => format!("completion {i}"),
+        _ => format!("completion {}, reward function {}", i / functions, i % functions),
+    };
+    let rewards = rewards.values("rewards", |_| true, position)?;
+    let weighted = |(k, r): (usize, &f64)| config.reward_weight(k) * r;
+    let score = |row: &[f64]| match row.iter().all(|r| r.is_nan()) {
+        true => f64::NAN,
+        false => row.iter().enumerate().filter(|(_, r)| !r.is_nan()).map(weighted).sum(),
+    };
+    let scores = rewards.chunks(functions).map(score).collect();
+    Ok((rewards, scores))
 }
 
-/// Returns the sum over the active tokens; NaN if there are none.
-fn token_scores(config: &AdvantageConfig, rewards: &[f32], batch: Option<&TokenBatch>) -> Result<Vec<f64>> {
+/// Returns the rewards of tokens, 0 at masked ones, and their sums over active tokens; NaN if there are none.
+fn token_scores(
+    config: &AdvantageConfig,
+    rewards: RewardList<'_>,
+    batch: Option<&TokenBatch>,
+) -> Result<(Vec<f64>, Vec<f64>)> {
     if !config.reward_weights.is_empty() {
         return Err(Error::Config(
             "advantages: reward_weights weigh rewards of completions; rewards of tokens are already one sum".into(),
@@ -229,13 +234,11 @@ fn token_scores(config: &AdvantageConfig, rewards: &[f32], batch: Option<&TokenB
     if rewards.len() != batch.tokens() {
         return Err(Error::shape(OP, "rewards [N]", batch.tokens(), rewards.len()));
     }
-    if let Some(i) = (0..rewards.len()).find(|i| batch.is_active(*i) && rewards[*i].is_infinite()) {
-        return Err(Error::value("rewards", format!("token {i}"), format!("{} is not finite", rewards[i])));
-    }
-    Ok((0..batch.sequences())
-        .map(|b| match batch.active_in(b) {
-            0 => f64::NAN,
-            _ => batch.range(b).filter(|i| batch.is_active(*i)).map(|i| f64::from(rewards[i])).sum(),
-        })
-        .collect())
+    let rewards = rewards.values("rewards", |i| batch.is_active(i), |i| format!("token {i}"))?;
+    let score = |b: usize| match batch.active_in(b) {
+        0 => f64::NAN,
+        _ => batch.range(b).filter(|i| batch.is_active(*i)).map(|i| rewards[i]).sum(),
+    };
+    let scores = (0..batch.sequences()).map(score).collect();
+    Ok((rewards, scores))
 }

@@ -1,7 +1,7 @@
 //! Advantages from rewards, one number per completion or one per token.
 //!
 //! Rewards are in [`Groups`]: the completions of one prompt are contiguous, and group sizes may differ. A missing reward
-//! (NaN) is excluded from every statistic, and its row has advantage 0. All arithmetic is f64; results are f32.
+//! ([`RewardList`]) is excluded from every statistic, and its row has advantage 0. All arithmetic is f64; results are f32.
 //!
 //! Legend: B completions, K reward functions, N tokens; r = reward of a completion, G = the rewards present in its
 //! group, all = the rewards present in the batch.
@@ -14,6 +14,7 @@ mod groups;
 mod inputs;
 mod per_reward;
 mod returns;
+mod reward_list;
 mod statistics;
 mod token_baseline;
 
@@ -21,6 +22,7 @@ pub use config::{AdvantageConfig, AdvantageEstimator, GroupOfOne, ScaleRewards, 
 pub use filter::{DynamicSampling, KeptGroups};
 pub use groups::Groups;
 pub use inputs::{AdvantageInputs, RewardValues};
+pub use reward_list::RewardList;
 
 use crate::batch::Advantages;
 use crate::error::{Error, Result};
@@ -33,7 +35,7 @@ enum Raw {
 }
 
 impl AdvantageConfig {
-    /// Computes advantages `[B]` from `rewards: [B]` (`[B, K]` with `reward_weights`); NaN marks a missing reward.
+    /// Computes advantages `[B]` from `rewards: [B]` (`[B, K]` with `reward_weights`), of which some may be missing.
     ///
     /// If all rewards that an estimator compares are equal (in a group, or in the batch for global whitening), their
     /// advantages are exactly 0: the rewards are compared, not a rounded standard deviation. The advantage of a group of
@@ -42,9 +44,13 @@ impl AdvantageConfig {
     /// # Errors
     /// [`Error::Config`] for an illegal configuration or one that needs more inputs than rewards (see
     /// [`AdvantageConfig::compute`]), [`Error::Shape`] if the groups do not cover B completions, [`Error::Value`]
-    /// for an infinite reward.
-    pub fn advantages<'a>(&self, rewards: &'a [f32], groups: impl Into<Groups<'a>>) -> Result<Vec<f32>> {
-        match self.compute(&AdvantageInputs::new(RewardValues::PerSequence(rewards), groups))? {
+    /// for a reward that is not finite.
+    pub fn advantages<'a>(
+        &self,
+        rewards: impl Into<RewardList<'a>>,
+        groups: impl Into<Groups<'a>>,
+    ) -> Result<Vec<f32>> {
+        match self.compute(&AdvantageInputs::new(RewardValues::per_sequence(rewards), groups))? {
             Advantages::PerSequence(advantages) => Ok(advantages),
             Advantages::PerToken(_) => Err(Error::Config(format!(
                 "advantages: {:?} gives one advantage per token: call `compute`",
@@ -58,8 +64,8 @@ impl AdvantageConfig {
     /// return `[N]`.
     ///
     /// # Errors
-    /// [`Error::Config`] for an illegal configuration or a missing input; [`Error::Shape`] for wrong lengths; [`Error::Value`] for an infinite
-    /// reward, or a value that is not finite at an active token.
+    /// [`Error::Config`] for an illegal configuration or a missing input; [`Error::Shape`] for wrong lengths; [`Error::Value`] for a
+    /// reward, or a value, that is not finite at an active token.
     pub fn compute(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages> {
         self.validate()?;
         let rows = Rows::new(self, inputs)?;

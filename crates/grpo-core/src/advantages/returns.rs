@@ -24,14 +24,14 @@ pub(super) fn discounted(rows: &Rows<'_>, gamma: f64) -> Result<Vec<f64>> {
 pub(super) fn remax(rows: &Rows<'_>) -> Result<Raw> {
     let greedy = rows.greedy_rewards()?;
     if !rows.per_token() {
-        let advantages = rows.scores.iter().zip(greedy).map(|(r, g)| r - f64::from(*g));
+        let advantages = rows.scores.iter().zip(&greedy).map(|(r, g)| r - g);
         return Ok(Raw::PerSequence(advantages.collect()));
     }
     let batch = rows.batch()?;
     let mut returns = discounted(rows, 1.0)?;
     for (b, greedy) in greedy.iter().enumerate() {
         for i in batch.range(b) {
-            returns[i] -= f64::from(*greedy);
+            returns[i] -= greedy;
         }
     }
     Ok(Raw::PerToken(returns))

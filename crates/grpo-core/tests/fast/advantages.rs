@@ -135,25 +135,24 @@ fn advantages_match_trl_and_verl() {
     let mut estimators = BTreeSet::new();
     for case in golden().advantages {
         let batch = batch(&case.mask, case.shape, case.old_logp.as_ref(), case.ref_logp.as_ref());
-        let sequence = case.rewards.as_ref().map(list);
+        let sequence = case.rewards.as_ref();
         let tokens = match &case.kl_in_reward {
             Some(kl) => {
-                let scores = sequence.as_ref().unwrap();
+                let scores = sequence.unwrap();
                 Some(kl_in_reward(scores, &batch, kl.penalty, kl.beta).unwrap().token_rewards)
             }
-            None => case.token_rewards.as_ref().map(list),
+            None => case.token_rewards.clone(),
         };
-        let rewards = match (&sequence, &tokens) {
-            (_, Some(tokens)) => RewardValues::PerToken(tokens),
-            (Some(sequence), None) => RewardValues::PerSequence(sequence),
+        let rewards = match (sequence, &tokens) {
+            (_, Some(tokens)) => RewardValues::per_token(tokens),
+            (Some(sequence), None) => RewardValues::per_sequence(sequence),
             (None, None) => panic!("{}: no rewards", case.name),
         };
-        let [greedy, values, squares, weights] =
-            [&case.greedy_rewards, &case.values, &case.sum_pi_squared, &case.rollout_is_weights]
-                .map(|l| l.as_ref().map(list));
+        let [values, squares, weights] =
+            [&case.values, &case.sum_pi_squared, &case.rollout_is_weights].map(|l| l.as_ref().map(list));
         let inputs = AdvantageInputs {
             batch: Some(&batch),
-            greedy_rewards: greedy.as_deref(),
+            greedy_rewards: case.greedy_rewards.as_ref().map(Into::into),
             values: values.as_deref(),
             sum_pi_squared: squares.as_deref(),
             rollout_is_weights: weights.as_deref(),
@@ -177,7 +176,8 @@ fn advantages_match_trl_and_verl() {
 fn max_rl_divides_by_the_success_rate_of_the_group() {
     let max_rl = AdvantageConfig { estimator: AdvantageEstimator::MaxRl, ..AdvantageConfig::default() };
     // A missing reward is excluded from every mean; groups without a success and groups without a failure have advantages of 0.
-    let rewards = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, f32::NAN, 0.0, 0.0];
+    let mut rewards = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0].map(Some);
+    rewards[13] = None;
     let expected = [3.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0, -1.0, -1.0];
     assert_same(max_rl.estimator, &max_rl.advantages(&rewards, 4).unwrap(), &expected, 1e-6);
     // A mean below 0 is no success rate.
@@ -195,7 +195,7 @@ fn max_rl_divides_by_the_success_rate_of_the_group() {
 #[test]
 fn flash_reinforce_is_centred_on_the_batch_and_needs_no_groups() {
     let flash = AdvantageConfig { estimator: AdvantageEstimator::FlashReinforce, ..AdvantageConfig::default() };
-    let advantages = flash.advantages(&[1.0, 0.0, f32::NAN, 0.5], 1).unwrap();
+    let advantages = flash.advantages(&[Some(1.0), Some(0.0), None, Some(0.5)], 1).unwrap();
     assert_eq!(advantages, [0.5, -0.5, 0.0, 0.0]);
     assert!(!flash.compares_within_groups());
 }
@@ -204,8 +204,8 @@ fn flash_reinforce_is_centred_on_the_batch_and_needs_no_groups() {
 fn kl_in_the_reward_and_its_controller_match_verl() {
     for mut case in golden().kl_in_reward {
         let batch = batch(&case.mask, case.shape, Some(&case.old_logp), Some(&case.ref_logp));
-        let rewards = kl_in_reward(&list(&case.rewards), &batch, case.penalty, case.config.coef()).unwrap();
-        assert_close(&case.name, &rewards.token_rewards, &case.expected);
+        let rewards = kl_in_reward(&case.rewards, &batch, case.penalty, case.config.coef()).unwrap();
+        assert_close(&case.name, &list(&rewards.token_rewards), &case.expected);
         assert!((rewards.kl - case.kl).abs() < 1e-6 * case.kl.abs().max(1.0), "{}", case.name);
         case.config.update(rewards.kl, batch.sequences()).unwrap();
         assert!((case.config.coef() - case.next_kl_coef).abs() < 1e-9, "{}", case.name);
@@ -253,9 +253,14 @@ const OF_REWARDS: [AdvantageEstimator; 13] = [
 /// Rewards and lengths of two groups of `size`.
 fn groups() -> impl Strategy<Value = (usize, Vec<f32>, Vec<usize>)> {
     (2_usize..6).prop_flat_map(|size| {
-        let reward = prop_oneof![4 => -3.0_f32..3.0, 2 => Just(1.0), 1 => Just(f32::NAN)];
+        let reward = prop_oneof![4 => -3.0_f32..3.0, 2 => Just(1.0), 1 => Just(f32::NAN)]; // NaN stands for a missing reward
         (Just(size), prop::collection::vec(reward, 2 * size), prop::collection::vec(1_usize..6, 2 * size))
     })
+}
+
+/// Returns a list with `None` for NaN.
+fn present(rewards: &[f32]) -> List {
+    rewards.iter().map(|reward| Some(*reward).filter(|reward| !reward.is_nan())).collect()
 }
 
 fn compute(estimator: AdvantageEstimator, size: usize, rewards: &[f32], lengths: &[usize]) -> Vec<f32> {
@@ -265,8 +270,9 @@ fn compute(estimator: AdvantageEstimator, size: usize, rewards: &[f32], lengths:
         Some(*end)
     }));
     let batch = TokenBatch::packed(vec![0; lengths.iter().sum()], offsets).unwrap();
+    let rewards = present(rewards);
     let inputs =
-        AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(RewardValues::PerSequence(rewards), size) };
+        AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(RewardValues::per_sequence(&rewards), size) };
     let config = AdvantageConfig { estimator, ..AdvantageConfig::default() };
     match config.compute(&inputs).unwrap() {
         Advantages::PerSequence(advantages) => advantages,
@@ -328,7 +334,7 @@ proptest! {
     #[test]
     fn whitened_advantages_have_mean_zero((size, rewards, _) in groups()) {
         let config = AdvantageConfig { estimator: AdvantageEstimator::ReinforcePlusPlus, ..AdvantageConfig::default() };
-        let advantages = config.advantages(&rewards, size).unwrap();
+        let advantages = config.advantages(&present(&rewards), size).unwrap();
         assert!(advantages.iter().sum::<f32>().abs() < 1e-4, "{advantages:?}");
     }
 }

@@ -27,7 +27,7 @@ impl TrainConfig {
                 &format!("1 to {MAX_GENERATION_BATCHES}: without a limit a policy that has collapsed samples for ever"),
                 batches,
             )?;
-            filter.keep.filter(&[], grpo.num_generations)?;
+            filter.keep.filter(&[0.0; 0], grpo.num_generations)?;
             check(
                 grpo.num_generations > 1 || !filter.keep.drop_zero_variance,
                 "grpo.filter_groups.enable",

@@ -166,26 +166,26 @@ fn advantages(
     context: &mut StepContext<'_>,
     batch: &TokenBatch,
     samples: &[Sample],
-    greedy: Option<&[f32]>,
+    greedy: Option<&[Option<f32>]>,
     values_of_tokens: Option<&[f32]>,
     metrics: &mut Metrics,
 ) -> Result<(Advantages, Option<Vec<f32>>)> {
     let grpo = &context.config.grpo;
-    let totals: Vec<f32> = samples.iter().map(|s| s.reward.total.unwrap_or(f32::NAN)).collect();
+    let totals: Vec<Option<f32>> = samples.iter().map(|s| s.reward.total).collect();
     let mut config = grpo.advantages.clone();
     let values;
     let rewards = if grpo.use_kl_in_reward {
         values = penalised(context, &totals, batch, metrics)?;
-        RewardValues::PerToken(&values)
+        RewardValues::per_token(&values)
     } else if grpo.advantages.estimator == AdvantageEstimator::Gdpo {
         values = per_function(samples, &context.parts.rewards, &mut config);
-        RewardValues::PerSequence(&values)
+        RewardValues::per_sequence(&values)
     } else {
-        RewardValues::PerSequence(&totals)
+        RewardValues::per_sequence(&totals)
     };
     let inputs = AdvantageInputs {
         batch: Some(batch),
-        greedy_rewards: greedy,
+        greedy_rewards: greedy.map(Into::into),
         values: values_of_tokens,
         ..AdvantageInputs::new(rewards, grpo.num_generations)
     };
@@ -207,10 +207,10 @@ fn advantages(
 /// `apply_kl_penalty`, with its metrics).
 fn penalised(
     context: &mut StepContext<'_>,
-    totals: &[f32],
+    totals: &[Option<f32>],
     batch: &TokenBatch,
     metrics: &mut Metrics,
-) -> Result<Vec<f32>> {
+) -> Result<Vec<Option<f32>>> {
     let controller = &mut context.coefficients.kl;
     let coef = controller.coef();
     let rewards = kl_in_reward(totals, batch, context.config.grpo.kl_penalty, coef)?;
@@ -220,13 +220,13 @@ fn penalised(
     Ok(rewards.token_rewards)
 }
 
-/// Returns the rewards `[B, K]` of all functions, NaN if missing, and stores their weights in `config`. A row that any function failed to
-/// score is all NaN.
-fn per_function(samples: &[Sample], rewards: &Rewards, config: &mut AdvantageConfig) -> Vec<f32> {
+/// Returns the rewards `[B, K]` of all functions, and stores their weights in `config`. A row that any function failed to score has no
+/// rewards.
+fn per_function(samples: &[Sample], rewards: &Rewards, config: &mut AdvantageConfig) -> Vec<Option<f32>> {
     config.reward_weights = rewards.weights().map(f64::from).collect();
     let of_sample = |reward: &Reward| {
         let known = reward.failures.is_empty();
-        reward.terms.iter().map(|term| term.filter(|_| known).unwrap_or(f32::NAN)).collect::<Vec<_>>()
+        reward.terms.iter().map(|term| term.filter(|_| known)).collect::<Vec<_>>()
     };
     samples.iter().flat_map(|sample| of_sample(&sample.reward)).collect()
 }

@@ -137,8 +137,8 @@ fn check_rewards(rewards: &Rewards, groups: &[Group]) -> Result<()> {
 fn keep(filter: &FilterGroupsConfig, rewards: &Rewards, groups: &[Group]) -> Result<Vec<usize>> {
     // A filter with an unknown name was rejected before the run.
     let term = rewards.names().position(|name| name == filter.metric).filter(|_| filter.metric != REWARD);
-    let value = |sample: &Sample| term.map_or(sample.reward.total, |k| sample.reward.terms[k]).unwrap_or(f32::NAN);
-    let values: Vec<f32> = groups.iter().flat_map(|group| group.samples.iter().map(value)).collect();
+    let value = |sample: &Sample| term.map_or(sample.reward.total, |k| sample.reward.terms[k]);
+    let values: Vec<Option<f32>> = groups.iter().flat_map(|group| group.samples.iter().map(value)).collect();
     let per_group = groups.first().map_or(1, |group| group.samples.len());
     Ok(filter.keep.filter(&values, per_group)?.kept)
 }
@@ -208,13 +208,13 @@ fn groups(
     Ok(groups.collect())
 }
 
-/// Returns the reward of the greedy completion of each group's prompt; NaN if it is missing.
-pub(super) fn greedy_rewards(context: &mut StepContext<'_>, groups: &[Group]) -> Result<Vec<f32>> {
+/// Returns the reward of the greedy completion of each group's prompt.
+pub(super) fn greedy_rewards(context: &mut StepContext<'_>, groups: &[Group]) -> Result<Vec<Option<f32>>> {
     let rows: Vec<&Item> = groups.iter().map(|group| &group.item).collect();
     let completed = complete(context, &rows, 1, Sampling::Greedy)?;
     count_environments(context, &completed)?;
     let samples = judge(context, &rows, &completed)?;
-    Ok(samples.iter().map(|sample| sample.reward.total.unwrap_or(f32::NAN)).collect())
+    Ok(samples.iter().map(|sample| sample.reward.total).collect())
 }
 
 fn complete(

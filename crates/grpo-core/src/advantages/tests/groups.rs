@@ -18,7 +18,7 @@ fn groups_of_different_sizes_match_values_computed_by_hand() {
     let batch = batch(&[1, 1, 2, 2, 1, 1, 3]);
     let inputs = AdvantageInputs {
         batch: Some(&batch),
-        ..AdvantageInputs::new(RewardValues::PerSequence(&rewards), &offsets[..])
+        ..AdvantageInputs::new(RewardValues::per_sequence(&rewards), &offsets[..])
     };
     let opo = with(r#"{"estimator": "opo"}"#).compute(&inputs).unwrap();
     assert_eq!(opo, Advantages::PerSequence(vec![-1.25, -0.25, 0.75, -3.0, 1.0, 5.0, 0.0]));
@@ -50,21 +50,22 @@ fn groups_of_different_sizes_equal_padded_groups(
     estimator: &str,
     #[values(&[3, 3, 2], &[2, 4, 2], &[2, 6])] sizes: &[usize],
 ) {
-    let rewards = [1.0, 0.0, 0.5, 2.0, 0.25, 1.5, f32::NAN, 3.0];
+    let mut rewards = [1.0, 0.0, 0.5, 2.0, 0.25, 1.5, 0.0, 3.0].map(Some);
+    rewards[6] = None;
     let lengths = [2, 1, 3, 1, 2, 2, 1, 3];
-    let greedy = [0.5, 0.25, 0.0, 1.0, 0.125, 0.75, 0.0, 2.0];
+    let greedy = [0.5, 0.25, 0.0, 1.0, 0.125, 0.75, 0.0, 2.0].map(Some);
     let tokens = lengths.iter().sum::<usize>();
     let values: Vec<f32> = (0..tokens).map(|i| (i * 5 % 7) as f32 / 7.0).collect();
     let logp: Vec<f32> = (0..tokens).map(|i| -0.5 - (i * 3 % 5) as f32 / 5.0).collect();
     let config = with(&format!(r#"{{"estimator": "{estimator}"}}"#));
-    let run = |rewards: &[f32], lengths: &[usize], greedy: &[f32], groups: Groups<'_>| {
+    let run = |rewards: &[Option<f32>], lengths: &[usize], greedy: &[Option<f32>], groups: Groups<'_>| {
         let batch = batch(lengths).with_old_logp(logp.clone()).unwrap();
         let inputs = AdvantageInputs {
             batch: Some(&batch),
-            greedy_rewards: Some(greedy),
+            greedy_rewards: Some(greedy.into()),
             values: Some(&values),
             sum_pi_squared: Some(&values),
-            ..AdvantageInputs::new(RewardValues::PerSequence(rewards), groups)
+            ..AdvantageInputs::new(RewardValues::per_sequence(rewards), groups)
         };
         config.compute(&inputs).unwrap()
     };
@@ -77,7 +78,7 @@ fn groups_of_different_sizes_equal_padded_groups(
         .windows(2)
         .flat_map(|group| (0..largest).map(|i| Some(group[0] + i).filter(|row| *row < group[1])))
         .collect();
-    let filled = |of: &[f32]| -> Vec<f32> { rows.iter().map(|row| row.map_or(f32::NAN, |row| of[row])).collect() };
+    let filled = |of: &[Option<f32>]| -> Vec<Option<f32>> { rows.iter().map(|row| of[(*row)?]).collect() };
     let filled_lengths: Vec<usize> = rows.iter().map(|row| row.map_or(0, |row| lengths[row])).collect();
     let expected = run(&filled(&rewards), &filled_lengths, &filled(&greedy), Groups::OfSize(largest));
     let expected = match expected {
@@ -111,7 +112,7 @@ fn illegal_group_offsets_are_refused(#[case] offsets: &[usize], #[case] reason: 
 
 #[test]
 fn dynamic_sampling_filters_groups_of_different_sizes() {
-    let rewards = [0.0, 1.0, 0.5, 0.5, 0.5, 0.7, f32::NAN];
+    let rewards = [Some(0.0), Some(1.0), Some(0.5), Some(0.5), Some(0.5), Some(0.7), None];
     let kept = DynamicSampling::default().filter(&rewards, &[0, 3, 5, 6, 7][..]).unwrap();
     assert_eq!(kept, KeptGroups { kept: vec![0, 2], zero_variance: 1, without_reward: 1, ..Default::default() });
 }

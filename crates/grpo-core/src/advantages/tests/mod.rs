@@ -10,7 +10,10 @@ fn advantages_refuse_illegal_settings_and_rewards() {
     let config = AdvantageConfig::default();
     assert!(config.advantages(&[1.0, 2.0, 3.0], 2).unwrap_err().to_string().contains("multiple"));
     assert!(config.advantages(&[1.0], 0).is_err());
-    assert!(config.advantages(&[f32::INFINITY, 0.0], 2).unwrap_err().to_string().contains("completion 0"));
+    for wrong in [f32::INFINITY, f32::NAN] {
+        let message = config.advantages(&[wrong, 0.0], 2).unwrap_err().to_string();
+        assert!(message.contains("completion 0") && message.contains("a missing reward is None"), "{message}");
+    }
     assert!(AdvantageConfig { ddof: 2, ..config.clone() }.advantages(&[1.0, 2.0], 2).is_err());
     assert!(AdvantageConfig { eps: f64::NAN, ..config }.advantages(&[1.0, 2.0], 2).is_err());
 }
@@ -64,7 +67,7 @@ fn reinforce_plus_plus_of_mllm_jax_is_whitened_leave_one_out() {
 
 #[test]
 fn group_of_one_selects_the_advantage_of_a_single_reward() {
-    let rewards = [3.0, f32::NAN, 1.0, 2.0];
+    let rewards = [Some(3.0), None, Some(1.0), Some(2.0)];
     let lone = |estimator: &str, group_of_one: &str| {
         with(&format!(r#"{{"estimator": "{estimator}", "group_of_one": "{group_of_one}", "eps": 0.5}}"#))
             .advantages(&rewards, 2)
@@ -83,7 +86,7 @@ fn group_of_one_selects_the_advantage_of_a_single_reward() {
 
 #[test]
 fn completion_without_active_tokens_counts_in_its_group_mean() {
-    let rewards = RewardValues::PerSequence(&[1.0, 3.0, 5.0, 9.0]);
+    let rewards = RewardValues::per_sequence(&[1.0, 3.0, 5.0, 9.0]);
     let batch = batch(&[2, 1, 0, 3]);
     let inputs = AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(rewards, 2) };
     // After the group means: -1, 1, -2, 2, for 2, 1, 0 and 3 tokens: mean 5/6, squares 12 + 3 - 25/6... = 15 - 25/6.
@@ -97,7 +100,7 @@ fn completion_without_active_tokens_counts_in_its_group_mean() {
     assert_eq!(opo, Advantages::PerSequence(vec![-2.0 / 3.0, 4.0 / 3.0, -4.0, 0.0]));
     // With rewards per token the completion has no reward.
     let tokens = [0.0, 1.0, 3.0, 0.0, 0.0, 9.0];
-    let inputs = AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(RewardValues::PerToken(&tokens), 2) };
+    let inputs = AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(RewardValues::per_token(&tokens), 2) };
     let advantages = with(r#"{"estimator": "mean_only"}"#).compute(&inputs).unwrap();
     assert_eq!(advantages, Advantages::PerSequence(vec![-1.0, 1.0, 0.0, 0.0]));
 }
@@ -106,13 +109,13 @@ fn completion_without_active_tokens_counts_in_its_group_mean() {
 fn a_missing_reward_leaves_all_its_tokens_out() {
     let batch = batch(&[2, 1, 2]).with_mask(&[1.0, 1.0, 1.0, 1.0, 0.0]).unwrap();
     let batch = batch.with_old_logp(vec![-1.0; 5]).unwrap();
-    let rewards = [f32::NAN, 1.0, 2.0];
+    let rewards = [None, Some(1.0), Some(2.0)];
     let (values, sums) = ([0.5, 0.5, 0.5, 0.5, f32::NAN], [0.5; 5]);
     let inputs = AdvantageInputs {
         batch: Some(&batch),
         values: Some(&values),
         sum_pi_squared: Some(&sums),
-        ..AdvantageInputs::new(RewardValues::PerSequence(&rewards), 3)
+        ..AdvantageInputs::new(RewardValues::per_sequence(&rewards), 3)
     };
     let whitened = Advantages::PerToken(vec![0.0, 0.0, -0.5_f32.sqrt(), 0.5_f32.sqrt(), 0.0]);
     for json in [r#"{"estimator": "gae"}"#, r#"{"estimator": "reinforce_plus_plus", "whiten": "tokens"}"#] {
@@ -140,9 +143,12 @@ fn equal_sums_of_weighted_rewards_give_exactly_zero(
 #[test]
 fn one_missing_token_reward_leaves_the_whole_completion_out() {
     let batch = batch(&[2, 2]);
-    let rewards = RewardValues::PerToken(&[f32::NAN, 1.0, 0.5, 2.0]);
-    let inputs =
-        AdvantageInputs { batch: Some(&batch), greedy_rewards: Some(&[0.0; 2]), ..AdvantageInputs::new(rewards, 1) };
+    let rewards = RewardValues::per_token(&[None, Some(1.0), Some(0.5), Some(2.0)]);
+    let inputs = AdvantageInputs {
+        batch: Some(&batch),
+        greedy_rewards: Some((&[0.0; 2]).into()),
+        ..AdvantageInputs::new(rewards, 1)
+    };
     let remax = with(r#"{"estimator": "remax"}"#).compute(&inputs).unwrap();
     assert_eq!(remax, Advantages::PerToken(vec![0.0, 0.0, 2.5, 2.0]));
 }
@@ -180,15 +186,15 @@ fn advantages_refuse_inputs_of_wrong_lengths() {
     let batch = batch(&[1, 2]);
     let refusal = |json: &str, inputs: &AdvantageInputs<'_>| with(json).compute(inputs).unwrap_err().to_string();
     let of = |rewards| AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(rewards, 2) };
-    let two = of(RewardValues::PerSequence(&[1.0, 2.0]));
+    let two = of(RewardValues::per_sequence(&[1.0, 2.0]));
     let wrong = [
-        (refusal("{}", &of(RewardValues::PerSequence(&[1.0; 4]))), "2 sequences"),
-        (refusal("{}", &of(RewardValues::PerToken(&[1.0; 4]))), "rewards [N]"),
-        (refusal("{}", &of(RewardValues::PerToken(&[1.0, f32::INFINITY, 0.0]))), "token 1"),
-        (refusal(r#"{"reward_weights": [1, 2]}"#, &of(RewardValues::PerToken(&[1.0; 3]))), "reward_weights"),
-        (refusal(r#"{"reward_weights": [1, 2]}"#, &of(RewardValues::PerSequence(&[1.0; 3]))), "multiple of the 2"),
+        (refusal("{}", &of(RewardValues::per_sequence(&[1.0; 4]))), "2 sequences"),
+        (refusal("{}", &of(RewardValues::per_token(&[1.0; 4]))), "rewards [N]"),
+        (refusal("{}", &of(RewardValues::per_token(&[1.0, f32::INFINITY, 0.0]))), "token 1"),
+        (refusal(r#"{"reward_weights": [1, 2]}"#, &of(RewardValues::per_token(&[1.0; 3]))), "reward_weights"),
+        (refusal(r#"{"reward_weights": [1, 2]}"#, &of(RewardValues::per_sequence(&[1.0; 3]))), "multiple of the 2"),
         (
-            refusal(r#"{"reward_weights": [1, 2]}"#, &of(RewardValues::PerSequence(&[1.0, 1.0, 1.0, f32::INFINITY]))),
+            refusal(r#"{"reward_weights": [1, 2]}"#, &of(RewardValues::per_sequence(&[1.0, 1.0, 1.0, f32::INFINITY]))),
             "completion 1, reward function 1",
         ),
         (refusal(r#"{"estimator": "gae"}"#, &two), "set `values`"),
@@ -197,7 +203,10 @@ fn advantages_refuse_inputs_of_wrong_lengths() {
             refusal(r#"{"estimator": "gae"}"#, &AdvantageInputs { values: Some(&[0.0, f32::NAN, 0.0]), ..two }),
             "values at token 1",
         ),
-        (refusal(r#"{"estimator": "remax"}"#, &AdvantageInputs { greedy_rewards: Some(&[0.0]), ..two }), "[B]"),
+        (
+            refusal(r#"{"estimator": "remax"}"#, &AdvantageInputs { greedy_rewards: Some((&[0.0]).into()), ..two }),
+            "[B]",
+        ),
         (refusal(r#"{"estimator": "optimal_token_baseline"}"#, &two), "set `batch.old_logp`"),
         (
             refusal(r#"{"estimator": "grpo_passk"}"#, &AdvantageInputs { groups: Groups::OfSize(1), ..two }),
@@ -219,8 +228,9 @@ fn advantages_refuse_inputs_of_wrong_lengths() {
 
 #[test]
 fn dynamic_sampling_drops_groups_without_a_signal() {
-    let nan = f32::NAN;
-    let rewards = [0.0, 1.0, 0.1, 0.1, nan, nan, 1.0, nan, 0.9, 0.95, 0.5, 0.51];
+    let some = Some::<f32>;
+    let pairs = [[some(0.0), some(1.0)], [some(0.1); 2], [None; 2], [some(1.0), None]];
+    let rewards = [pairs.concat(), vec![some(0.9), some(0.95), some(0.5), some(0.51)]].concat();
     let sampling = DynamicSampling::default();
     let kept = sampling.filter(&rewards, 2).unwrap();
     assert_eq!(kept, KeptGroups { kept: vec![0, 4, 5], without_reward: 1, zero_variance: 2, ..Default::default() });
@@ -234,7 +244,7 @@ fn dynamic_sampling_drops_groups_without_a_signal() {
     assert_eq!(range.filter(&[0.1; 7], 7).unwrap().out_of_range, 1);
     assert_eq!(range.filter(&[0.2; 7], 7).unwrap().kept, [0]);
     // Groups of one completion are kept.
-    assert_eq!(sampling.filter(&[0.0, nan], 1).unwrap().kept, [0]);
+    assert_eq!(sampling.filter(&[some(0.0), None], 1).unwrap().kept, [0]);
 }
 
 #[test]
