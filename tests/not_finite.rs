@@ -1,6 +1,6 @@
 //! Batches with a NaN at one token.
 
-use backend_cpu::oracle;
+use grpo_backend_cpu::oracle;
 use grpo_core::batch::PolicyValues;
 use grpo_core::{
     Backend, BatchFile, Dtype, Error, GradientSpec, GradsMut, Implementation, LossOutput, LossPlan, PlanRequest,

@@ -2,9 +2,9 @@
 
 use grpo_core::parity::Values;
 use grpo_core::{BatchFile, Dtype, LossConfig, PolicyOutput, Tensor};
+use grpo_testkit::Case;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use testkit::Case;
 
 /// Shape of a case.
 #[derive(Clone, Copy, Debug)]
@@ -26,10 +26,10 @@ pub fn case(shape: Shape, loss: &LossConfig, dtype: Dtype, seed: u64) -> BatchFi
     let Shape { b, t, h, v, bias } = shape;
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let lengths: Vec<usize> = (0..b).map(|_| rng.random_range(1..=t)).collect();
-    let of = testkit::Shape { lengths: &lengths, h, v, dtype, bias, ..testkit::Shape::default() };
-    let packed = Case::new(loss, &testkit::Shape { mask_every: 0, mask_last: true, lean: 0.1, ..of }, seed);
+    let of = grpo_testkit::Shape { lengths: &lengths, h, v, dtype, bias, ..grpo_testkit::Shape::default() };
+    let packed = Case::new(loss, &grpo_testkit::Shape { mask_every: 0, mask_last: true, lean: 0.1, ..of }, seed);
     let Case { hidden, lm_head, bias, batch, .. } = packed.arranged(&(0..b).collect::<Vec<_>>(), Some(t));
-    let owned = |tensor: &testkit::Tensor| Tensor::F32(tensor.to_vec()).to_dtype(dtype);
+    let owned = |tensor: &grpo_testkit::Tensor| Tensor::F32(tensor.to_vec()).to_dtype(dtype);
     BatchFile {
         name: format!("{shape:?}"),
         source: "synthetic".into(),

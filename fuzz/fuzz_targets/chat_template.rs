@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use models::{ChatTemplate, map_on_template_threads};
+use grpo_models::{ChatTemplate, map_on_template_threads};
 use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{LazyLock, Mutex};

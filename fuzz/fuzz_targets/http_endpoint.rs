@@ -2,9 +2,9 @@
 //! sent, in which `KEY` stands for a valid key.
 #![no_main]
 
-use agents::endpoint::{Asked, ChatReply, Job, Rules};
-use agents::{Agent, Connection, Endpoint, Error, Failure};
-use data::Item;
+use grpo_agents::endpoint::{Asked, ChatReply, Job, Rules};
+use grpo_agents::{Agent, Connection, Endpoint, Error, Failure};
+use grpo_data::Item;
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use std::io::{Read, Write};

@@ -1,7 +1,7 @@
 //! Opens the input as a file of rows, and reads the rows. The first byte selects the format and the columns.
 #![no_main]
 
-use data::{Columns, DataConfig, DataFile, Dataset, FileDataset, FileFormat, PromptEncoder};
+use grpo_data::{Columns, DataConfig, DataFile, Dataset, FileDataset, FileFormat, PromptEncoder};
 use libfuzzer_sys::fuzz_target;
 use std::path::PathBuf;
 use std::sync::LazyLock;

@@ -1,14 +1,14 @@
 //! Scores a completion by a reference answer, which are separated by the first zero byte or line break.
 #![no_main]
 
-use data::Item;
+use grpo_data::Item;
 use libfuzzer_sys::fuzz_target;
-use rewards::{AnswerRule, Choice, MathEquivalence, Numeric, RewardFn, RewardInput};
+use grpo_rewards::{AnswerRule, Choice, MathEquivalence, Numeric, RewardFn, RewardInput};
 
 fuzz_target!(|input: &[u8]| {
     let text = String::from_utf8_lossy(input);
     let (reference, completion) = text.split_once(['\0', '\n']).unwrap_or((&text, &text));
-    rewards::math::equivalent(reference, completion);
+    grpo_rewards::math::equivalent(reference, completion);
     let item = Item::new("").with_answer(reference);
     let input = RewardInput::new(&item, completion);
     let answer = AnswerRule::default();

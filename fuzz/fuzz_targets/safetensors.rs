@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use models::Weights;
+use grpo_models::Weights;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 

@@ -5,8 +5,8 @@
 //! * 2: the keys `action` and `observation` are set.
 #![no_main]
 
-use agents::{Environment, EnvironmentConfig, OpenEnv};
-use data::Item;
+use grpo_agents::{Environment, EnvironmentConfig, OpenEnv};
+use grpo_data::Item;
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use std::io::{Read, Write};
@@ -74,7 +74,7 @@ fuzz_target!(|input: &[u8]| {
         json!({"role": "assistant", "content": "", "tool_calls": [call, call]}),
     ] {
         if let Ok(reply) = episode.step(&message) {
-            agents::check_messages(&reply.messages).expect("messages with a role and a text");
+            grpo_agents::check_messages(&reply.messages).expect("messages with a role and a text");
         }
     }
 });

@@ -1,7 +1,7 @@
 //! The committed checkpoints with the results of transformers and torch.
 
-use models::{ModelConfig, ModelFolder, NamedTensor, Weights};
-use policy::{OptimizerSettings, Sequence};
+use grpo_models::{ModelConfig, ModelFolder, NamedTensor, Weights};
+use grpo_policy::{OptimizerSettings, Sequence};
 use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -151,7 +151,7 @@ impl Tensors {
             };
             // Models of images and text have other names for the gradients of their decoders.
             let name = match name.strip_prefix("expected.grad.") {
-                Some(parameter) => format!("expected.grad.{}", models::text_tensor(parameter)),
+                Some(parameter) => format!("expected.grad.{}", grpo_models::text_tensor(parameter)),
                 None => name,
             };
             (name.clone(), NamedTensor { name, shape: view.shape().to_vec(), data })

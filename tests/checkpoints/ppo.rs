@@ -5,8 +5,8 @@ use grpo_core::aggregate::token_weights;
 use grpo_core::batch::{TokenBatch, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Advantages, LossConfig, LossType};
-use models::NamedTensor;
-use policy::{Policy, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
+use grpo_models::NamedTensor;
+use grpo_policy::{Policy, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
 
 pub(crate) struct Ppo {
     pub(crate) checkpoint: Checkpoint,

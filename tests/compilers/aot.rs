@@ -3,7 +3,7 @@
 //! The bounds are claims of the README. They are checked with the real compilers, which need no device.
 
 use crate::support::{Call, Runs, assert_has, grpo, repository, succeed};
-use pjrt::install::{Kind, install};
+use grpo_pjrt::install::{Kind, install};
 use serde_json::Value;
 use std::path::PathBuf;
 

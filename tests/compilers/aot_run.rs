@@ -1,7 +1,7 @@
 //! Compiler reports of a run's executables, and refusals before compilation.
 
 use crate::support::{Call, Runs, Said, assert_has, grpo, repository, split_progress};
-use pjrt::install::Kind;
+use grpo_pjrt::install::Kind;
 use serde_json::Value;
 
 const RUN: &str = "run: { name: small }

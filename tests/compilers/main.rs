@@ -7,4 +7,4 @@ mod plan;
 #[path = "../e2e/support.rs"]
 mod support;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

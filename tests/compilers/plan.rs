@@ -1,7 +1,7 @@
 //! The compiler's numbers of a run's plan.
 
 use crate::support::{Runs, Said, assert_has, grpo};
-use pjrt::install::Kind;
+use grpo_pjrt::install::Kind;
 
 const RUN: &str = "run: { name: small }
 model: { vocab_size: 512, hidden_size: 256, intermediate_size: 512, num_hidden_layers: 4, num_attention_heads: 4, \

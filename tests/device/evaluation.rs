@@ -1,11 +1,11 @@
 //! Calls of plans, and comparisons with the oracle.
 
-use backend_cpu::oracle::Evaluation;
-use backend_tpu::PjrtBackend;
+use grpo_backend_cpu::oracle::Evaluation;
+use grpo_backend_tpu::PjrtBackend;
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{Dtype, GradientSpec, GradsMut, LossConfig, LossPlan, Metrics, PlanRequest, Scores};
-use testkit::Case;
-use testkit::margin::{assert_below, assert_below_without_margin};
+use grpo_testkit::Case;
+use grpo_testkit::margin::{assert_below, assert_below_without_margin};
 
 /// Results of calls; gradients include the initial content of the buffers.
 #[derive(Clone, Debug, Default)]

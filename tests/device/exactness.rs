@@ -2,11 +2,11 @@
 
 use crate::evaluation::Output;
 use crate::{SMALL, backend, implementations, on_mesh, optimised};
-use backend_tpu::PjrtBackend;
+use grpo_backend_tpu::PjrtBackend;
 use grpo_core::aggregate::token_weights;
 use grpo_core::{Dtype, GradientSpec, LossConfig, LossPlan};
+use grpo_testkit::{Case, Shape, config};
 use rstest::rstest;
-use testkit::{Case, Shape, config};
 
 /// Returns losses that clip every ratio other than 1, and whose KL is 0 only at a ratio of 1.
 fn strict(loss_type: &str) -> LossConfig {

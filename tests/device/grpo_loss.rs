@@ -4,10 +4,10 @@ use crate::SMALL;
 use crate::backend;
 use crate::evaluation::assert_same;
 use crate::grpo;
-use backend_tpu::program::Role;
+use grpo_backend_tpu::program::Role;
 use grpo_core::{Error, GradientSpec, Grads, GrpoLoss, Implementation, PolicyInput, Tiling};
-use testkit::Case;
-use testkit::margin::assert_below;
+use grpo_testkit::Case;
+use grpo_testkit::margin::assert_below;
 
 #[test]
 fn grpo_loss_step_equals_the_plan_for_host_and_device_tensors() {

@@ -2,16 +2,16 @@
 
 use crate::evaluation::{assert_same, largest, report};
 use crate::{SMALL, backend, cispo, grpo, gspo};
-use backend_cpu::oracle::{Evaluation, Policy, evaluate};
+use grpo_backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use grpo_core::parity::{Comparison, Tolerances};
 use grpo_core::{
     Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec,
     TensorMut, Tiling,
 };
+use grpo_testkit::margin::assert_below;
+use grpo_testkit::{Case, Shape, Tensor};
 use half::bf16;
 use rstest::rstest;
-use testkit::margin::assert_below;
-use testkit::{Case, Shape, Tensor};
 
 /// Returns the logits of a case, NaN in masked rows.
 pub(crate) fn logits(case: &Case) -> Tensor {

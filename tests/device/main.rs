@@ -17,14 +17,14 @@ mod shapes;
 mod tilings;
 mod transforms;
 
-use backend_tpu::PjrtBackend;
-use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::MeshShape;
+use grpo_backend_tpu::PjrtBackend;
+use grpo_backend_tpu::plugins::{self, Kind};
+use grpo_backend_tpu::program::MeshShape;
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, Tiling};
-use pjrt::Client;
+use grpo_pjrt::Client;
+use grpo_testkit::xla_cpu::{flags, mesh_flags, program_cache};
+use grpo_testkit::{Shape, config};
 use std::sync::LazyLock;
-use testkit::xla_cpu::{flags, mesh_flags, program_cache};
-use testkit::{Shape, config};
 
 /// The smallest cases that can be tiled, because programs take long to compile. The last sequence is fully masked, and
 /// the ratios of the other sequences are biased to one side.
@@ -108,7 +108,7 @@ fn cispo() -> LossConfig {
 
 /// Returns a loss with a sequence-level ratio.
 fn gspo() -> LossConfig {
-    testkit::loss("gspo")
+    grpo_testkit::loss("gspo")
 }
 
 /// Returns a loss with a logit scale and a softcap before the temperature.
@@ -127,4 +127,4 @@ fn softcap_logprobs() -> LossConfig {
     )
 }
 
-testkit::tiers!();
+grpo_testkit::tiers!();

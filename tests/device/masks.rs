@@ -7,9 +7,9 @@ use grpo_core::{
     Advantages, Backend, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput,
     PolicySpec, Tiling,
 };
+use grpo_testkit::margin::assert_below;
+use grpo_testkit::{Case, Shape};
 use rstest::rstest;
-use testkit::margin::assert_below;
-use testkit::{Case, Shape};
 
 /// Returns the case with advantages per token, NaN at masked tokens. Hidden states and log-probabilities of a case are always poisoned.
 fn with_token_advantages(case: &Case) -> Case {
@@ -72,7 +72,7 @@ fn a_plan_takes_batches_with_and_without_a_sampling_mask() {
         assert_ne!(of_masked.logp, of_whole.logp, "{name}");
         assert!(of_plain.logp.iter().all(|logp| logp.is_finite()), "{name}");
         let old = masked.with_batch(|batch| batch.with_old_logp(of_masked.logp).unwrap());
-        let metrics = testkit::run(&mut *plan, &old).metrics;
+        let metrics = grpo_testkit::run(&mut *plan, &old).metrics;
         assert_eq!(["is_ratio/min", "is_ratio/max"].map(|bound| metrics.value(bound)), [Some(1.0); 2], "{name}");
     }
 }

@@ -3,8 +3,8 @@
 use crate::evaluation::check_on;
 use crate::{Named, SMALL, chunks, cispo, grpo, gspo, on_mesh, panels};
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, Tiling};
+use grpo_testkit::{Case, Shape};
 use rstest::rstest;
-use testkit::{Case, Shape};
 
 /// (data, vocab)
 const MESHES: [(usize, usize); 8] = [(2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 2)];

@@ -2,13 +2,13 @@
 
 use crate::evaluation::Output;
 use crate::{SMALL, backend, cispo, grpo, gspo, implementations};
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_core::aggregate::token_weights;
 use grpo_core::parity::Tolerances;
 use grpo_core::{Advantages, Backend, Dtype, LossConfig, Metric};
+use grpo_testkit::margin::assert_below;
+use grpo_testkit::{Case, Shape, config};
 use rstest::rstest;
-use testkit::margin::assert_below;
-use testkit::{Case, Shape, config};
 
 /// Compares sums and counts of every metric with the CPU backend, so that micro-batches merge to the same values.
 #[rstest]

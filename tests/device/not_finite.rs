@@ -6,8 +6,8 @@ use crate::{SMALL, backend, chunks, grpo, gspo, implementations, on_mesh, softca
 use grpo_core::{
     Error, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec, Tiling, TokenBatch,
 };
+use grpo_testkit::{Case, Shape, config};
 use rstest::rstest;
-use testkit::{Case, Shape, config};
 
 /// On one device and on a mesh, on which the maxima and sums of rows are reduced.
 #[rstest]

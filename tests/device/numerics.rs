@@ -2,15 +2,15 @@
 
 use crate::evaluation::{Output, assert_matches, assert_same, report};
 use crate::{SMALL, backend, chunks, grpo, gspo, implementations, on_mesh};
-use backend_cpu::oracle::{Evaluation, Policy, evaluate};
-use backend_tpu::PjrtPlan;
-use backend_tpu::program::{Numerics, Role};
+use grpo_backend_cpu::oracle::{Evaluation, Policy, evaluate};
+use grpo_backend_tpu::PjrtPlan;
+use grpo_backend_tpu::program::{Numerics, Role};
 use grpo_core::parity::{Comparison, Tolerances};
 use grpo_core::{Dtype, Error, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, TensorMut, Tiling};
+use grpo_testkit::margin::{assert_below, largest_difference};
+use grpo_testkit::{Case, Shape, config};
 use half::bf16;
 use rstest::rstest;
-use testkit::margin::{assert_below, largest_difference};
-use testkit::{Case, Shape, config};
 
 const BF16: Shape<'static> = Shape { dtype: Dtype::Bf16, ..SMALL };
 

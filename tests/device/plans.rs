@@ -2,13 +2,13 @@
 
 use crate::evaluation::check;
 use crate::{SMALL, backend, chunks, client, grpo, gspo, panels};
-use backend_tpu::PjrtBackend;
-use backend_tpu::plugins::Kind;
-use backend_tpu::program::{MeshShape, MosaicBlocks};
+use grpo_backend_tpu::PjrtBackend;
+use grpo_backend_tpu::plugins::Kind;
+use grpo_backend_tpu::program::{MeshShape, MosaicBlocks};
 use grpo_core::{Backend, Error, Implementation, LoopOrder, PlanRequest, Tiling};
+use grpo_testkit::{Case, Shape};
 use rstest::rstest;
 use std::process::Command;
-use testkit::{Case, Shape};
 
 fn with_budget(workspace_budget: usize, loop_order: Option<LoopOrder>) -> Tiling {
     Tiling { workspace_budget, loop_order, ..Tiling::default() }
@@ -128,7 +128,7 @@ fn a_missing_plugin_says_what_to_run() {
     let cache = std::env::temp_dir().join(format!("grpo-no-plugins-{}", std::process::id()));
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["plans::a_missing_plugin_says_what_to_run", "--exact", "--nocapture"]);
-    child.env(CHILD, "1").env("XDG_CACHE_HOME", &cache).env_remove(backend_tpu::plugins::VARIABLE);
+    child.env(CHILD, "1").env("XDG_CACHE_HOME", &cache).env_remove(grpo_backend_tpu::plugins::VARIABLE);
     let output = child.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");

@@ -2,17 +2,17 @@
 
 use crate::evaluation::{Output, largest};
 use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
-use backend_tpu::program::Role;
-use backend_tpu::{PjrtPlan, PjrtTensor};
+use grpo_backend_tpu::program::Role;
+use grpo_backend_tpu::{PjrtPlan, PjrtTensor};
 use grpo_core::parity::Tolerances;
 use grpo_core::{
     DeviceTensor, Dtype, Error, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, Scores,
     TensorMut, TensorRef, Tiling,
 };
+use grpo_testkit::margin::largest_difference;
+use grpo_testkit::{Case, Shape};
 use rstest::rstest;
 use std::any::Any;
-use testkit::margin::largest_difference;
-use testkit::{Case, Shape};
 
 /// A policy on the devices.
 struct Resident {

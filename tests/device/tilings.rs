@@ -3,8 +3,8 @@
 use crate::evaluation::{DTYPES, check_on};
 use crate::{SMALL, backend, chunks, cispo, grpo, gspo, on_mesh, panels};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, Tiling};
+use grpo_testkit::{Case, Shape};
 use rstest::rstest;
-use testkit::{Case, Shape};
 
 /// Whether the head has a bias, and the requested gradients.
 type Asked = (bool, GradientSpec);

@@ -6,9 +6,9 @@ use grpo_core::{
     Advantages, Dtype, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, LossPlan, PlanRequest,
     PolicyInput, PolicySpec, Tiling, TokenBatch,
 };
+use grpo_testkit::margin::{assert_below, largest_difference};
+use grpo_testkit::{Case, Shape, config};
 use rstest::rstest;
-use testkit::margin::{assert_below, largest_difference};
-use testkit::{Case, Shape, config};
 
 #[test]
 fn capped_log_probabilities_with_temperatures_match_the_oracle() {

@@ -2,7 +2,7 @@
 
 use crate::support::{Call, Runs, assert_has, json};
 use crate::tiny_model::{call, train};
-use models::{Adapter, ModelFolder};
+use grpo_models::{Adapter, ModelFolder};
 use serde_json::{Value, json};
 
 /// Returns the tensors of an adapter.

@@ -2,7 +2,7 @@
 
 use crate::support::{Runs, assert_has, names};
 use crate::tiny_model::{call, prepare_shape, small, train};
-use models::ModelConfig;
+use grpo_models::ModelConfig;
 use serde_json::{Value, json};
 use std::net::TcpListener;
 

@@ -3,15 +3,15 @@
 use crate::support::{assert_has, named_call, names, tiny};
 use grpo_core::{LossOutput, Scores};
 use grpo_files::Layers;
-use grpo_run::Run;
-use pjrt::install::{Kind, install};
-use policy::{
+use grpo_pjrt::install::{Kind, install};
+use grpo_policy::{
     Completion, OptimizerSettings, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
     TensorSink, TensorSource, UpdateReport, Weights,
 };
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use grpo_run::Run;
+use grpo_trainer::{Parts, TrainConfig, Trainer};
 use std::sync::atomic::AtomicBool;
-use trainer::{Parts, TrainConfig, Trainer};
 
 /// Defines methods that call the wrapped policy.
 macro_rules! forward {
@@ -85,12 +85,12 @@ fn a_device_that_is_lost_in_a_step_leaves_a_run_that_the_named_command_goes_on_w
     parts.policy.export_model(&mut weights).expect("the weights of the host");
     let installed = install(Kind::Cpu, |_| {}).expect("the plugin can be installed");
     let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
-    let quick = testkit::xla_cpu::QUICK.iter();
+    let quick = grpo_testkit::xla_cpu::QUICK.iter();
     let runtime = quick.fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, *value));
     let (shape, options) = (host.model.shape().expect("a new model"), PjrtPolicyOptions::default());
     let policy = PjrtPolicy::from_tensors(&runtime, shape, &weights, host.loss(), options).expect("a policy");
     let mut config = host.clone();
-    config.policy.device = run_config::PolicyDevice::PjrtCpu;
+    config.policy.device = grpo_run_config::PolicyDevice::PjrtCpu;
     parts.policy = Box::new(Lost { policy, steps: 0 });
 
     let trainer = Trainer::with_parts(config, parts).expect("a trainer");

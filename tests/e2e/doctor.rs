@@ -4,7 +4,7 @@ use crate::http::serve;
 use crate::manners::on_terminal;
 use crate::support::{Call, Runs, Said, assert_has, grpo};
 use console::{measure_text_width, strip_ansi_codes};
-use pjrt::install::Kind;
+use grpo_pjrt::install::Kind;
 use serde_json::{Value, json};
 use std::process::Command;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ fn a_machine_with_a_plugin_python_and_a_hub_has_every_check() {
     assert!(check(&report, "memory.available")["values"]["total_bytes"].as_u64() > Some(1 << 28), "{report}");
     assert!(check(&report, "caches.plugins")["values"]["bytes"].as_u64() > Some(1 << 20), "{report}");
     let kernels = &check(&report, "processor.kernels")["values"];
-    assert_eq!(kernels["chosen"], backend_cpu::Isa::detect().name());
+    assert_eq!(kernels["chosen"], grpo_backend_cpu::Isa::detect().name());
     assert_check(&report, "python.interpreter", "ok", &["3."]);
 
     // The lines have the same checks.

@@ -2,7 +2,7 @@
 
 use crate::support::Runs;
 use crate::tiny_model::{call, prepare_shape, small, tensors};
-use models::{Adapter, Experts, ModelConfig, ModelFolder};
+use grpo_models::{Adapter, Experts, ModelConfig, ModelFolder};
 use serde_json::Value;
 
 const SETTINGS: [&str; 3] = [
@@ -15,7 +15,7 @@ const SETTINGS: [&str; 3] = [
 fn adapters(runs: &Runs, run: &str) -> Vec<(String, [Vec<f32>; 2])> {
     let base = ModelFolder::open(&runs.path("model")).unwrap();
     let adapter = Adapter::open(&runs.path(run).join("model"), base.config()).unwrap();
-    let of = |matrix: &models::AdaptedMatrix| {
+    let of = |matrix: &grpo_models::AdaptedMatrix| {
         let parts = [adapter.lora_a(matrix).unwrap().to_vec(), adapter.lora_b(matrix).unwrap().to_vec()];
         (matrix.name.clone(), parts)
     };

@@ -1,7 +1,7 @@
 //! `grpo gradcheck`: what it prints, what it returns.
 
 use crate::support::{Call, assert_has, grpo, repository};
-use pjrt::install::Kind;
+use grpo_pjrt::install::Kind;
 
 fn gradcheck(file: &str) -> Call {
     grpo(["gradcheck", &repository(&format!("configs/bench/{file}.yaml"))])

@@ -48,4 +48,4 @@ mod sinks;
 mod support;
 mod tiny_model;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

@@ -148,7 +148,7 @@ fn a_pipe_gets_no_colours() {
 fn no_environment_starts_more_threads_than_the_machine_can_use() {
     let runs = Runs::new(&["grpo.max_steps=1"]);
     let said = runs.tiny("a").env("RAYON_NUM_THREADS", "100000").exit(0).stderr;
-    let most = backend_cpu::most_threads();
+    let most = grpo_backend_cpu::most_threads();
     let warning = format!("RAYON_NUM_THREADS=100000 is more than this machine can use: {most} threads are started");
     assert_has(&said, &[&warning]);
     assert!(!runs.metrics("a").is_empty());

@@ -2,7 +2,7 @@
 
 use crate::support::{Call, Runs, assert_has, grpo};
 use crate::tiny_model::{call, prepare_shape, small};
-use models::ModelConfig;
+use grpo_models::ModelConfig;
 
 const MB: f64 = 1e6;
 

@@ -2,7 +2,7 @@
 
 use crate::support::{Runs, assert_has, grpo, json, refuse, succeed};
 use crate::tiny_model::{call, prepare_shape, small, tensors, train};
-use models::{Adapter, ModelConfig, ModelFolder};
+use grpo_models::{Adapter, ModelConfig, ModelFolder};
 use serde_json::{Value, json};
 
 fn evaluations(runs: &Runs, run: &str) -> Vec<f64> {
@@ -78,7 +78,7 @@ fn an_adapter_of_a_tied_head_is_merged_into_a_head_of_its_own() {
     assert_eq!(json(&runs.path("a/model/config.json")), expected);
     // The embedding stays what it is, and the head is it with its adapter.
     let (stored, merged) = (before.weights().unwrap(), after.weights().unwrap());
-    let of = |weights: &models::Weights, name: &str| weights.tensor(name).unwrap().to_vec();
+    let of = |weights: &grpo_models::Weights, name: &str| weights.tensor(name).unwrap().to_vec();
     let embedding = of(&stored, "model.embed_tokens.weight");
     assert_eq!(of(&merged, "model.embed_tokens.weight"), embedding);
     // An adapter of the same run, and another merge of it.

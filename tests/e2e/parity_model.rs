@@ -1,7 +1,7 @@
 //! `grpo parity --model`: decoders against what transformers computes.
 
 use crate::support::{Call, Runs, assert_has, batch, grpo, names, repository};
-use pjrt::install::{Kind, install};
+use grpo_pjrt::install::{Kind, install};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};

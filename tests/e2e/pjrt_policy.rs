@@ -5,10 +5,10 @@ use crate::support::{
     Call, Runs, assert_has, assert_same_run, copy, grpo, named_call, names, refuse, split_progress, tiny,
 };
 use crate::tiny_model::{call, prepare_shape, small, tensors};
-use models::{Adapter, ModelConfig, ModelFolder};
-use pjrt::install::Kind;
+use grpo_models::{Adapter, ModelConfig, ModelFolder};
+use grpo_pjrt::install::Kind;
+use grpo_testkit::margin::assert_below;
 use serde_json::Value;
-use testkit::margin::assert_below;
 
 /// Small enough for programs that compile for longer than they run.
 pub(crate) const SETTINGS: [&str; 12] = [

@@ -1,7 +1,7 @@
 //! Refusals of plugins that differ from the installed version, or that others may write to.
 
 use crate::support::{Call, Runs, assert_has, batch, copy, grpo};
-use pjrt::install::{Kind, cache_dir, install};
+use grpo_pjrt::install::{Kind, cache_dir, install};
 use std::fs::{self, FileTimes, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;

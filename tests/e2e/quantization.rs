@@ -2,7 +2,9 @@
 
 use crate::support::{Runs, assert_has, grpo, succeed};
 use crate::tiny_model::{call, prepare_shape, small, tensors, train};
-use models::{Adapter, Dtype, ExportOptions, FolderWriter, ModelConfig, ModelFolder, Quantization, QuantizedMatrix};
+use grpo_models::{
+    Adapter, Dtype, ExportOptions, FolderWriter, ModelConfig, ModelFolder, Quantization, QuantizedMatrix,
+};
 
 /// A model whose matrices can be quantised on a device.
 fn runs() -> Runs {

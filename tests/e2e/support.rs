@@ -1,6 +1,6 @@
 //! Calls of the binary, and the folders of its runs.
 
-use pjrt::install::{Kind, cache_dir, install};
+use grpo_pjrt::install::{Kind, cache_dir, install};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::net::TcpListener;
@@ -72,7 +72,7 @@ impl Call {
 
     /// Adds XLA's CPU with quick compilation, for programs that compile for longer than they run.
     pub(crate) fn quick_cpu(self) -> Self {
-        let (name, flags) = testkit::xla_cpu::quick_environment();
+        let (name, flags) = grpo_testkit::xla_cpu::quick_environment();
         self.plugin(Kind::Cpu).env(name, flags)
     }
 

@@ -1,7 +1,7 @@
 //! A small model with a real tokenizer, and runs that train it.
 
 use crate::support::{Call, Runs, grpo, repository};
-use models::{ExportOptions, FolderWriter, ModelConfig, ModelFolder};
+use grpo_models::{ExportOptions, FolderWriter, ModelConfig, ModelFolder};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -58,7 +58,7 @@ impl Runs {
 pub(crate) fn prepare_shape(runs: &Runs, shape: &ModelConfig) {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let model = runs.path("model");
-    let options = ExportOptions { dtype: models::Dtype::F32, ..ExportOptions::default() };
+    let options = ExportOptions { dtype: grpo_models::Dtype::F32, ..ExportOptions::default() };
     let mut writer = FolderWriter::create(&model, shape, None, options).unwrap();
     for parameter in shape.parameters() {
         let centre = if parameter.shape.len() == 1 { 1.0 } else { 0.0 };

@@ -1,6 +1,6 @@
 //! Every golden file with every implementation and with the oracle.
 
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_check::gradcheck;
 use grpo_check::parity;
 use grpo_core::parity::Tolerances;

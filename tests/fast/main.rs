@@ -14,4 +14,4 @@ mod shapes;
 mod tiers;
 mod variants;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

@@ -1,6 +1,6 @@
 //! Errors name values that are not finite.
 
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_check::parity;
 use grpo_core::{Implementation, PolicyOutput};
 use grpo_tests::golden::files;

@@ -1,6 +1,6 @@
 //! `expected.*` is compared whenever it applies, and a wrong value fails.
 
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_check::parity::{self, Check, FileReport};
 use grpo_core::{Advantages, BatchFile, Dtype, LossConfig};
 use grpo_tests::synthetic::{Shape, case};

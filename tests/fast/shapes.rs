@@ -1,6 +1,6 @@
 //! Shapes on this CPU, with every implementation.
 
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_core::Dtype;
 use grpo_tests::shapes::{LOSSES, ONE_HIDDEN_UNIT, assert_shape, models, ugly};
 use grpo_tests::synthetic::Shape;

@@ -26,7 +26,7 @@ fn texts(folder: &Path, texts: &mut String) {
 
 #[test]
 fn every_binary_with_ignored_tests_runs_them_in_the_tier_all() {
-    let (ignore, tiers) = (["#[", "ignore"].concat(), ["testkit::", "tiers!();"].concat());
+    let (ignore, tiers) = (["#[", "ignore"].concat(), ["grpo_testkit::", "tiers!();"].concat());
     let mut found = 0;
     for folder in binaries() {
         let mut text = String::new();

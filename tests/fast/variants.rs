@@ -1,7 +1,7 @@
 //! Options that no other system has, or none that can be installed: compared with finite differences of the oracle's loss and with closed
 //! forms derived by hand, with every implementation.
 
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_check::gradcheck;
 use grpo_check::parity::{Check, oracle};
 use grpo_core::backend_api::evaluate::Evaluator;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 /// Packages whose API has a stability promise.
 const PROMISED: [&str; 9] = [
@@ -28,12 +28,12 @@ const PROMISED: [&str; 9] = [
 
 /// Modules that exist for other crates of this workspace. They have no promise.
 const INTERNAL: [&str; 6] = [
-    "backend_tpu::compile_options",
-    "backend_tpu::devices",
-    "backend_tpu::mosaic",
-    "backend_tpu::program",
-    "rewards::programs",
-    "trainer::device",
+    "grpo_backend_tpu::compile_options",
+    "grpo_backend_tpu::devices",
+    "grpo_backend_tpu::mosaic",
+    "grpo_backend_tpu::program",
+    "grpo_rewards::programs",
+    "grpo_trainer::device",
 ];
 
 /// The public API of each published library.

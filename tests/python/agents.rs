@@ -3,11 +3,11 @@
 use crate::engines::{Vllm, assert_on_policy};
 use crate::support::{Call, Runs, assert_has, assert_same_run, both, grpo, processes, repository};
 use crate::tiny_model::{call, prepare_shape, small};
-use models::ModelConfig;
+use grpo_models::ModelConfig;
+use grpo_testkit::python::Python;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::process::Command;
-use testkit::python::Python;
 
 /// Questions whose answers a model can learn by heart.
 const QUESTIONS: [(&str, i64); 4] = [("12 + 34", 46), ("81 - 27", 54), ("7 * 13", 91), ("60 + 25", 85)];

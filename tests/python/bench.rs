@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 #[ignore = "GRPO_TESTS=all: Python packages"]
 fn transformers_samples_and_trains_the_same_model() {
     let runs = Runs::new(&[]);
-    let python = testkit::python::Python::install();
+    let python = grpo_testkit::python::Python::install();
     // An environment's interpreter with the packages of the tests.
     let path = python.python_path().map(|path| format!("PYTHONPATH='{}' ", path.display())).unwrap_or_default();
     let program = python.program().to_str().expect("UTF-8");

@@ -2,7 +2,7 @@
 
 use crate::support::{Runs, assert_has, grpo, repository, rows};
 use crate::tiny_model::{call, prepare_shape, train};
-use models::{ModelConfig, ModelFolder};
+use grpo_models::{ModelConfig, ModelFolder};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use std::fs::File;
@@ -35,7 +35,7 @@ impl Vllm {
     fn command(folder: &Path, log: &Path) -> (Command, u16) {
         let port = free_port();
         let log = File::create(log).unwrap();
-        let mut command = testkit::python::Python::install_vllm().command();
+        let mut command = grpo_testkit::python::Python::install_vllm().command();
         command.args(["-m", "vllm.entrypoints.openai.api_server", "--model"]).arg(folder);
         command.args(["--served-model-name", "m", "--host", "127.0.0.1", "--port", &port.to_string()]);
         command.args(["--dtype", "float32", "--max-model-len", "256", "--enforce-eager"]);
@@ -255,7 +255,7 @@ fn losses_replay_the_sampling_masks_of_a_real_vllm() {
     assert_has(&text, &["rollout.replay_sampling_mask", "`--return-sampling-mask --enable-scale-out`", &server.url]);
 
     let port = free_port();
-    let mut proxy = testkit::python::Python::install_vllm().command();
+    let mut proxy = grpo_testkit::python::Python::install_vllm().command();
     proxy.args([&repository("tests/python/masking_proxy.py"), &port.to_string(), &server.url]);
     let mut proxy = Vllm { process: proxy.process_group(0).spawn().expect("python3 starts"), url: String::new() };
     proxy = proxy.wait(port);

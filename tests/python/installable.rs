@@ -1,12 +1,12 @@
 //! The source distribution, the images, and the files in `.github`, checked by the programs of their formats.
 
 use crate::support::repository;
+use grpo_testkit::python::Python;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use testkit::python::Python;
 
 const WORKFLOW: &str = ".github/workflows/ci.yml";
 const NIGHTLY: &str = ".github/workflows/nightly.yml";

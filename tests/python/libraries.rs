@@ -2,7 +2,7 @@
 
 use crate::support::{Runs, Said, grpo, repository};
 use crate::tiny_model::{prepare_shape, small, train};
-use models::{ModelConfig, RopeScaling};
+use grpo_models::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};
 
 /// Returns a small model of each family.
@@ -19,7 +19,7 @@ fn families() -> [(&'static str, ModelConfig); 3] {
 
 /// Loads folders with transformers and peft and writes their results.
 fn load(jobs: &[Value]) {
-    let mut load = testkit::python::Python::install().command();
+    let mut load = grpo_testkit::python::Python::install().command();
     load.arg(repository("tests/python/load.py")).arg(Value::from(jobs).to_string());
     let said: Said = load.output().expect("python3 starts").into();
     assert_eq!(said.code, Some(0), "{said}");

@@ -17,4 +17,4 @@ mod support;
 mod tiny_model;
 mod vllm_families;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

@@ -3,14 +3,14 @@
 use crate::engines::is_healthy;
 use crate::support::{Runs, assert_has, assert_same_run, both, processes, repository, rows};
 use crate::tiny_model::{call, prepare_shape, small, train};
-use models::ModelConfig;
+use grpo_models::ModelConfig;
+use grpo_testkit::python::Python;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
-use testkit::python::Python;
 
 /// The time that a server has to start.
 const START: Duration = Duration::from_secs(300);

@@ -83,7 +83,7 @@ fn architectures(folder: &Path) -> Vec<String> {
 fn vllm_loads_saved_models_of_all_families_and_computes_the_same_logits() {
     let cases = cases();
     let runs = Runs::new(&[]);
-    let python = testkit::python::Python::install_vllm();
+    let python = grpo_testkit::python::Python::install_vllm();
     let names: Vec<&str> = cases.iter().map(|case| case.name).collect();
     script(python.command(), &[&["make", &runs.text("models")], &names[..]].concat());
 

@@ -1,7 +1,7 @@
 //! Agents: programs that hold a conversation themselves, and ask the policy for messages over an OpenAI-compatible endpoint.
 
 use crate::environment::Failure;
-use data::Item;
+use grpo_data::Item;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

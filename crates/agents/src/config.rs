@@ -9,7 +9,7 @@ use crate::error::{Result, check};
 use crate::openenv::OpenEnv;
 use crate::program::EnvironmentProgram;
 use grpo_files::KeyError;
-use rewards::programs::MAX_WORKERS;
+use grpo_rewards::programs::MAX_WORKERS;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smart_default::SmartDefault;

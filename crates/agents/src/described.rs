@@ -2,7 +2,7 @@
 
 use crate::agent::{Agent, Connection};
 use crate::environment::{Environment, Failure, Start};
-use data::Item;
+use grpo_data::Item;
 use serde_json::Value;
 
 /// An environment or an agent that another process runs, with the tools that the configuration names.

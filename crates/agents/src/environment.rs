@@ -1,6 +1,6 @@
 //! The trait of environments.
 
-use data::Item;
+use grpo_data::Item;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

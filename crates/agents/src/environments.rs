@@ -4,7 +4,7 @@ use crate::agent::Agent;
 use crate::config::EnvironmentConfig;
 use crate::environment::{Environment, Failure, Outcome};
 use crate::error::{Error, Result, check};
-use data::Item;
+use grpo_data::Item;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ const COLUMN: &str = "environment";
 /// The environments of a run. A row names its environment in the column `environment`, unless there is only one.
 ///
 /// ```
-/// use agents::{Calculator, Environments};
+/// use grpo_agents::{Calculator, Environments};
 /// use std::sync::Arc;
 ///
 /// let environments = Environments::from_list(vec![("calculator".into(), Arc::new(Calculator::default()))]);
-/// assert_eq!(environments.of_row(&data::Item::new("6 x 7?")).unwrap(), 0);
+/// assert_eq!(environments.of_row(&grpo_data::Item::new("6 x 7?")).unwrap(), 0);
 /// ```
 #[derive(Clone, Default)]
 pub struct Environments {

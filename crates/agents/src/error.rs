@@ -16,7 +16,7 @@ pub enum Error {
     Config(#[from] grpo_files::KeyError),
     /// A program that cannot be started, or a reference to a missing environment variable.
     #[error(transparent)]
-    Program(#[from] rewards::Error),
+    Program(#[from] grpo_rewards::Error),
     /// An address at which no endpoint can be opened.
     #[error(
         "`rollout.endpoint`: cannot listen on {address}: {source}; choose another port, or leave the key out for a free one, if another run has \

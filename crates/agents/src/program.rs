@@ -3,9 +3,9 @@
 use crate::config::EnvironmentConfig;
 use crate::environment::{Environment, Episode, Failure, Reply, Start, check_messages};
 use crate::error::Result;
-use data::{Item, Prompt};
+use grpo_data::{Item, Prompt};
 use grpo_files::long_integers_as_digits;
-use rewards::programs::{Launch, Process, Stop, back_off, shown};
+use grpo_rewards::programs::{Launch, Process, Stop, back_off, shown};
 use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,6 @@
 //! The thoughts of a model in its text, which are split off before tool calls are searched, as servers do.
 
-use rewards::ThoughtMarks;
+use grpo_rewards::ThoughtMarks;
 use serde::{Deserialize, Serialize};
 
 /// A format of thoughts, by vLLM's names.

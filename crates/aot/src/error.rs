@@ -12,7 +12,7 @@ pub enum Error {
     /// A program of a run exceeds the memory of the device.
     #[error(
         "the program `{program}` with what is beside it needs {}, and the device has {}: {}",
-        readable_bytes(*needed), readable_bytes(*there), run_config::advice::DEVICE_MEMORY
+        readable_bytes(*needed), readable_bytes(*there), grpo_run_config::advice::DEVICE_MEMORY
     )]
     DoesNotFit {
         /// The program with the largest memory use.
@@ -40,14 +40,14 @@ pub enum Error {
     },
     /// An invalid configuration.
     #[error(transparent)]
-    Config(#[from] run_config::Error),
+    Config(#[from] grpo_run_config::Error),
     /// Options that do not match the model.
     #[error(transparent)]
-    Plan(#[from] planner::Error),
+    Plan(#[from] grpo_planner::Error),
     /// A model that is missing or not supported.
     #[error(transparent)]
-    Model(#[from] models::Error),
+    Model(#[from] grpo_models::Error),
     /// A program that cannot be built.
     #[error(transparent)]
-    Policy(#[from] policy::Error),
+    Policy(#[from] grpo_policy::Error),
 }

@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 //! [`RunPrograms`] builds the programs that a run of `grpo train` executes on a device, and reads a compiler's reports
-//! ([`backend_tpu::aot::Report`]).
+//! ([`grpo_backend_tpu::aot::Report`]).
 #![forbid(unsafe_code)]
 
 mod error;
@@ -13,17 +13,17 @@ pub use memory::Memory;
 pub use processes::ProcessShards;
 pub use times::Times;
 
-use backend_tpu::aot::{Chip, Floor, Target};
-use backend_tpu::plugins::Kind;
-use backend_tpu::program::Pass;
-use models::{Hub, LayerSpec, ModelConfig, ModelFolder};
-use planner::MeshRules;
-use planner::{Devices, is_one_program, longest_prompt};
-use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, check_quantization, parameters};
-use policy_pjrt::{PjrtPolicyOptions, RequestOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
-use rng::Purpose;
-use run_config::{ModelSource, PolicyDevice, TrainConfig};
-use stablehlo::{Dtype, Module};
+use grpo_backend_tpu::aot::{Chip, Floor, Target};
+use grpo_backend_tpu::plugins::Kind;
+use grpo_backend_tpu::program::Pass;
+use grpo_models::{Hub, LayerSpec, ModelConfig, ModelFolder};
+use grpo_planner::MeshRules;
+use grpo_planner::{Devices, is_one_program, longest_prompt};
+use grpo_policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, check_quantization, parameters};
+use grpo_policy_pjrt::{PjrtPolicyOptions, RequestOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
+use grpo_rng::Purpose;
+use grpo_run_config::{ModelSource, PolicyDevice, TrainConfig};
+use grpo_stablehlo::{Dtype, Module};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -120,10 +120,10 @@ pub struct RunSizes {
 /// The programs of a run.
 ///
 /// ```
-/// use backend_tpu::plugins::Kind;
+/// use grpo_backend_tpu::plugins::Kind;
 /// use grpo_aot::{ProgramName, RunPrograms};
 ///
-/// let programs = RunPrograms::new(&run_config::TrainConfig::built_in(), Kind::Tpu, 1)?;
+/// let programs = RunPrograms::new(&grpo_run_config::TrainConfig::built_in(), Kind::Tpu, 1)?;
 /// let gradient = programs.module(ProgramName::Gradient)?;
 /// assert!(gradient.to_string().contains("stablehlo.while"));
 /// # Ok::<(), grpo_aot::Error>(())
@@ -164,7 +164,7 @@ impl RunPrograms {
 
     fn on(config: &TrainConfig, kind: Kind, available: &Devices) -> Result<Self> {
         let (shape, config) = resolve(config, kind)?;
-        let options = planner::policy_options(&config, &shape)?;
+        let options = grpo_planner::policy_options(&config, &shape)?;
         let compute = options.compute;
         let completion = config.rollout.max_completion_length();
         let prompt = longest_prompt(&config, &shape);
@@ -175,7 +175,7 @@ impl RunPrograms {
             max_completion_length: completion,
             conversations: !config.environments.is_empty(),
         };
-        let sampling = policy::Sampling::Random {
+        let sampling = grpo_policy::Sampling::Random {
             temperature: config.rollout.temperature(),
             processors: config.rollout.processors(),
             seed: config.seed,
@@ -201,7 +201,7 @@ impl RunPrograms {
                 ..RequestOptions::new(&sampling, 1)
             },
         );
-        let rollout = of_rollout.map_err(policy::Error::from)?;
+        let rollout = of_rollout.map_err(grpo_policy::Error::from)?;
         let micro_batch = TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion);
         let micro_batch = TrainShape { sampling_mask: replays, routed_experts, ..micro_batch.sharded(training) };
         let table = parameters(&shape);
@@ -303,7 +303,7 @@ impl RunPrograms {
     /// [`Error::Policy`] for a program that cannot be built.
     pub fn module(&self, name: ProgramName) -> Result<Module> {
         let (loss, shape) = (self.config.loss(), self.micro_batch);
-        let module: policy_pjrt::Result<Module> = match name {
+        let module: grpo_policy_pjrt::Result<Module> = match name {
             ProgramName::Gradient => self.gradient(&self.decoder),
             ProgramName::HalfMlp => self.gradient(&self.half_mlp()?),
             ProgramName::Score => self.train(&self.decoder).score(&loss, shape),
@@ -323,7 +323,7 @@ impl RunPrograms {
                 Ok(module.clone())
             }
         };
-        Ok(module.map_err(policy::Error::from)?)
+        Ok(module.map_err(grpo_policy::Error::from)?)
     }
 
     /// Returns the decoder of [`ProgramName::HalfMlp`].
@@ -426,7 +426,7 @@ impl RunPrograms {
     }
 
     /// Returns the program for loss and gradients of a micro-batch.
-    fn gradient(&self, decoder: &Decoder) -> policy_pjrt::Result<Module> {
+    fn gradient(&self, decoder: &Decoder) -> grpo_policy_pjrt::Result<Module> {
         let (loss, of_values) = (self.config.loss(), self.config.grpo.value_loss());
         self.train(decoder).gradient(&loss, of_values.as_ref(), self.micro_batch)
     }
@@ -456,7 +456,7 @@ fn decoder(
         decoder = decoder.with_router_aux_loss();
     }
     Ok(match rules {
-        Some(rules) => decoder.with_axis_rules(rules.clone()).map_err(policy::Error::from)?,
+        Some(rules) => decoder.with_axis_rules(rules.clone()).map_err(grpo_policy::Error::from)?,
         None => decoder,
     })
 }

@@ -1,8 +1,8 @@
 //! Device memory of the programs of a run.
 
 use crate::{Error, ProgramName, Result, RunPrograms};
-use backend_tpu::aot::{Chip, Report};
-use models::TrainedMemory;
+use grpo_backend_tpu::aot::{Chip, Report};
+use grpo_models::TrainedMemory;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -1,10 +1,10 @@
 //! The shards that each process of a target owns.
 
 use crate::{Error, Result, RunPrograms};
-use backend_tpu::devices::{Layout, MeshProcesses, mesh_order};
-use backend_tpu::plugins::Kind;
-use pjrt::DeviceDescription;
-use policy_pjrt::decoder::Parameter;
+use grpo_backend_tpu::devices::{Layout, MeshProcesses, mesh_order};
+use grpo_backend_tpu::plugins::Kind;
+use grpo_pjrt::DeviceDescription;
+use grpo_policy_pjrt::decoder::Parameter;
 use serde::{Deserialize, Serialize};
 
 /// The devices of a process in the mesh of training, and the weights on them.
@@ -39,20 +39,20 @@ impl RunPrograms {
         let processes = MeshProcesses::of_devices(&in_mesh);
         let layout = |p: &Parameter| {
             let sharding =
-                rules.parameter(p).map_err(|source| policy_pjrt::Error::Split { what: p.name().into(), source });
+                rules.parameter(p).map_err(|source| grpo_policy_pjrt::Error::Split { what: p.name().into(), source });
             Ok(Layout::new(&p.shape, Some(&sharding?)))
         };
-        let layouts = self.decoder.parameters().iter().map(layout).collect::<policy_pjrt::Result<Vec<_>>>();
-        let layouts = layouts.map_err(policy::Error::from)?;
+        let layouts = self.decoder.parameters().iter().map(layout).collect::<grpo_policy_pjrt::Result<Vec<_>>>();
+        let layouts = layouts.map_err(grpo_policy::Error::from)?;
         let of_process = |process_index: i32| {
             let positions = processes.positions(process_index);
             let weights = layouts.iter().map(|layout| processes.elements(process_index, layout));
-            let weights = weights.sum::<std::result::Result<usize, _>>().map_err(policy_pjrt::Error::from);
+            let weights = weights.sum::<std::result::Result<usize, _>>().map_err(grpo_policy_pjrt::Error::from);
             Ok(ProcessShards {
                 process_index,
                 devices: positions.iter().map(|at| in_mesh[*at].id).collect(),
                 coordinates: positions.iter().map(|at| mesh.coordinates(*at)).collect(),
-                weights: weights.map_err(policy::Error::from)?,
+                weights: weights.map_err(grpo_policy::Error::from)?,
             })
         };
         processes.processes().into_iter().map(of_process).collect()

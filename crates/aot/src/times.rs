@@ -1,8 +1,8 @@
 //! Estimated times of a whole step.
 
 use crate::{ProgramName, RunPrograms};
-use backend_tpu::aot::{Chip, Report};
-use planner::is_one_program;
+use grpo_backend_tpu::aot::{Chip, Report};
+use grpo_planner::is_one_program;
 use serde::Serialize;
 
 /// Time estimates of a step whose programs run one after the other, without the host's work.
@@ -54,8 +54,8 @@ impl RunPrograms {
             let loops = &report(name)?.loops;
             let outer = loops.iter().filter(|l| l.trips == Some(sizes.layers as u64) && l.begins == Some(1));
             let inner = loops.iter().filter(|l| l.begins.is_some_and(|begins| begins > 1));
-            let turns = |l: &backend_tpu::aot::LoopReport| Some(l.body_seconds? * (l.trips? * l.begins?) as f64);
-            let more = |l: &backend_tpu::aot::LoopReport| {
+            let turns = |l: &grpo_backend_tpu::aot::LoopReport| Some(l.body_seconds? * (l.trips? * l.begins?) as f64);
+            let more = |l: &grpo_backend_tpu::aot::LoopReport| {
                 Some(l.body_seconds? * (l.trips?.saturating_sub(1) * l.begins?) as f64)
             };
             let outer = outer.map(turns).sum::<Option<f64>>()?;

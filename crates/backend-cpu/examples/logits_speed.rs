@@ -5,7 +5,7 @@
 //! more). The floor reads every logit once and writes every entry of the gradient once, in the same buffers with the
 //! same threads.
 
-use backend_cpu::{CpuBackend, advise_huge_pages};
+use grpo_backend_cpu::{CpuBackend, advise_huge_pages};
 use grpo_core::*;
 use half::bf16;
 use rayon::prelude::*;

@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p grpo-backend-cpu --example products -- HIDDEN
 
-use backend_cpu::layers::{Add, Layers};
-use backend_cpu::peak::{Multiply, Unit};
+use grpo_backend_cpu::layers::{Add, Layers};
+use grpo_backend_cpu::peak::{Multiply, Unit};
 use std::hint::black_box;
 use std::time::Instant;
 

@@ -2,7 +2,7 @@
 //! `cargo run --release -p grpo-backend-cpu --example speed -- N H V threads [bf16] [chunks | panels] [32MiB] [logits] [huge] [softcap] [avx2]`.
 //! `huge` puts head and gradient on large pages; `avx2` and similar names select the instruction set.
 
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_core::*;
 use half::bf16;
 use std::time::Instant;
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let huge = args.iter().any(|a| a == "huge");
     if let (true, Tensor::Bf16(from)) = (huge, &head) {
         let mut to = vec![bf16::ZERO; v * h];
-        backend_cpu::advise_huge_pages(&mut to);
+        grpo_backend_cpu::advise_huge_pages(&mut to);
         to.copy_from_slice(from);
         head = Tensor::Bf16(to);
     }
@@ -52,11 +52,12 @@ fn main() -> Result<()> {
         policy: PolicySpec::Hidden { hidden: h, vocab: v, dtype, layout: HeadLayout::VocabHidden, bias: false },
         gradients: GradientSpec::default(),
     };
-    let isa = args.iter().find_map(|a| backend_cpu::Isa::from_name(a)).unwrap_or_else(backend_cpu::Isa::detect);
+    let isa =
+        args.iter().find_map(|a| grpo_backend_cpu::Isa::from_name(a)).unwrap_or_else(grpo_backend_cpu::Isa::detect);
     let mut plan = CpuBackend::with_threads(threads)?.with_isa(isa).plan(&request)?;
     let (mut dh, mut dw) = (vec![0.0_f32; n * h], vec![0.0_f32; v * h]);
     if huge {
-        backend_cpu::advise_huge_pages(&mut dw);
+        grpo_backend_cpu::advise_huge_pages(&mut dw);
     }
     let flops = 6.0 * n as f64 * h as f64 * v as f64;
     for _ in 0..3 {

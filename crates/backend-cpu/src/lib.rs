@@ -41,7 +41,7 @@ pub use threads::most_threads;
 /// The backend `cpu`.
 ///
 /// ```
-/// use backend_cpu::{CpuBackend, Isa};
+/// use grpo_backend_cpu::{CpuBackend, Isa};
 /// use grpo_core::{Backend, Dtype};
 ///
 /// # #[cfg(feature = "rayon")] {
@@ -95,7 +95,7 @@ impl CpuBackend {
     /// gradients are f32. The implementation `reference` has no such products, and dlogits in f32 contradict them: both are refused.
     ///
     /// ```
-    /// use backend_cpu::CpuBackend;
+    /// use grpo_backend_cpu::CpuBackend;
     /// use grpo_core::{Backend, Dtype};
     ///
     /// let backend = CpuBackend::new().with_products(Dtype::Bf16);

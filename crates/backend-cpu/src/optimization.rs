@@ -41,7 +41,7 @@ mod tests {
 
     /// Returns the lines that two calls log.
     fn lines(optimization: &Optimization) -> Vec<String> {
-        let log = testkit::logged(|| {
+        let log = grpo_testkit::logged(|| {
             optimization.warn_once();
             optimization.warn_once();
         });

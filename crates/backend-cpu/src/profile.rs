@@ -40,7 +40,7 @@ static NANOS: [AtomicU64; Work::ALL.len()] = [const { AtomicU64::new(0) }; Work:
 /// Concurrent kernels elsewhere in the process are counted, too; concurrent calls wait for one another.
 ///
 /// ```
-/// use backend_cpu::profile::{Work, measured};
+/// use grpo_backend_cpu::profile::{Work, measured};
 ///
 /// let (four, seconds) = measured(|| 2 + 2);
 /// assert_eq!((four, seconds(Work::Products)), (4, 0.0));

@@ -1,12 +1,12 @@
 //! Without the feature `rayon`, kernels run on the caller's thread.
 #![cfg(not(feature = "rayon"))]
 
-use backend_cpu::CpuBackend;
-use backend_cpu::oracle::{Policy, evaluate};
+use grpo_backend_cpu::CpuBackend;
+use grpo_backend_cpu::oracle::{Policy, evaluate};
 use grpo_core::*;
+use grpo_testkit::cpu::*;
+use grpo_testkit::{Tensor, *};
 use rstest::rstest;
-use testkit::cpu::*;
-use testkit::{Tensor, *};
 
 #[test]
 fn more_threads_than_one_are_refused() {

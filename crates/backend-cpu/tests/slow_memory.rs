@@ -1,11 +1,11 @@
 //! Compares the memory report with a counting allocator, and proves that the fused head never allocates N x V, nor attention T x T.
 
-use backend_cpu::CpuBackend;
-use backend_cpu::layers::{AttentionGrad, Heads, Layers, Mixed, Scores, Span};
+use grpo_backend_cpu::CpuBackend;
+use grpo_backend_cpu::layers::{AttentionGrad, Heads, Layers, Mixed, Scores, Span};
 use grpo_core::*;
-use testkit::allocations::{Allocated, Counting, measured};
-use testkit::cpu::*;
-use testkit::*;
+use grpo_testkit::allocations::{Allocated, Counting, measured};
+use grpo_testkit::cpu::*;
+use grpo_testkit::*;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

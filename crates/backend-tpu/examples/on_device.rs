@@ -3,9 +3,9 @@
 //!     cargo run --release -- plugin install cpu
 //!     cargo run --release -p grpo-backend-tpu --example on_device
 
-use backend_tpu::plugins::Kind;
-use backend_tpu::program::Role;
-use backend_tpu::{PjrtBackend, PjrtTensor};
+use grpo_backend_tpu::plugins::Kind;
+use grpo_backend_tpu::program::Role;
+use grpo_backend_tpu::{PjrtBackend, PjrtTensor};
 use grpo_core::*;
 
 fn main() -> Result<()> {

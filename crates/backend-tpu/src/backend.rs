@@ -9,7 +9,7 @@ use crate::plugins::{self, Kind};
 use crate::program::{MeshShape, MosaicBlocks, Numerics, Pass, Program, Spec};
 use grpo_core::error::Result;
 use grpo_core::{Backend, LogitTransform, LossPlan, PlanRequest};
-use pjrt::{Client, CompileCache, OptionValue};
+use grpo_pjrt::{Client, CompileCache, OptionValue};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -52,9 +52,9 @@ impl PjrtBackend {
     /// over all devices.
     ///
     /// ```no_run
-    /// use backend_tpu::PjrtBackend;
-    /// use backend_tpu::plugins::{self, Kind};
-    /// use backend_tpu::program::MeshShape;
+    /// use grpo_backend_tpu::PjrtBackend;
+    /// use grpo_backend_tpu::plugins::{self, Kind};
+    /// use grpo_backend_tpu::program::MeshShape;
     ///
     /// // Eight virtual devices of the CPU.
     /// let client = plugins::client(Kind::Cpu, None, &[("cpu_device_count", 8.into())])?;

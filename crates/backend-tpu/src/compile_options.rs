@@ -1,7 +1,7 @@
 //! Compile options per kind of device, including all compiler flags.
 
 use crate::plugins::Kind;
-use pjrt::{CompileOptions, OptimizationLevel};
+use grpo_pjrt::{CompileOptions, OptimizationLevel};
 
 /// Scratch memory (VMEM) of a TPU core for a fusion, out of 128 MiB. A larger value leaves less than 33.5 MB for small
 /// buffers, so that a chunk of dL/dhidden (2048 x 4096 x f32) goes through HBM, with 5 % more temporary memory. A

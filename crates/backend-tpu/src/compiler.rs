@@ -5,7 +5,7 @@ use crate::devices::Devices;
 use crate::error::failed;
 use crate::program::MeshShape;
 use grpo_core::error::Result;
-use pjrt::{CompileCache, LoadedExecutable, OptionValue};
+use grpo_pjrt::{CompileCache, LoadedExecutable, OptionValue};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -23,7 +23,7 @@ use grpo_core::{
     Dtype, GradsMut, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores, TensorMut,
     TensorRef,
 };
-use pjrt::{CompiledMemoryStats, DType, LoadedExecutable};
+use grpo_pjrt::{CompiledMemoryStats, DType, LoadedExecutable};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -163,7 +163,7 @@ impl PjrtPlan {
 
     fn dtype(&self, role: Role) -> Dtype {
         match self.spec.type_of(role).dtype {
-            stablehlo::Dtype::Bf16 => Dtype::Bf16,
+            grpo_stablehlo::Dtype::Bf16 => Dtype::Bf16,
             _ => Dtype::F32,
         }
     }

@@ -2,8 +2,8 @@
 //! of `grpo plugin install` in the user's cache.
 
 use grpo_core::error::{Error, Result};
-pub use pjrt::install::{Kind, install};
-use pjrt::{Client, KeyValueStore, NamedValue, Plugin, Topology};
+pub use grpo_pjrt::install::{Kind, install};
+use grpo_pjrt::{Client, KeyValueStore, NamedValue, Plugin, Topology};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub const VARIABLE: &str = "GRPO_PJRT_PLUGIN";
 
 /// Returns the file of the plugin for `kind`. `path` takes precedence over the environment, and the environment over
-/// the cache. [`pjrt::install::find`] verifies plugins in the cache.
+/// the cache. [`grpo_pjrt::install::find`] verifies plugins in the cache.
 ///
 /// # Errors
 /// [`Error::Backend`] if the file does not exist, with the command that installs it; also if an installed plugin is
@@ -30,10 +30,10 @@ pub fn find(kind: Kind, path: Option<&Path>) -> Result<PathBuf> {
 }
 
 fn find_installed(kind: Kind) -> Result<PathBuf> {
-    if let Some(path) = pjrt::install::find(kind).map_err(|error| failed(kind, error))? {
+    if let Some(path) = grpo_pjrt::install::find(kind).map_err(|error| failed(kind, error))? {
         return Ok(path);
     }
-    let cache = pjrt::install::cache_dir().map_err(|error| failed(kind, error))?;
+    let cache = grpo_pjrt::install::cache_dir().map_err(|error| failed(kind, error))?;
     let (cache, install) = (cache.display(), format!("`grpo plugin install {}`", kind.name()));
     Err(failed(kind, format!("no plugin is installed in {cache}: run {install}, or set {VARIABLE} to its path")))
 }
@@ -73,7 +73,7 @@ pub fn client_with_store(
 
 /// Returns `true` if the machine has a TPU, or if the user has prepared the environment for libtpu.
 fn is_prepared_for_libtpu() -> bool {
-    pjrt::has_tpu() || std::env::var_os(pjrt::TPU_ENVIRONMENT[0].0).is_some()
+    grpo_pjrt::has_tpu() || std::env::var_os(grpo_pjrt::TPU_ENVIRONMENT[0].0).is_some()
 }
 
 /// Checks that there may be a TPU before libtpu is installed or loaded, which needs an environment of its own without one.
@@ -88,7 +88,7 @@ fn check_presence(kind: Kind, path: Option<&Path>, is_prepared: bool) -> Result<
 }
 
 /// Returns an opened client that serves `kind`.
-fn opened(kind: Kind, plugin: Plugin, client: pjrt::Result<Client>) -> Result<Client> {
+fn opened(kind: Kind, plugin: Plugin, client: grpo_pjrt::Result<Client>) -> Result<Client> {
     let client =
         client.map_err(|error| failed(kind, format!("{} opens no devices: {error}", plugin.path().display())))?;
     check_platform(kind, plugin, client.platform_name())?;

@@ -80,7 +80,7 @@ impl PjrtTensor {
     }
 
     /// Copies the tensor into `to`.
-    pub(crate) fn read<T: pjrt::Element + Copy + Default>(&self, to: &mut [T]) -> Result<()> {
+    pub(crate) fn read<T: grpo_pjrt::Element + Copy + Default>(&self, to: &mut [T]) -> Result<()> {
         let padded = self.alive()?.read::<T>(self.role.name())?;
         match self.padding.is_none() {
             true => to.copy_from_slice(&padded),

@@ -5,10 +5,10 @@
 //!
 //! Legend: N tokens, V vocabulary.
 
-use backend_tpu::program::{Blocking, Frame, Head, Pass, Program, Role, Spec};
+use grpo_backend_tpu::program::{Blocking, Frame, Head, Pass, Program, Role, Spec};
 use grpo_core::PolicySpec;
 use grpo_core::error::{Error, Result};
-use stablehlo::{Dtype, GatherDimensions, Reducer, Value, trace};
+use grpo_stablehlo::{Dtype, GatherDimensions, Reducer, Value, trace};
 
 /// Declares the arguments of `pass`.
 fn frame(spec: &Spec, pass: Pass, what: &str) -> Result<Frame> {
@@ -24,7 +24,7 @@ fn unsupported(what: String, instead: &str) -> Error {
     Error::Unsupported { backend: "pjrt".into(), what, instead: instead.into() }
 }
 
-fn cannot_be_built(error: stablehlo::Error) -> Error {
+fn cannot_be_built(error: grpo_stablehlo::Error) -> Error {
     Error::Backend { backend: "pjrt".into(), message: format!("the materialised baseline cannot be built: {error}") }
 }
 
@@ -159,11 +159,11 @@ fn products(spec: &Spec, frame: &Frame, hidden: &Value, head: &Head) -> Vec<(Rol
 #[cfg(test)]
 mod tests {
     use super::*;
-    use backend_tpu::TokenTables;
-    use backend_tpu::program::{MeshShape, Numerics};
+    use grpo_backend_tpu::TokenTables;
+    use grpo_backend_tpu::program::{MeshShape, Numerics};
     use grpo_core::backend_api::evaluate::Evaluator;
     use grpo_core::{Advantages, GradientSpec, HeadLayout, Implementation, LossConfig, TemperatureMode, TokenBatch};
-    use stablehlo::Array;
+    use grpo_stablehlo::Array;
     use std::collections::HashMap;
 
     const N: usize = 6;

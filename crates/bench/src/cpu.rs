@@ -6,10 +6,10 @@ use super::protocol::{Bytes, Job, Planned, Stepped};
 use super::worker::{Runner, input_bytes};
 use crate::config::{ProgramKind, VariantConfig};
 use crate::error::Result;
-use backend_cpu::profile::{Work, measured};
-use backend_cpu::{CpuBackend, Isa};
-use backend_tpu::aot::Variant;
-use backend_tpu::program::{MeshShape, Numerics, Pass};
+use grpo_backend_cpu::profile::{Work, measured};
+use grpo_backend_cpu::{CpuBackend, Isa};
+use grpo_backend_tpu::aot::Variant;
+use grpo_backend_tpu::program::{MeshShape, Numerics, Pass};
 use grpo_core::{
     Backend, GradientSpec, GradsMut, Implementation, LossPlan, PolicyInput, PolicyOutput, PolicySpec, Tensor, TensorMut,
 };

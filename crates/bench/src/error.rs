@@ -58,10 +58,10 @@ pub enum Error {
     Loss(#[from] grpo_core::Error),
     /// A model folder that cannot be read.
     #[error(transparent)]
-    Model(#[from] models::Error),
+    Model(#[from] grpo_models::Error),
     /// An error of the CPU policy.
     #[error(transparent)]
-    Policy(#[from] policy::Error),
+    Policy(#[from] grpo_policy::Error),
     /// A metrics sink that cannot be opened.
     #[error(transparent)]
     Sink(#[from] grpo_sinks::Error),

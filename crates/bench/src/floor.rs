@@ -5,9 +5,9 @@
 
 use super::protocol::Role;
 use crate::config::{BenchConfig, ProgramKind};
-use backend_cpu::peak::{Traffic, Unit};
-use backend_tpu::aot::Variant;
-use backend_tpu::program::{Numerics, Pass};
+use grpo_backend_cpu::peak::{Traffic, Unit};
+use grpo_backend_tpu::aot::Variant;
+use grpo_backend_tpu::program::{Numerics, Pass};
 use grpo_core::{Dtype, GradientSpec, Implementation, PlanRequest, PolicySpec, Tiling};
 
 /// Tokens per chunk: large enough for peak speed of products, small enough for small logits.

@@ -64,7 +64,7 @@ use std::path::PathBuf;
 pub struct Options {
     /// The worker program with its arguments, which calls [`worker::serve`].
     pub worker: Vec<OsString>,
-    /// The PJRT plugin; default the one that [`backend_tpu::plugins::find`] finds.
+    /// The PJRT plugin; default the one that [`grpo_backend_tpu::plugins::find`] finds.
     pub plugin: Option<PathBuf>,
     /// Variants and peers by name; empty means all.
     pub variants: Vec<String>,

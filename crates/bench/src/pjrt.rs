@@ -9,12 +9,12 @@ use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
 use super::worker::{Runner, input_bytes};
 use crate::config::{BackendName, ProgramKind, VariantConfig};
 use crate::error::{Error, Result};
-use backend_tpu::aot::Variant;
-use backend_tpu::plugins::Kind;
-use backend_tpu::program::{Blocking, MeshShape, Pass, Role, Spec};
-use backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
+use grpo_backend_tpu::aot::Variant;
+use grpo_backend_tpu::plugins::Kind;
+use grpo_backend_tpu::program::{Blocking, MeshShape, Pass, Role, Spec};
+use grpo_backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
 use grpo_core::{DeviceTensor, Dtype, GradientSpec, GradsMut, PolicyInput, PolicySpec, TensorMut, TensorRef};
-use pjrt::{Client, DeviceMemoryStats};
+use grpo_pjrt::{Client, DeviceMemoryStats};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -127,7 +127,7 @@ pub fn backend(kind: Kind, client: Client, settings: &VariantConfig, variant: &V
     })
 }
 
-fn backend_error(error: pjrt::Error) -> grpo_core::Error {
+fn backend_error(error: grpo_pjrt::Error) -> grpo_core::Error {
     grpo_core::Error::Backend { backend: "pjrt".into(), message: error.to_string() }
 }
 

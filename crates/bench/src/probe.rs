@@ -3,7 +3,7 @@
 use super::protocol::{Planned, Stepped};
 use super::worker::Runner;
 use crate::error::{Error, Result};
-use backend_cpu::peak::{Multiply, Stream, Traffic, Unit};
+use grpo_backend_cpu::peak::{Multiply, Stream, Traffic, Unit};
 
 /// Long enough for the clock, and short compared with the measured steps.
 const SECONDS: f64 = 0.05;

@@ -4,7 +4,7 @@ use super::measure::{Rounds, Timing};
 use super::protocol::Bytes;
 use crate::assertion::Checked;
 use crate::config::BenchConfig;
-use backend_tpu::program::Blocking;
+use grpo_backend_tpu::program::Blocking;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

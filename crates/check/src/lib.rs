@@ -9,7 +9,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/trl_dapo_default.safetensors");
 //! let file = grpo_core::BatchFile::parse(&std::fs::read(path)?)?;
-//! let report = check(&backend_cpu::CpuBackend::new(), "trl_dapo_default", &file, &Check::default())?;
+//! let report = check(&grpo_backend_cpu::CpuBackend::new(), "trl_dapo_default", &file, &Check::default())?;
 //! assert!(report.passed(), "{:#?}", report.rows);
 //! # Ok(())
 //! # }

@@ -1,7 +1,7 @@
 //! Checks of an implementation of the loss on batch files: against the file's expected results, and against the f64 oracle.
 
 use crate::error::{Error, Result};
-use backend_cpu::oracle;
+use grpo_backend_cpu::oracle;
 use grpo_core::format::BatchLoss;
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{

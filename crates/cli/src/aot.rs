@@ -7,7 +7,7 @@ use crate::bench_layers::BenchArgs;
 use crate::compiling::{Compiling, Ended};
 use crate::{Outcome, aot_run, aot_text, emit, emit_document, emit_json};
 use anyhow::{Context, bail};
-use backend_tpu::aot::{Chip, Report, Target};
+use grpo_backend_tpu::aot::{Chip, Report, Target};
 use grpo_bench::assertion::{Assertion, Checked};
 use grpo_bench::config::BenchConfig;
 use grpo_files as files;

@@ -6,19 +6,19 @@ use crate::commented::commented;
 use crate::compiling::Compiling;
 use crate::{Outcome, aot_run_text, emit, emit_document, emit_json, layers};
 use anyhow::{Context, bail};
-use backend_tpu::aot::{Chip, Report, Target};
-use backend_tpu::compile_options::options_for_decoder;
-use backend_tpu::devices::mesh_order;
-use backend_tpu::plugins::Kind;
 use grpo_aot::{Memory, ProcessShards, ProgramName, RunPrograms, RunSizes, Times};
+use grpo_backend_tpu::aot::{Chip, Report, Target};
+use grpo_backend_tpu::compile_options::options_for_decoder;
+use grpo_backend_tpu::devices::mesh_order;
+use grpo_backend_tpu::plugins::Kind;
 use grpo_bench::assertion::{Assertion, Checked};
 use grpo_bench::config::BenchConfig;
 use grpo_files::{Layers, counted, to_yaml};
-use pjrt::{CompileOptions, DeviceDescription};
-use run_config::WITHOUT_MODEL;
+use grpo_pjrt::{CompileOptions, DeviceDescription};
+use grpo_run_config::WITHOUT_MODEL;
+use grpo_trainer::TrainConfig;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use trainer::TrainConfig;
 
 /// The document of `--json`.
 #[derive(Debug, Serialize)]
@@ -204,7 +204,7 @@ fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result
     let report = compiler.report_module(&module, &options, floor);
     report.map_err(|error| match is_out_of_memory(&error.to_string()) {
         true => {
-            let advice = run_config::advice::DEVICE_MEMORY;
+            let advice = grpo_run_config::advice::DEVICE_MEMORY;
             anyhow::Error::new(error).context(format!("the program does not fit into the device: {advice}"))
         }
         false => error.into(),
@@ -229,7 +229,7 @@ fn options_on(devices: &[DeviceDescription], kind: Kind, count: usize) -> Compil
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pjrt::NamedValue;
+    use grpo_pjrt::NamedValue;
 
     #[test]
     fn options_assign_partitions_to_chips_in_the_order_of_the_mesh() {

@@ -2,8 +2,8 @@
 
 use crate::aot::{Compiled, Document};
 use crate::table::Sheet;
-use backend_tpu::aot::{Chip, Report};
-use backend_tpu::program::Blocking;
+use grpo_backend_tpu::aot::{Chip, Report};
+use grpo_backend_tpu::program::Blocking;
 use std::fmt::Write;
 
 const HEADER: [&str; 11] = [

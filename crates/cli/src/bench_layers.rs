@@ -2,7 +2,7 @@
 
 use crate::{emit_document, layers};
 use anyhow::{Context, bail};
-use backend_tpu::aot::{Compiler, Target, user_cache};
+use grpo_backend_tpu::aot::{Compiler, Target, user_cache};
 use grpo_bench::config::BenchConfig;
 use grpo_bench::model::ModelBenchConfig;
 use grpo_files::to_yaml;
@@ -38,7 +38,7 @@ impl BenchArgs {
     /// Returns the target devices, with a plugin that exists.
     pub(crate) fn target(&self) -> anyhow::Result<Target> {
         let target = Target::parse(&self.target)?;
-        backend_tpu::plugins::find(target.kind(), self.plugin.as_deref())?;
+        grpo_backend_tpu::plugins::find(target.kind(), self.plugin.as_deref())?;
         Ok(target)
     }
 

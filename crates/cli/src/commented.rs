@@ -1,6 +1,6 @@
 //! Writes the configuration of a run as YAML with a comment for each key.
 
-use run_config::keys::keys;
+use grpo_run_config::keys::keys;
 
 /// The width of a comment in columns, its indentation included.
 const WIDTH: usize = 110;

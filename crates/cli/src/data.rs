@@ -3,15 +3,15 @@
 use crate::data_text;
 use crate::{Outcome, emit, emit_json, layers};
 use anyhow::Context;
-use data::{DataReport, Item, Prompt, PromptEncoder};
+use grpo_data::{DataReport, Item, Prompt, PromptEncoder};
 use grpo_files::Layers;
-use models::{HfTokenizer, ModelFolder, Tokenizer};
-use rewards::{RewardInput, Rewards};
+use grpo_models::{HfTokenizer, ModelFolder, Tokenizer};
+use grpo_rewards::{RewardInput, Rewards};
+use grpo_trainer::{ModelSource, TrainConfig};
 use serde_json::json;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use trainer::{ModelSource, TrainConfig};
 
 /// The limit of rows over which sources are counted.
 const MOST_ROWS: usize = 10_000;
@@ -128,23 +128,23 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let mut config = TrainConfig::from_layers(layers(&args)?)?;
     anyhow::ensure!(!config.data.files.is_empty(), "no data: expected files, or data.files in the configuration");
     config.data.validate()?;
-    trainer::expand_paths(&mut config.data)?;
+    grpo_trainer::expand_paths(&mut config.data)?;
     config.data.check_files()?;
     let ModelSource::Pretrained(model) = &config.model else {
         anyhow::bail!("no model: expected --model FOLDER, or `model` in the configuration")
     };
-    let model = data::at_home(model.as_str().as_ref()).to_string_lossy().into_owned();
+    let model = grpo_data::at_home(model.as_str().as_ref()).to_string_lossy().into_owned();
     let folder =
-        ModelFolder::open(&models::Hub::from_env().locate_tokenizer(&model, config.model_revision.as_deref())?)?;
+        ModelFolder::open(&grpo_models::Hub::from_env().locate_tokenizer(&model, config.model_revision.as_deref())?)?;
     let config = config.with_context(folder.config().max_position_embeddings);
-    let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
+    let tokenizer = grpo_trainer::open_tokenizer(&folder, &config.data)?;
     let (mut summary, report, items, tried) = summarise(&args, &config, &folder, &tokenizer)?;
     // A reward program may be missing, or never answer. Everything else is printed first.
     if !args.json {
         emit(&data_text::rows(&summary))?;
     }
     let rewards = Rewards::new(&config.rewards)?;
-    let checked = trainer::check_rows(&config.data, &report, &rewards, tokenizer.has_chat_template());
+    let checked = grpo_trainer::check_rows(&config.data, &report, &rewards, tokenizer.has_chat_template());
     summary.problem = checked.err().map(|error| format!("{:#}", anyhow::Error::from(error)));
     if rewards.needing_answers().next().is_none() {
         summary.likely_answer_column = report.likely_answer_column().map(str::to_owned);
@@ -200,8 +200,8 @@ fn summarise(
 ) -> anyhow::Result<(Summary, DataReport, Vec<Item>, Vec<Item>)> {
     let longest = folder.config().max_position_embeddings.saturating_sub(config.rollout.max_completion_length());
     // As conversations begin, with the tools that the configuration names. Programs and servers are not started.
-    let environments = trainer::agents::Environments::described(&config.environments)?;
-    let shown = |item: &Item| rollout::with_tools(&environments, item).into_owned();
+    let environments = grpo_trainer::agents::Environments::described(&config.environments)?;
+    let shown = |item: &Item| grpo_rollout::with_tools(&environments, item).into_owned();
     let seen = RefCell::new((vec![], 0));
     let count = |prompts: &[&Prompt], _| {
         // A prompt alone does not name one of several environments.
@@ -209,7 +209,7 @@ fn summarise(
         let prompts: Vec<&Prompt> = prompts.iter().collect();
         let prompts = &prompts[..];
         // Not up to a limit: all lengths are shown.
-        let found = trainer::count_tokens(tokenizer, &config.data, prompts, 0);
+        let found = grpo_trainer::count_tokens(tokenizer, &config.data, prompts, 0);
         let (lengths, special) = &mut *seen.borrow_mut();
         for (prompt, length) in prompts.iter().zip(&found) {
             lengths.extend(length.as_ref().ok());
@@ -224,7 +224,7 @@ fn summarise(
         count: &count,
         is_exact: true,
     };
-    let (mut rows, report) = data::open(&config.data, config.seed, &encoder, None)?;
+    let (mut rows, report) = grpo_data::open(&config.data, config.seed, &encoder, None)?;
     let report = report.context("the data set has no files")?;
     let (prompt_lengths, special_text) = seen.take();
     let items = rows.next_batch(report.training().min(MOST_ROWS))?;
@@ -233,7 +233,7 @@ fn summarise(
         *sources.entry(item.source.to_string()).or_default() += 1;
     }
     let prompts = items.iter().take(args.show).map(|item| {
-        let ids = rollout::encode_prompt(tokenizer, &shown(item))?;
+        let ids = grpo_rollout::encode_prompt(tokenizer, &shown(item))?;
         let prompt = tokenizer.decode_with_special(&ids)?;
         Ok(Row { source: item.source.to_string(), prompt, tokens: ids.len(), answer: item.answer.clone() })
     });
@@ -244,7 +244,7 @@ fn summarise(
     let max_prompt_length = Some(config.data.max_prompt_length.map_or(longest, |limit| limit.min(longest)));
     // 0 would be all of them.
     let held_out = if report.held_out() > 0 { rows.held_out(1)? } else { vec![] };
-    let tried = trainer::rows_to_try(held_out.first(), rows.probe(1)?.first()).into_iter().cloned().collect();
+    let tried = grpo_trainer::rows_to_try(held_out.first(), rows.probe(1)?.first()).into_iter().cloned().collect();
     let summary = Summary {
         files: files(&report),
         prompt_lengths,
@@ -263,7 +263,7 @@ fn summarise(
 }
 
 fn files(report: &DataReport) -> Vec<File> {
-    let file = |file: &data::FileReport| File {
+    let file = |file: &grpo_data::FileReport| File {
         path: file.path.clone(),
         rows: file.rows,
         training: file.training,
@@ -307,7 +307,8 @@ fn judge(rewards: &Rewards, works: &[usize], tokenizer: &HfTokenizer, items: &[&
     for (of, text) in [("answer", answer), ("completion", completion)] {
         let rows = items.iter().filter_map(|item| Some((*item, text(item)?)));
         let rows = rows.map(|(item, completion)| {
-            let opens_think = rollout::opens_think(tokenizer, &rollout::encode_prompt(tokenizer, &item.prompt)?);
+            let opens_think =
+                grpo_rollout::opens_think(tokenizer, &grpo_rollout::encode_prompt(tokenizer, &item.prompt)?);
             Ok((item, completion, tokenizer.encode_completion(completion)?, opens_think))
         });
         let rows = rows.collect::<anyhow::Result<Vec<_>>>()?;

@@ -14,13 +14,13 @@ use grpo_run::dir::RunDir;
 use grpo_run::jsonl::{MetricsRow, RowKind};
 use grpo_run::summary::Summary;
 use grpo_run::{Event, Observer};
+use grpo_trainer::{Overview, TrainConfig};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use trainer::{Overview, TrainConfig};
 
 /// The number of lines per phase without a terminal.
 const LINES_PER_PHASE: u64 = 20;

@@ -1,8 +1,8 @@
 //! Arguments of all subcommands with a run's configuration.
 
 use grpo_files::{Configuration, Layers};
+use grpo_trainer::TrainConfig;
 use std::path::{Path, PathBuf};
-use trainer::TrainConfig;
 
 /// The layers of a configuration on the command line.
 #[derive(Debug, clap::Args)]

@@ -1,10 +1,10 @@
 //! Arguments that `grpo parity` and `grpo loss` share: a batch file and evaluation options.
 
 use anyhow::{Context, bail};
-use backend_cpu::CpuBackend;
-use backend_tpu::PjrtBackend;
-use backend_tpu::plugins::Kind;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use grpo_backend_cpu::CpuBackend;
+use grpo_backend_tpu::PjrtBackend;
+use grpo_backend_tpu::plugins::Kind;
 use grpo_core::format::BatchLoss;
 use grpo_core::{Backend, BatchFile, Dtype, Implementation};
 use grpo_files::Layers;

@@ -142,7 +142,7 @@ pub(crate) enum Outcome {
 /// Parses the arguments, runs the command, maps its result to an exit code.
 fn main() -> ExitCode {
     // Before the first thread starts; compilers in other processes inherit it.
-    pjrt::quiet_logs();
+    grpo_pjrt::quiet_logs();
     let cli = Cli::from_arg_matches(&command_line().get_matches()).unwrap_or_else(|error| error.exit());
     let compiling = Compiling::default();
     // Logs are shown on request: `GRPO_LOG=info grpo ...`.
@@ -223,7 +223,7 @@ fn stop_on_signal(saying: &'static str, has_begun: &Arc<AtomicBool>) -> anyhow::
     ctrlc::set_handler(move || {
         if !has_begun.load(Ordering::Relaxed) || flag.swap(true, Ordering::Relaxed) {
             // 130 is 128 + SIGINT, as in shells. Checkpoints are atomic, so only the current step is lost.
-            trainer::kill_reward_programs();
+            grpo_trainer::kill_reward_programs();
             std::process::exit(130);
         }
         let _ = writeln!(std::io::stderr(), "\n{saying}; once more to quit at once");

@@ -2,10 +2,10 @@
 
 use grpo_core::readable_bytes;
 use grpo_files::{Layers, counted, grouped, noun};
-use run_config::PolicyDevice;
+use grpo_run_config::PolicyDevice;
+use grpo_trainer::{ModelSource, Overview, TrainConfig};
 use serde_json::Value;
 use std::fmt::Display;
-use trainer::{ModelSource, Overview, TrainConfig};
 
 /// Returns the block, one line per subject. `layers` are the user's; `None` if they are unknown, and no default is marked.
 pub(crate) fn text(config: &TrainConfig, overview: &Overview, layers: Option<&Layers>) -> String {

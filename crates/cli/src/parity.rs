@@ -6,7 +6,7 @@ use grpo_check::parity::{self, Check, FileReport, Row};
 use grpo_core::Implementation;
 use grpo_core::parity::Tolerances;
 use grpo_files::counted;
-use run_config::MeshConfig;
+use grpo_run_config::MeshConfig;
 use std::path::PathBuf;
 
 /// Arguments of `grpo parity`.

@@ -5,8 +5,8 @@ use crate::plan::Args;
 use crate::table::Sheet;
 use crate::{Outcome, emit, emit_document, emit_json};
 use anyhow::Context;
-use backend_tpu::aot::{Fit, Report};
-use backend_tpu::program::Blocking;
+use grpo_backend_tpu::aot::{Fit, Report};
+use grpo_backend_tpu::program::Blocking;
 use grpo_files::to_yaml;
 use serde_json::json;
 

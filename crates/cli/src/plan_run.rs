@@ -8,17 +8,17 @@ use crate::compiling::Compiling;
 use crate::plan::Args;
 use crate::{Outcome, emit, emit_document, emit_json, layers, plan_run_text};
 use anyhow::{Context, bail};
-use backend_tpu::aot::{Chip, Target};
-use backend_tpu::plugins;
 use grpo_aot::{ProgramName, RunPrograms};
+use grpo_backend_tpu::aot::{Chip, Target};
+use grpo_backend_tpu::plugins;
 use grpo_core::readable_bytes;
 use grpo_files::{counted, to_yaml, to_yaml_with_secrets};
-use planner::{Candidate, Devices, Illegal, Settings, longest_prompt, plan};
+use grpo_planner::{Candidate, Devices, Illegal, Settings, longest_prompt, plan};
+use grpo_trainer::TrainConfig;
 use serde::Serialize;
 use serde_json::Value;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use trainer::TrainConfig;
 
 /// The version of the document of `--json`.
 const FORMAT: &str = "grpo-plan/1";
@@ -296,15 +296,15 @@ fn does_not_fit(smallest: &Candidate, devices: &Devices, target: &str) -> String
         counted(smallest.micro_batch, "sequence"),
         plan_run_text::recompute(&smallest.settings),
         readable_bytes(devices.memory),
-        run_config::advice::DEVICE_MEMORY
+        grpo_run_config::advice::DEVICE_MEMORY
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use planner::Cost;
-    use run_config::{MeshConfig, RecomputeGranularity};
+    use grpo_planner::Cost;
+    use grpo_run_config::{MeshConfig, RecomputeGranularity};
 
     /// Returns a row with this size of `fsdp` and predicted time of a step; an update takes half of it.
     fn row(fsdp: i64, step_seconds: f64, compiled: Option<(f64, bool)>) -> Row {

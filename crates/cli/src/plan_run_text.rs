@@ -4,8 +4,8 @@ use crate::aot_text::bytes;
 use crate::plan_run::{CompiledPrograms, Document, Row};
 use crate::table::Sheet;
 use grpo_files::counted;
-use planner::{Settings, first_of_each_mesh};
-use run_config::RecomputeGranularity;
+use grpo_planner::{Settings, first_of_each_mesh};
+use grpo_run_config::RecomputeGranularity;
 use std::fmt::Write;
 
 /// The default number of rows.

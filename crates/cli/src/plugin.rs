@@ -2,10 +2,10 @@
 
 use crate::{Outcome, child, emit, emit_document, emit_json, table::Sheet};
 use anyhow::Context;
-use backend_tpu::plugins::{self, Kind};
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use pjrt::install::{self, Step};
+use grpo_backend_tpu::plugins::{self, Kind};
+use grpo_pjrt::install::{self, Step};
 use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
 use std::process::Command;
@@ -152,7 +152,7 @@ fn look(kind: Kind) -> Listed {
         Ok(path) => path,
         Err(error) => {
             let named = std::env::var_os(plugins::VARIABLE).is_some_and(|value| !value.is_empty());
-            let missing = matches!(install::find(kind), Ok(None) | Err(pjrt::Error::NoCache));
+            let missing = matches!(install::find(kind), Ok(None) | Err(grpo_pjrt::Error::NoCache));
             let state = if missing && !named { State::NotInstalled } else { State::Unusable };
             return failed(listed, state, reason(error));
         }
@@ -165,8 +165,8 @@ fn look(kind: Kind) -> Listed {
     let (major, minor) = plugin.api_version();
     let listed = Listed { api_version: Some(format!("{major}.{minor}")), ..listed };
     // By default the client would reserve most of a GPU's memory.
-    let options: &[(&str, pjrt::NamedValue)] = match kind {
-        Kind::Cuda => &[("preallocate", pjrt::NamedValue::Bool(false))],
+    let options: &[(&str, grpo_pjrt::NamedValue)] = match kind {
+        Kind::Cuda => &[("preallocate", grpo_pjrt::NamedValue::Bool(false))],
         Kind::Cpu | Kind::Tpu => &[],
     };
     let client = match plugin.client(options) {

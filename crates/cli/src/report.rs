@@ -4,9 +4,9 @@ use crate::{Outcome, emit, emit_document, is_stdout};
 use anyhow::{Context, bail};
 use grpo_files::{check_output, counted, open_regular, write_output};
 use grpo_report::Report;
+use grpo_trainer::TrainConfig;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use trainer::TrainConfig;
 
 /// The default file name of the page.
 const DEFAULT_OUT: &str = "report.html";

@@ -3,7 +3,7 @@
 //! rayon starts as many threads as RAYON_NUM_THREADS asks for without a limit; a hundred thousand of them would stop a machine. If the
 //! number is too large, the global pool is therefore created here with a smaller one.
 
-use backend_cpu::most_threads;
+use grpo_backend_cpu::most_threads;
 use grpo_files::counted;
 
 /// rayon's variables; the second is an older name of the first.

@@ -5,14 +5,14 @@ use crate::compiling::Compiling;
 use crate::display::Display;
 use crate::layers::LayerArgs;
 use crate::{Outcome, emit_document, start_folder};
-use distributed::Store;
+use grpo_distributed::Store;
 use grpo_files::{ENV_PREFIX, Layers, to_yaml};
 use grpo_run::{Ending, Follower, Run, is_follower};
-use run_config::PolicyDevice;
+use grpo_run_config::PolicyDevice;
+use grpo_trainer::TrainConfig;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use trainer::TrainConfig;
 
 /// Arguments of `grpo train`.
 #[derive(Debug, clap::Args)]
@@ -57,7 +57,7 @@ pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
         emit_document(&commented(&to_yaml(&config)?))?;
         return Ok(Outcome::Done);
     }
-    backend_cpu::keep_freed_memory();
+    grpo_backend_cpu::keep_freed_memory();
     if args.quiet {
         compiling.silence();
     }
@@ -138,7 +138,7 @@ fn end_with_peers(store: &Arc<Store>) {
             std::thread::sleep(limit);
             tracing::error!("{error}; this process is ended, because it has gone on for {} seconds", limit.as_secs());
             // Checkpoints are atomic, so only the current step is lost.
-            trainer::kill_reward_programs();
+            grpo_trainer::kill_reward_programs();
             std::process::exit(2);
         }
     });

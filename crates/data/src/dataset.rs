@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// A row of a data set: a prompt with its reference answer.
 ///
 /// ```
-/// use data::Item;
+/// use grpo_data::Item;
 ///
 /// let item = Item::new("What is 6 x 7?").with_answer("42");
 /// assert_eq!(item.answer.as_deref(), Some("42"));
@@ -63,7 +63,7 @@ impl Item {
     /// Returns all reference answers, starting with `answer`.
     ///
     /// ```
-    /// let item = data::Item { other_answers: vec!["one".into()], ..data::Item::new("0 + 1").with_answer("1") };
+    /// let item = grpo_data::Item { other_answers: vec!["one".into()], ..grpo_data::Item::new("0 + 1").with_answer("1") };
     /// assert_eq!(item.answers().collect::<Vec<_>>(), ["1", "one"]);
     /// ```
     pub fn answers(&self) -> impl Iterator<Item = &str> {
@@ -88,7 +88,7 @@ impl std::fmt::Debug for Item {
 /// of a data set without held-out rows, for runs without evaluation.
 ///
 /// ```
-/// use data::{Dataset, Item, Result};
+/// use grpo_data::{Dataset, Item, Result};
 ///
 /// /// Prompts in turn.
 /// struct Prompts(Vec<String>, u64);
@@ -108,7 +108,7 @@ impl std::fmt::Debug for Item {
 /// let mut prompts = Prompts(vec!["1".into(), "2".into()], 0);
 /// assert_eq!(prompts.next_batch(3)?.len(), 3);
 /// assert_eq!(prompts.num_held_out(), Some(0));
-/// # Ok::<(), data::Error>(())
+/// # Ok::<(), grpo_data::Error>(())
 /// ```
 pub trait Dataset: Send {
     /// Returns the next `count` training rows.

@@ -8,8 +8,8 @@ use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result, check};
 use crate::prompt::{is_held_out, prompt_hash};
 use crate::task::{Addition, Comparison, Countdown, Reverse, Sorting, Task};
+use grpo_rng::{Purpose, stream};
 use rand::RngExt;
-use rng::{Purpose, stream};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ pub type WeightedTasks = Vec<(Arc<dyn Task>, f64)>;
 /// An endless stream of problems drawn from tasks.
 ///
 /// ```
-/// use data::task::Reverse;
-/// use data::{Dataset, TaskMixture};
+/// use grpo_data::task::Reverse;
+/// use grpo_data::{Dataset, TaskMixture};
 /// use std::sync::Arc;
 ///
-/// # fn main() -> data::Result<()> {
+/// # fn main() -> grpo_data::Result<()> {
 /// let task = Arc::new(Reverse { min_length: 2, max_length: 8 });
 /// let mut words = TaskMixture::from_tasks(vec![(task, 1.0)], 0.1, 0)?;
 /// assert_eq!(words.next_batch(64)?.len(), 64);

@@ -36,12 +36,12 @@ impl PromptEncoder<'_> {
 /// the same files, configuration and encoder, files are not read again.
 ///
 /// ```
-/// use data::{DataConfig, PromptEncoder};
+/// use grpo_data::{DataConfig, PromptEncoder};
 ///
-/// # fn main() -> data::Result<()> {
+/// # fn main() -> grpo_data::Result<()> {
 /// let mut config = DataConfig::default();
 /// config.tasks.addition.weight = 1.0;
-/// let (mut problems, report) = data::open(&config, 0, &PromptEncoder::none(), None)?;
+/// let (mut problems, report) = grpo_data::open(&config, 0, &PromptEncoder::none(), None)?;
 /// assert!(report.is_none(), "tasks are not read from files");
 /// assert_eq!(problems.next_batch(4)?.len(), 4);
 /// # Ok(())

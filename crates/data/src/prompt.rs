@@ -1,14 +1,14 @@
 //! Prompts.
 
 use grpo_files::mark_long_integers;
-use rng::stable_hash;
+use grpo_rng::stable_hash;
 use serde_json::Value;
 use std::fmt;
 
 /// A prompt: text that the policy continues, or the messages of a conversation for a chat template.
 ///
 /// ```
-/// use data::Prompt;
+/// use grpo_data::Prompt;
 /// use serde_json::json;
 ///
 /// let text = Prompt::from("37+48=");

@@ -1,7 +1,7 @@
 //! The layer.
 
 use crate::ops::{LayerOps, Norm, Projection, Residual};
-use models::{LayerRope, LayerSpec, ModelConfig, NormPlacement};
+use grpo_models::{LayerRope, LayerSpec, ModelConfig, NormPlacement};
 
 /// The structure of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,19 +43,19 @@ impl BlockSpec {
     ///
     /// ```
     /// use grpo_decoder::{BlockSpec, Mixer};
-    /// use models::{LayerSpec, ModelConfig};
+    /// use grpo_models::{LayerSpec, ModelConfig};
     ///
     /// let spec = BlockSpec::new(&ModelConfig::default(), LayerSpec::default());
     /// assert!(matches!(spec.mixer, Mixer::Attention(attention) if attention.rotates && !attention.norms_heads));
     /// ```
     pub fn new(config: &ModelConfig, layer: LayerSpec) -> Self {
         let mixer = match layer.mixer {
-            models::Mixer::Attention => Mixer::Attention(Attention {
+            grpo_models::Mixer::Attention => Mixer::Attention(Attention {
                 completes_values: layer.keys_are_values || config.value_norm,
                 norms_heads: config.qk_norm,
                 rotates: layer.rope != LayerRope::None,
             }),
-            models::Mixer::GatedDeltaNet => Mixer::GatedDeltaNet,
+            grpo_models::Mixer::GatedDeltaNet => Mixer::GatedDeltaNet,
         };
         Self {
             mixer,

@@ -14,7 +14,7 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// All norms, in the order of [`models::NormPlacement::names`].
+    /// All norms, in the order of [`grpo_models::NormPlacement::names`].
     pub const ALL: [Self; 4] = [Self::BeforeMixer, Self::AfterMixer, Self::BeforeMlp, Self::AfterMlp];
 }
 

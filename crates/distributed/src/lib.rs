@@ -3,10 +3,10 @@
 //! Tensors never pass through the store: collectives between devices are the work of XLA and its plugins.
 //!
 //! ```no_run
-//! use distributed::{Options, Store};
+//! use grpo_distributed::{Options, Store};
 //! use std::time::Duration;
 //!
-//! # fn main() -> distributed::Result<()> {
+//! # fn main() -> grpo_distributed::Result<()> {
 //! let options = Options::new("10.0.0.1:8476", 2, 0); // 2 processes, this one is the leader
 //! let store = Store::open(&options, &[("seed", "17")])?; // waits for the follower
 //! let seed = store.broadcast("seed", || vec![17])?; // on the follower, the closure does not run

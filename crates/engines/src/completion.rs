@@ -1,7 +1,7 @@
 //! Checks of sampled completions: a reply of a server is not trusted.
 
 use grpo_core::batch::SamplingMask;
-use policy::{Completion, RolloutRequest, WeightVersion};
+use grpo_policy::{Completion, RolloutRequest, WeightVersion};
 
 /// A completion as a server reports it.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ fn checked_mask(ids: &[u64], masks: Option<Vec<Vec<u64>>>, vocab_size: usize) ->
 pub(crate) fn ended(
     mut completion: Completion,
     request: &RolloutRequest<'_>,
-) -> policy::Result<Result<Completion, String>> {
+) -> grpo_policy::Result<Result<Completion, String>> {
     let at_token = completion.ids.iter().position(|id| request.stop_ids.contains(id)).map(|index| index + 1);
     let at_text = request.stopped_at(&completion.ids[..at_token.unwrap_or(completion.ids.len())], 0)?;
     let end = at_text.or(at_token);
@@ -165,7 +165,7 @@ pub(crate) fn ended(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use policy::Sampling;
+    use grpo_policy::Sampling;
 
     const LIMITS: Limits = Limits { vocab_size: 10, max_tokens: 3, masks: false };
 
@@ -256,8 +256,8 @@ mod tests {
     #[derive(Debug)]
     struct Seven;
 
-    impl policy::StopCondition for Seven {
-        fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
+    impl grpo_policy::StopCondition for Seven {
+        fn is_met(&self, completion: &[u32]) -> grpo_policy::Result<bool> {
             Ok(completion.last() == Some(&7))
         }
     }

@@ -10,8 +10,8 @@ use crate::sglang::Sglang;
 use crate::vllm::Vllm;
 use crate::weights::{WeightFolders, Weights};
 use grpo_files::KeyError;
-use models::{Dtype, LoraConfig, ModelFolder};
-use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
+use grpo_models::{Dtype, LoraConfig, ModelFolder};
+use grpo_policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
 use rand::RngExt;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -128,14 +128,14 @@ impl ServerEngine {
     /// Returns the jobs of a request: one per prompt.
     ///
     /// # Errors
-    /// [`policy::Error::Argument`] if the completions of a prompt have several limits, or streams that do not follow one another: a server
+    /// [`grpo_policy::Error::Argument`] if the completions of a prompt have several limits, or streams that do not follow one another: a server
     /// gets one limit and one seed per prompt; or for sampling masks of greedy completions.
-    fn jobs(&self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Job>> {
+    fn jobs(&self, request: &RolloutRequest<'_>) -> grpo_policy::Result<Vec<Job>> {
         let RolloutRequest { prompts, num_generations, stop_ids, stop, sampling, return_sampling_mask, .. } = *request;
         let most = |k: usize| if k == 0 { LONGEST_LIST } else { k.saturating_mul(TIES) }.min(self.shared.vocab_size);
         if return_sampling_mask && sampling == Sampling::Greedy {
             let expected = "random completions, if their sampling masks are returned";
-            return Err(policy::Error::argument("generate", expected, "greedy ones"));
+            return Err(grpo_policy::Error::argument("generate", expected, "greedy ones"));
         }
         let job = |(index, prompt): (usize, &Vec<u32>)| {
             let first_index = index * num_generations;
@@ -145,14 +145,14 @@ impl ServerEngine {
             };
             if !(0..num_generations).all(follows) {
                 let expected = "one limit and consecutive random streams for the completions of a prompt";
-                return Err(policy::Error::argument("generate", expected, "others"));
+                return Err(grpo_policy::Error::argument("generate", expected, "others"));
             }
             let random = match sampling {
                 Sampling::Greedy => None,
                 Sampling::Random { temperature, processors, seed, purpose, step, first } => {
                     let stream = first + begin;
                     // 62 bits: the seeds of two prompts do not overlap, and the seed of the last completion is a legal one.
-                    let seed = rng::stream(seed, purpose, step, stream).random::<u64>() >> 2;
+                    let seed = grpo_rng::stream(seed, purpose, step, stream).random::<u64>() >> 2;
                     Some(Random { temperature, processors, seed })
                 }
             };
@@ -178,7 +178,11 @@ impl ServerEngine {
 }
 
 impl RolloutEngine for ServerEngine {
-    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+    fn generate(
+        &mut self,
+        policy: &mut dyn Policy,
+        request: &RolloutRequest<'_>,
+    ) -> grpo_policy::Result<Vec<Completion>> {
         if self.current.is_none() {
             self.update_weights(policy, 0)?;
         }
@@ -189,7 +193,7 @@ impl RolloutEngine for ServerEngine {
         self.shared.servers.iter().filter_map(|server| server.facts.context).min()
     }
 
-    fn update_weights(&mut self, policy: &dyn Policy, version: u64) -> policy::Result<()> {
+    fn update_weights(&mut self, policy: &dyn Policy, version: u64) -> grpo_policy::Result<()> {
         // After an error, requests must not use the old weights.
         self.current = None;
         let weights = Arc::new(self.folders.write(policy, version)?);
@@ -200,7 +204,7 @@ impl RolloutEngine for ServerEngine {
         Ok(())
     }
 
-    fn start(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Pending> {
+    fn start(&mut self, request: &RolloutRequest<'_>) -> grpo_policy::Result<Pending> {
         let Some(weights) = &self.current else {
             let (expected, found) = ("weights of `update_weights`".into(), "none".into());
             return Err(Error::Argument { operation: "start", expected, found }.into());
@@ -213,7 +217,7 @@ impl RolloutEngine for ServerEngine {
         let running: JoinHandle<Result<()>> = std::thread::Builder::new()
             .name("rollout".into())
             .spawn(move || shared.sample_all(&jobs, &weights, threads, &is_wanted, &sender))
-            .map_err(policy::Error::other)?;
+            .map_err(grpo_policy::Error::other)?;
         Ok(Pending::new(move |request| {
             let mut completions = vec![Completion::default(); request.prompts.len() * request.num_generations];
             // Ends when all threads have ended.
@@ -221,12 +225,13 @@ impl RolloutEngine for ServerEngine {
                 let copies = request.num_generations / of_prompt.len().max(1);
                 let all = of_prompt.into_iter().flat_map(|completion| std::iter::repeat_n(completion, copies));
                 for (index, completion) in (prompt * request.num_generations..).zip(all) {
-                    let completion = ended(completion, request)?.map_err(policy::Error::other)?;
+                    let completion = ended(completion, request)?.map_err(grpo_policy::Error::other)?;
                     request.report(index, &completion);
                     completions[index] = completion;
                 }
             }
-            let done = running.join().map_err(|_| policy::Error::other("the thread of the rollout has ended early"))?;
+            let done =
+                running.join().map_err(|_| grpo_policy::Error::other("the thread of the rollout has ended early"))?;
             drop(wanted);
             done?;
             Ok(completions)

@@ -76,10 +76,10 @@ pub enum Error {
     },
     /// An error of the model's files.
     #[error(transparent)]
-    Model(#[from] models::Error),
+    Model(#[from] grpo_models::Error),
 }
 
-impl From<Error> for policy::Error {
+impl From<Error> for grpo_policy::Error {
     fn from(error: Error) -> Self {
         Self::other(error)
     }

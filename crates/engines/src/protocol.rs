@@ -4,7 +4,7 @@ use crate::completion::Sampled;
 use crate::error::{Error, Result};
 use crate::http::{Fault, Http};
 use crate::weights::Weights;
-use policy::LogitsProcessors;
+use grpo_policy::LogitsProcessors;
 
 /// The name that both programs give to the weights with which they were started.
 const UNCHANGED: &str = "default";

@@ -4,7 +4,7 @@ use crate::completion::{Finish, Limits, NamedSpan, checked};
 use crate::http::{Fault, Http};
 use crate::protocol::{Facts, Job, Protocol};
 use crate::weights::Weights;
-use policy::{Completion, WeightVersion};
+use grpo_policy::{Completion, WeightVersion};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -1,8 +1,10 @@
 //! Weights on their way to servers: a folder per version.
 
 use crate::error::{Error, Result};
-use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelFolder, NamedTensor};
-use policy::Policy;
+use grpo_models::{
+    AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelFolder, NamedTensor,
+};
+use grpo_policy::Policy;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -11,7 +13,7 @@ use tempfile::TempDir;
 pub(crate) struct Weights {
     /// The number of the copy, from 1: a later copy has a larger number.
     pub(crate) number: u64,
-    /// The version, as in [`policy::RolloutEngine::update_weights`].
+    /// The version, as in [`grpo_policy::RolloutEngine::update_weights`].
     pub(crate) version: u64,
     /// A name that no other run and no earlier process has given to weights.
     pub(crate) name: String,
@@ -68,7 +70,7 @@ impl WeightFolders {
     ///
     /// # Errors
     /// Errors of the files and of the policy's export.
-    pub(crate) fn write(&mut self, policy: &dyn Policy, version: u64) -> policy::Result<Weights> {
+    pub(crate) fn write(&mut self, policy: &dyn Policy, version: u64) -> grpo_policy::Result<Weights> {
         self.written += 1;
         let name = format!("{}-{}", self.prefix, self.written);
         let folder = self.root.path().join(self.written.to_string());

@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// ```no_run
 /// # fn run(hidden: burn::tensor::Tensor<3>, lm_head: burn::tensor::Tensor<2>, batch: grpo_core::TokenBatch)
 /// # -> Result<(), grpo_burn::Error> {
-/// let grpo = grpo_burn::GrpoLoss::builder(grpo_core::LossConfig::default()).build(&backend_cpu::CpuBackend::new())?;
+/// let grpo = grpo_burn::GrpoLoss::builder(grpo_core::LossConfig::default()).build(&grpo_backend_cpu::CpuBackend::new())?;
 /// let step = grpo.loss(hidden, lm_head, None, &batch)?;
 /// let gradients = step.loss.backward();
 /// # Ok(()) }

@@ -58,7 +58,7 @@ fn step(variant: &str, (n, h, v): (usize, usize, usize), dtype: DType) -> Result
     let batch = TokenBatch::packed(targets.clone(), vec![0, n / 2, n])
         .and_then(|batch| batch.with_advantages(vec![1.0, -1.0]))
         .map_err(grpo_candle::Error::from)?;
-    let grpo = GrpoLoss::builder(LossConfig::default()).build(&backend_cpu::CpuBackend::new())?;
+    let grpo = GrpoLoss::builder(LossConfig::default()).build(&grpo_backend_cpu::CpuBackend::new())?;
     let once = || {
         let gradients = match variant {
             "grpo" => grpo.loss(&hidden, &lm_head, None, &batch)?.backward()?,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// before its first loss, with the same tensors.
 ///
 /// ```
-/// use backend_cpu::CpuBackend;
+/// use grpo_backend_cpu::CpuBackend;
 /// use candle_core::{Device, Tensor, Var};
 /// use grpo_candle::GrpoLoss;
 /// use grpo_core::{LossConfig, TokenBatch};

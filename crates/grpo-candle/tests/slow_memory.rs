@@ -4,7 +4,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use grpo_candle::GrpoLoss;
 use grpo_core::{Implementation, LossConfig, Tiling, TokenBatch};
-use testkit::allocations::{Counting, measured};
+use grpo_testkit::allocations::{Counting, measured};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -24,7 +24,7 @@ fn fused_allocates_no_logits_and_backward_copies_no_gradient() {
         let loss = |implementation| {
             let tiling = Tiling { workspace_budget: 1 << 20, ..Tiling::default() };
             let builder = GrpoLoss::builder(LossConfig::default()).implementation(implementation).tiling(tiling);
-            let grpo = builder.build(&backend_cpu::CpuBackend::new()).unwrap();
+            let grpo = builder.build(&grpo_backend_cpu::CpuBackend::new()).unwrap();
             measured(|| grpo.loss(&hidden, &lm_head, None, &batch).unwrap())
         };
         let (step, forward) = loss(Implementation::Fused);

@@ -93,7 +93,7 @@ pub struct Tiling {
 /// and wrappers use it directly.
 ///
 /// ```
-/// use backend_cpu::CpuBackend;
+/// use grpo_backend_cpu::CpuBackend;
 /// use grpo_core::{
 ///     Backend, Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicyInput, PolicySpec, Tiling,
 ///     TokenBatch,

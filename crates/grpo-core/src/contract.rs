@@ -36,7 +36,7 @@ pub trait Fixture {
 /// precomputed logits omits the tests of logits in this way.
 ///
 /// ```
-/// use backend_cpu::CpuBackend;
+/// use grpo_backend_cpu::CpuBackend;
 ///
 /// struct Cpu;
 ///

@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// reuse. A clone shares the backend (its thread pool, its device) and has its own plan, created at its first call.
 ///
 /// ```
-/// use backend_cpu::CpuBackend;
+/// use grpo_backend_cpu::CpuBackend;
 /// use grpo_core::{Grads, GrpoLoss, LossConfig, TokenBatch};
 ///
 /// let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
@@ -124,7 +124,7 @@ impl GrpoLoss {
     /// batch. Of the configuration, only temperature, logit scale and softcap apply. A step costs one forward pass more than a built-in loss.
     ///
     /// ```
-    /// use backend_cpu::CpuBackend;
+    /// use grpo_backend_cpu::CpuBackend;
     /// use grpo_core::{CustomLoss, Grads, GrpoLoss, LossConfig, PolicyInput, TokenBatch};
     ///
     /// let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
@@ -235,7 +235,7 @@ impl GrpoLoss {
 /// The builder of a [`GrpoLoss`]. [`GrpoLossBuilder::build`] checks all its settings.
 ///
 /// ```
-/// use backend_cpu::CpuBackend;
+/// use grpo_backend_cpu::CpuBackend;
 /// use grpo_core::{Dtype, GrpoLoss, HeadLayout, Implementation, LossConfig, Tiling};
 ///
 /// let loss = GrpoLoss::builder(LossConfig::default())

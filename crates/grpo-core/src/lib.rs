@@ -2,7 +2,7 @@
 //! | to | see |
 //! |---|---|
 //! | choose a loss and its options | [`LossConfig`], under TRL's names |
-//! | compute it | [`GrpoLoss`], [`Grads`], [`PolicyInput`]; a backend: `backend_cpu::CpuBackend`, `backend_tpu::PjrtBackend` |
+//! | compute it | [`GrpoLoss`], [`Grads`], [`PolicyInput`]; a backend: `grpo_backend_cpu::CpuBackend`, `backend_tpu::PjrtBackend` |
 //! | describe sampled completions | [`TokenBatch`], [`Advantages`] |
 //! | compute advantages from rewards | [`AdvantageConfig`], [`advantages`], [`rewards`], [`controllers`] |
 //! | log | [`Metrics`], [`LossOutput`] |

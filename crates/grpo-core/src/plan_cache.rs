@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 /// Threads may share a cache: each concurrent call has its own plan, which later calls reuse.
 ///
 /// ```
-/// use backend_cpu::CpuBackend;
+/// use grpo_backend_cpu::CpuBackend;
 /// use grpo_core::{Dtype, LossConfig, PlanCache, PolicyInput, PolicySpec, TokenBatch};
 /// use std::sync::Arc;
 ///

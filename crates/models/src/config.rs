@@ -12,11 +12,11 @@ use std::ops::RangeInclusive;
 /// The shape and initialisation of a decoder: the section `model` of a run's configuration.
 ///
 /// ```
-/// let qwen3 = models::ModelConfig { hidden_size: 48, head_dim: Some(32), ..Default::default() };
+/// let qwen3 = grpo_models::ModelConfig { hidden_size: 48, head_dim: Some(32), ..Default::default() };
 /// qwen3.validate()?;
 /// assert_eq!(qwen3.head_dim(), 32);
-/// assert_eq!(models::ModelConfig::default().head_dim(), 64 / 4);
-/// # Ok::<(), models::Error>(())
+/// assert_eq!(grpo_models::ModelConfig::default().head_dim(), 64 / 4);
+/// # Ok::<(), grpo_models::Error>(())
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -118,13 +118,13 @@ pub struct ModelConfig {
 /// The scaling of rotary frequencies, with the field names of `rope_scaling` and `rope_parameters` in Hugging Face's `config.json`.
 ///
 /// ```
-/// use models::RopeScaling;
+/// use grpo_models::RopeScaling;
 ///
 /// // Llama 3.2
 /// let scaling = RopeScaling { factor: 32.0, original_max_position_embeddings: 8192, ..RopeScaling::default() };
-/// let config = models::ModelConfig { rope_scaling: Some(scaling), ..Default::default() };
+/// let config = grpo_models::ModelConfig { rope_scaling: Some(scaling), ..Default::default() };
 /// config.validate()?;
-/// # Ok::<(), models::Error>(())
+/// # Ok::<(), grpo_models::Error>(())
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

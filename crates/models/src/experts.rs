@@ -12,14 +12,14 @@ use smart_default::SmartDefault;
 /// those with the lowest index are taken. The output is the sum of the experts' outputs, each times its weight.
 ///
 /// ```
-/// use models::{Experts, Family, ModelConfig};
+/// use grpo_models::{Experts, Family, ModelConfig};
 ///
 /// let experts = Experts { num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 32, ..Experts::default() };
 /// let plain = ModelConfig { attention_bias: false, qk_norm: true, ..ModelConfig::default() };
 /// let config = ModelConfig { experts: Some(experts), ..plain };
 /// config.validate()?;
 /// assert_eq!(Family::of(&config)?, Family::Qwen3Moe);
-/// # Ok::<(), models::Error>(())
+/// # Ok::<(), grpo_models::Error>(())
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -7,7 +7,7 @@ use crate::parameters::{EMBEDDING, HEAD, Parameter};
 /// The tokens of sequences, counted for [`ModelConfig::forward_flops`].
 ///
 /// ```
-/// use models::{ModelConfig, TokenCounts};
+/// use grpo_models::{ModelConfig, TokenCounts};
 ///
 /// let config = ModelConfig::default();
 /// let mut counts = TokenCounts::default();

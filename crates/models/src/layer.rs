@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The token mixer of a layer, its attention window, rotary embedding and heads: an entry of [`ModelConfig::layers`].
 ///
 /// ```
-/// use models::{LayerRope, LayerSpec, ModelConfig};
+/// use grpo_models::{LayerRope, LayerSpec, ModelConfig};
 ///
 /// // Gemma 3: five layers with a window and rotary frequencies of their own, then a layer with full attention.
 /// let sliding = LayerSpec { sliding_window: Some(512), rope: LayerRope::Local, ..LayerSpec::default() };
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 /// let config = ModelConfig { layers, num_hidden_layers: 26, rope_local_theta: Some(1e4), rope_theta: 1e6, ..Default::default() };
 /// config.validate()?;
 /// assert_eq!((config.layer(4), config.layer(5), config.layer(6)), (sliding, LayerSpec::default(), sliding));
-/// # Ok::<(), models::Error>(())
+/// # Ok::<(), grpo_models::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -114,7 +114,7 @@ impl NormPlacement {
     /// Returns the names in `transformers` of a layer's norms: before and after attention, before and after the MLP.
     ///
     /// ```
-    /// let [before, after, ..] = models::NormPlacement::Before.names();
+    /// let [before, after, ..] = grpo_models::NormPlacement::Before.names();
     /// assert_eq!((before, after), (Some("input_layernorm"), None));
     /// ```
     pub fn names(self) -> [Option<&'static str>; 4] {
@@ -165,7 +165,7 @@ impl ModelConfig {
     /// have equal specifications.
     ///
     /// ```
-    /// use models::{LayerSpec, ModelConfig};
+    /// use grpo_models::{LayerSpec, ModelConfig};
     ///
     /// let dense = LayerSpec { dense_mlp: true, ..LayerSpec::default() };
     /// let layers = vec![dense, dense, LayerSpec::default(), LayerSpec::default(), LayerSpec::default()];
@@ -197,7 +197,7 @@ impl ModelConfig {
     /// Returns the attention heads of a layer.
     ///
     /// ```
-    /// use models::{AttentionHeads, LayerSpec, ModelConfig};
+    /// use grpo_models::{AttentionHeads, LayerSpec, ModelConfig};
     ///
     /// let wide = LayerSpec { head_dim: Some(32), ..LayerSpec::default() };
     /// assert_eq!(ModelConfig::default().heads(wide), AttentionHeads { query: 4, key_value: 2, width: 32 });

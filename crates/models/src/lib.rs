@@ -1,8 +1,8 @@
 #![doc = include_str!("../README.md")]
 //! ```
-//! use models::{CharTokenizer, ModelConfig, Tokenizer};
+//! use grpo_models::{CharTokenizer, ModelConfig, Tokenizer};
 //!
-//! # fn main() -> models::Result<()> {
+//! # fn main() -> grpo_models::Result<()> {
 //! let tokenizer = CharTokenizer;
 //! let config = ModelConfig { vocab_size: tokenizer.vocab_size(), ..ModelConfig::default() };
 //! config.validate()?;

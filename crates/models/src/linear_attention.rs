@@ -26,7 +26,7 @@ use smart_default::SmartDefault;
 /// then keys, then values).
 ///
 /// ```
-/// use models::{Family, LayerSpec, LinearAttention, ModelConfig};
+/// use grpo_models::{Family, LayerSpec, LinearAttention, ModelConfig};
 ///
 /// let config = ModelConfig {
 ///     layers: vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()],
@@ -39,7 +39,7 @@ use smart_default::SmartDefault;
 /// };
 /// config.validate()?;
 /// assert_eq!(Family::of(&config)?, Family::Qwen3_5);
-/// # Ok::<(), models::Error>(())
+/// # Ok::<(), grpo_models::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -10,7 +10,7 @@ use std::fmt;
 /// Memory by part in bytes: permanent parts, and parts of consecutive phases.
 ///
 /// ```
-/// use models::{Dtype, MemoryTable, ModelConfig, TrainingMemory};
+/// use grpo_models::{Dtype, MemoryTable, ModelConfig, TrainingMemory};
 ///
 /// let config = ModelConfig::default();
 /// let mut table = TrainingMemory::full(&config, Dtype::F32).table();

@@ -48,7 +48,7 @@ impl ModelConfig {
     /// `[C, 1, L]`, `A_log` and `dt_bias` `[Hv]`, and `norm` `[Dv]`.
     ///
     /// ```
-    /// let config = models::ModelConfig { tie_word_embeddings: true, ..Default::default() };
+    /// let config = grpo_models::ModelConfig { tie_word_embeddings: true, ..Default::default() };
     /// let parameters = config.parameters();
     /// assert_eq!(parameters[0].name, "model.embed_tokens.weight");
     /// assert!(parameters.iter().all(|parameter| parameter.name != "lm_head.weight"));

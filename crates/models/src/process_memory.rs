@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// limit.
 ///
 /// ```
-/// use models::MemoryLimits;
+/// use grpo_models::MemoryLimits;
 ///
 /// let limits = MemoryLimits::of_this_process();
 /// assert!(limits.left() <= limits.available);

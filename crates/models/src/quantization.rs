@@ -15,7 +15,7 @@ const VALUES: usize = BLOCKS * Quantization::NF4_BLOCK;
 /// head, norms, biases and convolutions are not quantised. Products dequantise the matrices to the dtype of their operands.
 ///
 /// ```
-/// use models::{Quantization, QuantizedMatrix};
+/// use grpo_models::{Quantization, QuantizedMatrix};
 ///
 /// let matrix = QuantizedMatrix::new(Quantization::Int8, &[0.5, -1.0, 0.25, 2.0], [2, 2]);
 /// assert_eq!(matrix.codes(), [64, (-127_i8) as u8, 16, 127]);

@@ -19,9 +19,9 @@ impl ModelConfig {
     /// Returns the rotary embedding of layers with this one; `None` if they have none.
     ///
     /// ```
-    /// use models::LayerRope;
+    /// use grpo_models::LayerRope;
     ///
-    /// let config = models::ModelConfig { head_dim: Some(4), ..Default::default() };
+    /// let config = grpo_models::ModelConfig { head_dim: Some(4), ..Default::default() };
     /// let rotary = config.rotary(LayerRope::Global).expect("every layer has one");
     /// assert_eq!((rotary.frequencies, rotary.attention_factor), (vec![1.0, 0.01], 1.0));
     /// ```

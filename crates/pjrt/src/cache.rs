@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// A damaged entry counts as missing.
 ///
 /// ```
-/// use pjrt::{Cache, Key};
+/// use grpo_pjrt::{Cache, Key};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// let cache = Cache::new(folder.path());

@@ -174,13 +174,13 @@ impl Client {
     /// it does not support strides, they are gathered in a vector during the call.
     ///
     /// ```no_run
-    /// # fn main() -> pjrt::Result<()> {
-    /// # let client = pjrt::Plugin::load("xla_cpu_pjrt.so")?.client(&[("cpu_device_count", 2.into())])?;
+    /// # fn main() -> grpo_pjrt::Result<()> {
+    /// # let client = grpo_pjrt::Plugin::load("xla_cpu_pjrt.so")?.client(&[("cpu_device_count", 2.into())])?;
     /// // Each of two devices gets a column. Both copies start before one is waited for.
     /// let data = [1.0f32, 2.0, 3.0, 4.0];
     /// let devices = client.addressable_devices().iter().enumerate();
     /// let columns = devices.map(|(i, device)| client.buffer_from_host_async(&data, &[2, 2], &[0..2, i..i + 1], device));
-    /// let columns = columns.collect::<pjrt::Result<Vec<_>>>()?;
+    /// let columns = columns.collect::<grpo_pjrt::Result<Vec<_>>>()?;
     /// columns.iter().try_for_each(|column| column.wait())?;
     /// assert_eq!(columns[1].to_vec::<f32>()?, [2.0, 4.0]);
     /// # Ok(())

@@ -12,7 +12,7 @@ use crate::value::conversions;
 /// collectives; partitions are shards of one program that XLA partitions by its sharding annotations.
 ///
 /// ```
-/// use pjrt::CompileOptions;
+/// use grpo_pjrt::CompileOptions;
 ///
 /// // Four replicas of a program with explicit collectives.
 /// let options = CompileOptions { num_replicas: 4, ..CompileOptions::default() };
@@ -99,7 +99,7 @@ impl CompileOptions {
     /// device takes and returns its shard. Such programs do not compile without this partitioner.
     ///
     /// ```
-    /// use pjrt::CompileOptions;
+    /// use grpo_pjrt::CompileOptions;
     ///
     /// let options = CompileOptions::shardy(4);
     /// assert!(options.num_partitions == 4 && options.use_shardy_partitioner);

@@ -13,7 +13,7 @@ use crate::error::Code;
 /// use std::collections::HashMap;
 /// use std::sync::{Condvar, Mutex};
 /// use std::time::Duration;
-/// use pjrt::{Code, KeyValueError, KeyValueStore};
+/// use grpo_pjrt::{Code, KeyValueError, KeyValueStore};
 ///
 /// /// The store of a single process.
 /// #[derive(Default)]

@@ -20,7 +20,7 @@
 //!
 //! * **libtpu** on a machine without a TPU needs [`TPU_ENVIRONMENT`], which [`Plugin::load`] sets while that is safe.
 //! * **CUDA**, to compile without a GPU, needs `ptxas`, `nvlink` and libdevice: next to the plugin as in the wheels
-//!   (`pjrt::install` keeps that layout), or in the folder of the compile option `xla_gpu_cuda_data_dir`.
+//!   (`grpo_pjrt::install` keeps that layout), or in the folder of the compile option `xla_gpu_cuda_data_dir`.
 //! * **Logs** go to stderr. `TF_CPP_MIN_LOG_LEVEL=3` in the environment silences the CPU and CUDA plugins except for a
 //!   line or two at loading; [`Plugin::load`] sets it to 1 (warnings) while that is safe, and a program with threads calls [`quiet_logs`] before it starts them. libtpu reads `TPU_MIN_LOG_LEVEL` and `TPU_STDERR_LOG_LEVEL`.
 //!
@@ -39,7 +39,7 @@
 //! # Security
 //!
 //! A library runs with all rights of its process, so [`Plugin::load`] refuses libraries that another user may write to,
-//! or that are truncated. Libraries from `pjrt::install` are compared with their SHA-256 before their path is returned.
+//! or that are truncated. Libraries from `grpo_pjrt::install` are compared with their SHA-256 before their path is returned.
 #![deny(unsafe_code)]
 
 mod access;

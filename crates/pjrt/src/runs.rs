@@ -7,7 +7,7 @@ use std::ops::Range;
 ///
 /// ```
 /// // Columns 2 to 4 of the rows 1 and 2.
-/// assert_eq!(pjrt::runs(&[4, 6], &[1..3, 2..5]).collect::<Vec<_>>(), [8..11, 14..17]);
+/// assert_eq!(grpo_pjrt::runs(&[4, 6], &[1..3, 2..5]).collect::<Vec<_>>(), [8..11, 14..17]);
 /// ```
 pub fn runs(dims: &[usize], part: &[Range<usize>]) -> impl ExactSizeIterator<Item = Range<usize>> {
     // From dimension `inner` on, the part is contiguous: all later dimensions are whole.

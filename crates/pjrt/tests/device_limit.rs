@@ -2,7 +2,7 @@
 
 mod support;
 
-use pjrt::{Client, Error};
+use grpo_pjrt::{Client, Error};
 use std::time::Duration;
 use support::{buffer, compile, cpu, run};
 

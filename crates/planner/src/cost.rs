@@ -1,6 +1,6 @@
 //! Predicted costs of programs.
 
-use run_config::MeshAxis;
+use grpo_run_config::MeshAxis;
 use serde::Serialize;
 use std::ops::{Add, Mul};
 

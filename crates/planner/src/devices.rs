@@ -1,7 +1,7 @@
 //! The devices of a plan.
 
-use backend_tpu::aot::{Chip, Target};
-use backend_tpu::plugins::Kind;
+use grpo_backend_tpu::aot::{Chip, Target};
+use grpo_backend_tpu::plugins::Kind;
 
 /// The devices for which a run is planned.
 #[derive(Clone, Copy, Debug, PartialEq)]

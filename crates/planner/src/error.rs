@@ -9,14 +9,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// A mesh, or another key, that does not fit the model or the devices.
     #[error(transparent)]
-    Config(#[from] run_config::Error),
+    Config(#[from] grpo_run_config::Error),
     /// LoRA targets that the model does not have.
     #[error(transparent)]
-    Model(#[from] models::Error),
+    Model(#[from] grpo_models::Error),
     /// The programs of the model cannot be built.
     #[error(transparent)]
-    Policy(#[from] policy_pjrt::Error),
+    Policy(#[from] grpo_policy_pjrt::Error),
     /// Axes that form no mesh.
     #[error(transparent)]
-    Mesh(#[from] stablehlo::Error),
+    Mesh(#[from] grpo_stablehlo::Error),
 }

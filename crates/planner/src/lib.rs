@@ -16,14 +16,14 @@ pub use mesh::{MeshRules, configured_devices, default_axis_rules};
 pub use options::{policy_options, trained, training_sizes};
 
 use grpo_core::readable_bytes;
+use grpo_models::{Dtype, ModelConfig, Trained};
+use grpo_policy::OptimizerBounds;
+use grpo_policy_pjrt::decoder::AxisRules;
+use grpo_policy_pjrt::{PjrtPolicyOptions, TrainShape, common_refinement};
+use grpo_run_config::{MeshChoice, MeshConfig, PolicyDtype, RecomputeGranularity, TrainConfig};
 use mesh::checked;
 use model::CostModel;
-use models::{Dtype, ModelConfig, Trained};
 use options::sizes_of;
-use policy::OptimizerBounds;
-use policy_pjrt::decoder::AxisRules;
-use policy_pjrt::{PjrtPolicyOptions, TrainShape, common_refinement};
-use run_config::{MeshChoice, MeshConfig, PolicyDtype, RecomputeGranularity, TrainConfig};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -138,7 +138,7 @@ pub fn first_of_each_mesh<T>(items: &[T], mesh: impl Fn(&T) -> MeshConfig) -> Ve
 /// micro-batches and recomputation of `config` are ignored.
 ///
 /// Recomputation is `full`, with every layer's input saved or with as few inputs as groups of layers allow, `except_attention` where
-/// attention is blockwise, or, for whole weights, `selective` or `none`: [`policy_pjrt::saved_bytes`] does not count the products of adapters.
+/// attention is blockwise, or, for whole weights, `selective` or `none`: [`grpo_policy_pjrt::saved_bytes`] does not count the products of adapters.
 ///
 /// # Errors
 /// [`crate::Error::Model`] for LoRA targets that the model does not have; [`crate::Error::Policy`] if the programs of the model cannot be built.
@@ -369,7 +369,7 @@ fn recomputations(config: &TrainConfig, shape: &ModelConfig, prompt: usize) -> R
 
 /// Returns the bytes of the activations that the layers save for a row of a micro-batch, without their inputs.
 fn saved_bytes(config: &TrainConfig, shape: &ModelConfig, prompt: usize) -> Result<u64> {
-    Ok(policy_pjrt::saved_bytes(shape, &policy_options(config, shape)?, row_length(config, prompt))?)
+    Ok(grpo_policy_pjrt::saved_bytes(shape, &policy_options(config, shape)?, row_length(config, prompt))?)
 }
 
 /// Returns the number of tokens of a row of a micro-batch, which does not depend on the number of rows.

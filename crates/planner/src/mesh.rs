@@ -2,11 +2,11 @@
 
 use crate::error::Result;
 use crate::{Devices, rollout_rules, training_rules};
-use models::ModelConfig;
-use policy_pjrt::common_refinement;
-use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
-use run_config::{LogicalAxisRules, MeshAxis, MeshChoice, MeshConfig, PolicyConfig, TrainConfig, check};
-use stablehlo::Mesh;
+use grpo_models::ModelConfig;
+use grpo_policy_pjrt::common_refinement;
+use grpo_policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
+use grpo_run_config::{LogicalAxisRules, MeshAxis, MeshChoice, MeshConfig, PolicyConfig, TrainConfig, check};
+use grpo_stablehlo::Mesh;
 
 /// The meshes of a run and their axis rules. Both meshes have the same devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ fn is_legal(rules: &AxisRules, shape: &ModelConfig) -> bool {
     legality(rules, shape).is_ok()
 }
 
-fn legality(rules: &AxisRules, shape: &ModelConfig) -> policy_pjrt::Result<()> {
+fn legality(rules: &AxisRules, shape: &ModelConfig) -> grpo_policy_pjrt::Result<()> {
     Decoder::new(shape, Compute::F32).with_axis_rules(rules.clone()).map(|_| ())
 }
 
@@ -158,7 +158,7 @@ fn rules(sizes: [usize; 3], table: &LogicalAxisRules) -> Result<AxisRules> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use backend_tpu::plugins::Kind;
+    use grpo_backend_tpu::plugins::Kind;
 
     /// Tokens of a prompt.
     const PROMPT: usize = 1000;
@@ -214,13 +214,13 @@ mod tests {
             "{error}"
         );
         let mixed = ModelConfig {
-            linear_attention: Some(models::LinearAttention::default()),
-            layers: vec![models::LayerSpec::GATED_DELTA_NET, models::LayerSpec::default()],
+            linear_attention: Some(grpo_models::LinearAttention::default()),
+            layers: vec![grpo_models::LayerSpec::GATED_DELTA_NET, grpo_models::LayerSpec::default()],
             ..shape()
         };
         let error = of("{policy: {mesh: {tensor: 4}}}", &mixed);
         assert!(error.contains("2 key heads of Gated DeltaNets") && error.contains(": 1, 2"), "{error}");
-        let experts = models::Experts { num_experts: 6, ..models::Experts::default() };
+        let experts = grpo_models::Experts { num_experts: 6, ..grpo_models::Experts::default() };
         let experts = ModelConfig { experts: Some(experts), ..shape() };
         for axis in ["fsdp", "tensor"] {
             let error = of(&format!("{{policy: {{mesh: {{{axis}: 4}}}}}}"), &experts);

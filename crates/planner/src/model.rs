@@ -23,10 +23,10 @@
 use crate::cost::Cost;
 use crate::devices::Devices;
 use crate::mesh::MeshRules;
-use models::{LayerSpec, ModelConfig};
-use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, parameters};
-use policy_pjrt::{PjrtPolicyOptions, TrainShape, saved_on_device};
-use run_config::{MeshAxis, PolicyConfig, RecomputeGranularity, TrainConfig};
+use grpo_models::{LayerSpec, ModelConfig};
+use grpo_policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, parameters};
+use grpo_policy_pjrt::{PjrtPolicyOptions, TrainShape, saved_on_device};
+use grpo_run_config::{MeshAxis, PolicyConfig, RecomputeGranularity, TrainConfig};
 
 /// Bytes moved per element of the attention scores `[M, A, T]` in a forward and in a backward pass.
 const SCORES: [f64; 2] = [4.0, 20.0];
@@ -188,7 +188,7 @@ impl<'a> Model<'a> {
     }
 
     /// Returns the weights per token of the gathered matrices of layers. `share` is the share of the products of experts that are computed
-    /// ([`policy_pjrt::decoder::ExpertProducts::share`]).
+    /// ([`grpo_policy_pjrt::decoder::ExpertProducts::share`]).
     fn multiplied(&self, rules: &AxisRules, share: f64) -> f64 {
         (self.matrices - (1.0 - share) * self.experts) * rules.parts(Axis::Embed) as f64
     }

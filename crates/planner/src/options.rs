@@ -1,11 +1,13 @@
 //! The options and the sizes of a run on PJRT devices.
 
 use crate::Result;
-use models::{AdaptedMatrix, Dtype, ModelConfig, Trained};
-use policy_pjrt::decoder::{ATTENTION, Attention, Compute, ExpertProducts, check_quantization};
-use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, RolloutSizes, TrainShape, TrainingSizes};
-use run_config::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check};
-use stablehlo::Save;
+use grpo_models::{AdaptedMatrix, Dtype, ModelConfig, Trained};
+use grpo_policy_pjrt::decoder::{ATTENTION, Attention, Compute, ExpertProducts, check_quantization};
+use grpo_policy_pjrt::{PjrtPolicyOptions, RolloutOptions, RolloutSizes, TrainShape, TrainingSizes};
+use grpo_run_config::{
+    PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check,
+};
+use grpo_stablehlo::Save;
 
 /// Returns the options of the policy of a run on a device, for a model of this shape.
 ///
@@ -30,8 +32,8 @@ pub fn policy_options(config: &TrainConfig, shape: &ModelConfig) -> Result<PjrtP
             PolicyAttention::Blockwise => Attention::Blockwise { block: Attention::BLOCK },
         },
         expert_products: match config.policy.expert_products {
-            run_config::ExpertProducts::Dense => ExpertProducts::Dense,
-            run_config::ExpertProducts::Grouped => ExpertProducts::Grouped { rows: None },
+            grpo_run_config::ExpertProducts::Dense => ExpertProducts::Dense,
+            grpo_run_config::ExpertProducts::Grouped => ExpertProducts::Grouped { rows: None },
         },
         save: saved(&config.policy, shape.num_hidden_layers)?,
         can_roll_back: config.keeps_state_to_roll_back(),

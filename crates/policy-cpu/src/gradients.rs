@@ -2,7 +2,7 @@
 
 use crate::decoder::{Decoder, EMBED_TOKENS, RowGradients, Which, visit_parameters};
 use burn::tensor::Gradients;
-use models::NamedTensor;
+use grpo_models::NamedTensor;
 use rayon::prelude::*;
 
 /// Number of elements per parallel task.

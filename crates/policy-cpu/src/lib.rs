@@ -1,18 +1,18 @@
 #![doc = include_str!("../README.md")]
-//! [`CpuPolicy`] implements [`policy::Policy`]; any [`grpo_core::Backend`] can compute the loss.
+//! [`CpuPolicy`] implements [`grpo_policy::Policy`]; any [`grpo_core::Backend`] can compute the loss.
 //!
 //! ```
-//! use policy::{Policy, RolloutRequest, Sampling};
-//! use policy_cpu::{CpuPolicy, PolicyLoss};
+//! use grpo_policy::{Policy, RolloutRequest, Sampling};
+//! use grpo_policy_cpu::{CpuPolicy, PolicyLoss};
 //!
-//! # fn main() -> policy::Result<()> {
+//! # fn main() -> grpo_policy::Result<()> {
 //! let loss = PolicyLoss {
 //!     config: grpo_core::LossConfig::default().into(),
-//!     backend: std::sync::Arc::new(backend_cpu::CpuBackend::new()),
+//!     backend: std::sync::Arc::new(grpo_backend_cpu::CpuBackend::new()),
 //!     implementation: grpo_core::Implementation::Fused,
 //!     max_tokens: 64,
 //! };
-//! let mut policy = CpuPolicy::new(&models::ModelConfig::default(), 0, loss)?;
+//! let mut policy = CpuPolicy::new(&grpo_models::ModelConfig::default(), 0, loss)?;
 //! let (prompts, sampling) = ([vec![1, 5, 9]], Sampling::Greedy);
 //! let request = RolloutRequest::new(&prompts, 4, sampling).with_stop_ids(&[2]);
 //! assert_eq!(policy.generate(&request)?.len(), 1);

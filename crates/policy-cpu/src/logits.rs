@@ -2,10 +2,10 @@
 
 use crate::cpu_policy::CpuPolicy;
 use crate::decoder::{Decoder, PackedBatch, cap, to_host};
-use backend_cpu::layers::{Add, StoredWeight};
 use burn::module::Module;
+use grpo_backend_cpu::layers::{Add, StoredWeight};
 use grpo_burn::custom_op::{Operand, elements};
-use policy::{Error, Result};
+use grpo_policy::{Error, Result};
 
 /// Number of positions whose logits `[ROWS, V]` are computed per call.
 const ROWS: usize = 64;

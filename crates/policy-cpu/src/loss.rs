@@ -1,13 +1,13 @@
 //! The losses of a micro-batch as differentiable burn tensors.
 
 use crate::decoder::{EmbeddedRows, Routers, to_host};
-use backend_cpu::CpuBackend;
 use burn::tensor::{Tensor, TensorData};
+use grpo_backend_cpu::CpuBackend;
 use grpo_burn::GrpoLoss;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Backend, Dtype, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
-use models::ModelConfig;
-use policy::{Error, Result, RouterStatistics, StepLoss};
+use grpo_models::ModelConfig;
+use grpo_policy::{Error, Result, RouterStatistics, StepLoss};
 use std::sync::Arc;
 
 /// The loss of one micro-batch, a part of the step's loss.
@@ -67,7 +67,7 @@ pub struct PolicyLoss {
 }
 
 impl PolicyLoss {
-    /// Returns the cross-entropy with the targets, on the CPU with products in this dtype, for the batches of [`policy::imitation`].
+    /// Returns the cross-entropy with the targets, on the CPU with products in this dtype, for the batches of [`grpo_policy::imitation`].
     pub(crate) fn cross_entropy(products: Dtype) -> Self {
         let config = Arc::new(StepLoss::cross_entropy());
         let (backend, implementation) = (Arc::new(CpuBackend::new().with_products(products)), Implementation::Fused);
@@ -78,9 +78,9 @@ impl PolicyLoss {
     /// Returns the loss with the softcap of a model's logits.
     ///
     /// # Errors
-    /// See [`policy::loss_of_model`].
+    /// See [`grpo_policy::loss_of_model`].
     pub(crate) fn of_model(self, model: &ModelConfig) -> Result<Self> {
-        let config = policy::loss_of_model(&self.config, model)?.into();
+        let config = grpo_policy::loss_of_model(&self.config, model)?.into();
         Ok(Self { config, ..self })
     }
 

@@ -3,10 +3,10 @@
 use crate::decoder::gated_delta_net::delta_heads;
 use crate::loss::PolicyLoss;
 use crate::micro_batch::at_once_of;
-use backend_cpu::layers::Layers;
+use grpo_backend_cpu::layers::Layers;
 use grpo_core::{Dtype as Products, GradientSpec, GrpoLoss, HeadLayout, PolicySpec};
-use models::{Dtype, LayerSpec, LinearAttention, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
-use policy::{Error, Result};
+use grpo_models::{Dtype, LayerSpec, LinearAttention, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
+use grpo_policy::{Error, Result};
 
 const SAMPLING: &str = "sampling";
 /// Most freed bytes that the process keeps.
@@ -37,7 +37,7 @@ pub struct StepMemory {
     pub products: Products,
     /// `true` if the LM head has an adapter: every micro-batch then computes the merged head.
     pub head_adapter: bool,
-    /// `true` if completions have the experts of their tokens ([`policy::Completion::routed_experts`]).
+    /// `true` if completions have the experts of their tokens ([`grpo_policy::Completion::routed_experts`]).
     pub records_experts: bool,
 }
 
@@ -57,7 +57,7 @@ impl StepMemory {
             table.push("recorded experts (16 bits)", product([2, tokens, of_token]));
         }
         self.updates(config, weights, loss, &mut table)?;
-        // The process keeps freed memory for the next step, up to a limit (`backend_cpu::keep_freed_memory`). If micro-batches run
+        // The process keeps freed memory for the next step, up to a limit (`grpo_backend_cpu::keep_freed_memory`). If micro-batches run
         // concurrently, other threads than the sampling ones allocated it, and sampling cannot reuse it; otherwise it can.
         let of = |phase| {
             let rows = table.phases().iter().filter(|(name, _)| name == phase).flat_map(|(_, rows)| rows);

@@ -5,7 +5,7 @@ use crate::gradients::GradientSum;
 use crate::loss::PartialLoss;
 use burn::module::Module;
 use grpo_core::LossOutput;
-use policy::{Result, RouterStatistics, SequenceBatch};
+use grpo_policy::{Result, RouterStatistics, SequenceBatch};
 use rayon::prelude::*;
 
 /// Runs `loss` on every micro-batch; sums losses and metrics, and adds gradients to `sums`.

@@ -2,8 +2,8 @@
 
 use crate::decoder::{Decoder, Tensors, Which, for_each_parameter, update_parameters};
 use burn::module::Module;
-use models::Parameter;
-use policy::{Result, TensorSource, check_tensors};
+use grpo_models::Parameter;
+use grpo_policy::{Result, TensorSource, check_tensors};
 
 /// Returns the weights of `policy` as a reference policy: without value head, adapters and autodiff. Weights below adapters are shared, not
 /// copied.
@@ -41,7 +41,7 @@ pub(crate) fn has_values(model: &Decoder, trained: &[Parameter], tensors: &dyn T
         let mut found = vec![0.0; values.len()];
         tensors.read(name, shape, &mut found)?;
         let is_equal = found.iter().zip(values).all(|(a, b)| a.to_bits() == b.to_bits());
-        if is_equal { Ok(()) } else { Err(policy::Error::state(name, "the same values", "others")) }
+        if is_equal { Ok(()) } else { Err(grpo_policy::Error::state(name, "the same values", "others")) }
     });
     equal.is_ok()
 }

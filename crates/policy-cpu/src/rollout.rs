@@ -1,7 +1,7 @@
 //! Sampling of completions with a KV cache.
 
 use crate::decoder::{Cache, Decoder, Inference};
-use policy::{Completion, CompletionSampler, Result, RolloutRequest};
+use grpo_policy::{Completion, CompletionSampler, Result, RolloutRequest};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -204,9 +204,9 @@ mod tests {
     use super::*;
     use crate::decoder::{PackedBatch, to_host};
     use burn::tensor::Device;
-    use models::{LayerRope, LayerSpec, LinearAttention, ModelConfig};
-    use policy::{Error, LogitsProcessors, Sampling, Turn};
-    use rng::Purpose;
+    use grpo_models::{LayerRope, LayerSpec, LinearAttention, ModelConfig};
+    use grpo_policy::{Error, LogitsProcessors, Sampling, Turn};
+    use grpo_rng::Purpose;
 
     const EOS: u32 = 2;
 

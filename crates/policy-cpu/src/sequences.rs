@@ -2,7 +2,7 @@
 
 use crate::decoder::{Decoder, EmbeddedRows, PackedBatch, Routers};
 use burn::tensor::Tensor;
-use policy::{Result, RoutedExperts, Sequence, SequenceBatch};
+use grpo_policy::{Result, RoutedExperts, Sequence, SequenceBatch};
 
 /// Returns the hidden states `[N, H]` at the positions that predict completion tokens, concatenated. Sequences with the same prompt share
 /// its rows. Routers of experts replay `routed_experts`, if there are any.
@@ -43,8 +43,8 @@ mod tests {
     use super::*;
     use crate::decoder::to_host;
     use burn::tensor::Device;
-    use models::ModelConfig;
-    use policy::token_batch;
+    use grpo_models::ModelConfig;
+    use grpo_policy::token_batch;
 
     #[test]
     fn rows_predict_the_completion_tokens() {

@@ -1,8 +1,8 @@
 //! Errors of this crate.
 
-use backend_tpu::devices::TensorError;
+use grpo_backend_tpu::devices::TensorError;
 use grpo_core::readable_bytes;
-use models::MemoryTable;
+use grpo_models::MemoryTable;
 
 /// `Result` of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -13,10 +13,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// A request does not fit the model, or its parts do not fit each other.
     #[error(transparent)]
-    Policy(#[from] policy::Error),
+    Policy(#[from] grpo_policy::Error),
     /// The configuration or weights are invalid, or a token id is outside the vocabulary.
     #[error(transparent)]
-    Model(#[from] models::Error),
+    Model(#[from] grpo_models::Error),
     /// The loss configuration is invalid or does not fit its batch; a plugin is missing or opens no device.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
@@ -26,7 +26,7 @@ pub enum Error {
         /// Name of the program.
         program: String,
         /// The invalid operation.
-        source: stablehlo::Error,
+        source: grpo_stablehlo::Error,
     },
     /// The plugin failed.
     #[error("{operation}: {cause}")]
@@ -34,7 +34,7 @@ pub enum Error {
         /// The failed operation, for example the compilation or run of a program, or the copy of a tensor.
         operation: String,
         /// The plugin's error.
-        cause: Box<pjrt::Error>,
+        cause: Box<grpo_pjrt::Error>,
     },
     /// The device did not finish within the time limit.
     #[error("{operation}: {cause}")]
@@ -42,7 +42,7 @@ pub enum Error {
         /// The operation, for example the run of a program or the copy of a tensor.
         operation: String,
         /// The event, the time limit, and the program that was launched last.
-        cause: Box<pjrt::Error>,
+        cause: Box<grpo_pjrt::Error>,
     },
     /// The device returned a completion of invalid length, or a completion that does not end.
     #[error(
@@ -63,7 +63,7 @@ pub enum Error {
         /// The tensor or the dimension.
         what: String,
         /// The error of the sharding.
-        source: stablehlo::Error,
+        source: grpo_stablehlo::Error,
     },
     /// An argument of a program is sharded in another way than the program expects: a bug in this crate.
     #[error("argument {index} of the program `{program}`: expected {expected}, found {found}")]
@@ -99,7 +99,7 @@ pub enum Error {
     },
     /// Another process of the run has failed.
     #[error(transparent)]
-    Store(#[from] distributed::Error),
+    Store(#[from] grpo_distributed::Error),
     /// The plugin's compiler rejects a program.
     #[error(
         "the program `{program}` does not compile for {device}: {cause}; the compiler belongs to {plugin}: \
@@ -113,7 +113,7 @@ pub enum Error {
         /// Path of the plugin, with its versions.
         plugin: String,
         /// The compiler's error.
-        cause: Box<pjrt::Error>,
+        cause: Box<grpo_pjrt::Error>,
     },
     /// The model or its training needs more memory than the device has; detected before weights are loaded.
     #[error(
@@ -140,7 +140,7 @@ pub enum Error {
         /// The free bytes on the device, if the plugin reports them.
         available: Option<u64>,
         /// The plugin's error.
-        cause: Box<pjrt::Error>,
+        cause: Box<grpo_pjrt::Error>,
     },
     /// A dtype is not supported.
     #[error("{what} cannot have dtype {found}: expected {expected}")]
@@ -150,7 +150,7 @@ pub enum Error {
         /// The supported dtypes.
         expected: &'static str,
         /// The requested dtype.
-        found: stablehlo::Dtype,
+        found: grpo_stablehlo::Dtype,
     },
     /// The device failed during an update in place, and the weights are lost.
     #[error("the device failed during an update and lost the weights: continue the run from its last checkpoint")]
@@ -170,7 +170,7 @@ pub enum Error {
 
 impl Error {
     /// Returns an [`Error::OutOfMemory`], an [`Error::TimedOut`], or an [`Error::Device`] of `operation`, depending on the plugin's error.
-    pub(crate) fn device(operation: impl Into<String>) -> impl FnOnce(pjrt::Error) -> Self {
+    pub(crate) fn device(operation: impl Into<String>) -> impl FnOnce(grpo_pjrt::Error) -> Self {
         let operation = operation.into();
         move |cause| match (cause.is_out_of_memory(), cause.is_timed_out()) {
             (true, _) => Self::out_of_memory(operation, [None; 2], None, cause),
@@ -184,7 +184,7 @@ impl Error {
         operation: String,
         [needed, available]: [Option<u64>; 2],
         program: Option<&str>,
-        cause: pjrt::Error,
+        cause: grpo_pjrt::Error,
     ) -> Self {
         let [of_needed, of_available] = bytes_in(&cause.to_string());
         let (needed, available) = (needed.or(of_needed), available.or(of_available));
@@ -245,7 +245,7 @@ impl From<TensorError> for Error {
     }
 }
 
-impl From<Error> for policy::Error {
+impl From<Error> for grpo_policy::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Policy(error) => error,
@@ -291,10 +291,10 @@ mod tests {
     #[test]
     fn a_timeout_names_the_operation_the_program_and_the_limit() {
         let program = Some("rollout_decode".into());
-        let cause = pjrt::Error::TimedOut { what: "a copy from the device", seconds: 3600.0, program };
+        let cause = grpo_pjrt::Error::TimedOut { what: "a copy from the device", seconds: 3600.0, program };
         let error = Error::device("reading ids of completions from the device")(cause);
         assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
-        let text = policy::Error::from(error).to_string();
+        let text = grpo_policy::Error::from(error).to_string();
         for part in ["reading ids of completions", "3600 seconds", "`rollout_decode`"] {
             assert!(text.contains(part), "{part:?} is not in: {text}");
         }

@@ -1,6 +1,6 @@
 //! Structures of values of a program, as JAX's pytrees: the carry of a loop or the constants of its body, with names instead of positions.
 
-use stablehlo::{Builder, TensorType, Value};
+use grpo_stablehlo::{Builder, TensorType, Value};
 use std::slice::Iter;
 
 /// A structure with a fixed order of its values.
@@ -38,11 +38,11 @@ pub(crate) trait Leaves: Sized {
 macro_rules! leaves {
     ($name:ident { $($field:ident),+ } $(, copied: $($copied:ident),+)?) => {
         impl $crate::leaves::Leaves for $name {
-            fn leaves(&self) -> Vec<&stablehlo::Value> {
+            fn leaves(&self) -> Vec<&grpo_stablehlo::Value> {
                 [$(self.$field.leaves()),+].concat()
             }
 
-            fn take(&self, values: &mut std::slice::Iter<'_, stablehlo::Value>) -> Self {
+            fn take(&self, values: &mut std::slice::Iter<'_, grpo_stablehlo::Value>) -> Self {
                 Self { $($field: self.$field.take(values)),+ $(, $($copied: self.$copied),+)? }
             }
         }

@@ -3,15 +3,15 @@
 //! completions there, with a KV cache that never leaves the device.
 //!
 //! ```no_run
-//! use backend_tpu::plugins::Kind;
-//! use policy::{RolloutRequest, Sampling};
-//! use policy_pjrt::decoder::Compute;
-//! use policy_pjrt::{DeviceRollout, DeviceWeights, RolloutOptions, Runtime};
+//! use grpo_backend_tpu::plugins::Kind;
+//! use grpo_policy::{RolloutRequest, Sampling};
+//! use grpo_policy_pjrt::decoder::Compute;
+//! use grpo_policy_pjrt::{DeviceRollout, DeviceWeights, RolloutOptions, Runtime};
 //!
-//! # fn main() -> policy_pjrt::Result<()> {
-//! let folder = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+//! # fn main() -> grpo_policy_pjrt::Result<()> {
+//! let folder = grpo_models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
 //! let runtime = Runtime::open(Kind::Cpu, None)?;
-//! let weights = DeviceWeights::from_weights(&runtime, folder.config(), &folder.weights()?, stablehlo::Dtype::Bf16)?;
+//! let weights = DeviceWeights::from_weights(&runtime, folder.config(), &folder.weights()?, grpo_stablehlo::Dtype::Bf16)?;
 //! let mut rollout = DeviceRollout::new(&runtime, folder.config(), Compute::Bf16, RolloutOptions::default())?;
 //! let (prompts, stop_ids) = (vec![vec![9707, 11]], [151_645]);
 //! let sampling = Sampling::Greedy;
@@ -37,8 +37,8 @@ mod storage;
 mod train;
 mod weights;
 
-pub use backend_tpu::devices::{Argument, DeviceTensor};
 pub use error::{Error, Result};
+pub use grpo_backend_tpu::devices::{Argument, DeviceTensor};
 pub use memory::TrainingSizes;
 pub use pjrt_policy::{PjrtPolicy, PjrtPolicyOptions};
 pub use program::Program;

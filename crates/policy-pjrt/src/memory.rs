@@ -7,29 +7,29 @@ use crate::error::Result;
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::{TrainShape, saved_bytes, saved_on_device};
-use models::{
+use grpo_models::{
     LayerSpec, MemoryTable, ModelConfig, OptimizerName, QuantizedMemory, Trained, TrainedMemory, TrainingMemory,
 };
-use stablehlo::Save;
+use grpo_stablehlo::Save;
 
 /// Sizes of a training run that determine its memory, apart from the weights.
 ///
 /// ```
-/// use models::ModelConfig;
-/// use policy_pjrt::{PjrtPolicyOptions, RolloutSizes, TrainShape, TrainingSizes};
+/// use grpo_models::ModelConfig;
+/// use grpo_policy_pjrt::{PjrtPolicyOptions, RolloutSizes, TrainShape, TrainingSizes};
 ///
 /// let sizes = TrainingSizes {
 ///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, ..TrainShape::default() },
 ///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128, conversations: false },
-///     weights: models::Dtype::F32,
-///     trained: models::Trained::All,
-///     optimizer: models::OptimizerName::AdamW,
+///     weights: grpo_models::Dtype::F32,
+///     trained: grpo_models::Trained::All,
+///     optimizer: grpo_models::OptimizerName::AdamW,
 ///     ref_policy: false,
 ///     mixes_ref_policy: false,
 /// };
 /// let table = sizes.memory(&ModelConfig::default(), &PjrtPolicyOptions::default(), None)?;
 /// assert!(table.to_string().contains("first moments (float32)"));
-/// # Ok::<(), policy_pjrt::Error>(())
+/// # Ok::<(), grpo_policy_pjrt::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainingSizes {
@@ -38,24 +38,24 @@ pub struct TrainingSizes {
     /// The sizes of a rollout.
     pub rollout: RolloutSizes,
     /// Dtype of the model's weights; f32 if they are trained.
-    pub weights: models::Dtype,
+    pub weights: grpo_models::Dtype,
     /// The trained weights.
     pub trained: Trained,
     /// The optimizer.
     pub optimizer: OptimizerName,
     /// `true` if there is a reference policy with its own weights, as opposed to the frozen model below adapters.
     pub ref_policy: bool,
-    /// `true` if [`policy::Policy::mix_ref_policy`] moves the reference policy, which then keeps f32 precision.
+    /// `true` if [`grpo_policy::Policy::mix_ref_policy`] moves the reference policy, which then keeps f32 precision.
     pub mixes_ref_policy: bool,
 }
 
 impl TrainingSizes {
     /// Returns the dtype in which [`PjrtPolicy::from_weights_with_lora`](crate::PjrtPolicy::from_weights_with_lora) holds stored
     /// weights: bf16 if all of them are stored in bf16, otherwise f32.
-    pub fn frozen_dtype(weights: &models::Weights) -> models::Dtype {
+    pub fn frozen_dtype(weights: &grpo_models::Weights) -> grpo_models::Dtype {
         match weights.mapped_dtype() {
-            models::Dtype::Bf16 => models::Dtype::Bf16,
-            _ => models::Dtype::F32,
+            grpo_models::Dtype::Bf16 => grpo_models::Dtype::Bf16,
+            _ => grpo_models::Dtype::F32,
         }
     }
 
@@ -94,10 +94,10 @@ impl TrainingSizes {
         let operand = options.compute.dtype().bytes() as u64;
         // Trained weights in bf16 have separate remainders, which only updates read.
         let dtype = match (options.compute, self.trained) {
-            (Compute::Bf16, Trained::All) => models::Dtype::Bf16,
+            (Compute::Bf16, Trained::All) => grpo_models::Dtype::Bf16,
             _ => self.weights,
         };
-        let reference = self.ref_policy.then_some(if self.mixes_ref_policy { models::Dtype::F32 } else { dtype });
+        let reference = self.ref_policy.then_some(if self.mixes_ref_policy { grpo_models::Dtype::F32 } else { dtype });
         let (weights, trained, optimizer) = (weights_on(&split), self.trained_on(&split), self.optimizer);
         let bytes = quantized_on(&split);
         let quantized = options.quantization.map(|quantization| QuantizedMemory { quantization, values: 0, bytes });
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn layers_have_keys_and_values_or_states() {
-        let linear = models::LinearAttention::default();
+        let linear = grpo_models::LinearAttention::default();
         let layers = [vec![LayerSpec::GATED_DELTA_NET; 3], vec![LayerSpec::default()]].concat();
         let config =
             ModelConfig { num_hidden_layers: 9, linear_attention: Some(linear), layers, ..ModelConfig::default() };
@@ -216,7 +216,7 @@ mod tests {
         let sizes = TrainingSizes {
             micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, ..TrainShape::default() },
             rollout,
-            weights: models::Dtype::F32,
+            weights: grpo_models::Dtype::F32,
             trained: Trained::All,
             optimizer: OptimizerName::AdamW,
             ref_policy: false,
@@ -232,14 +232,14 @@ mod tests {
         assert_eq!(bytes(&table, "keys and values"), 2 * 2 * 16 * 128 * 2 * 16 * 4);
         let of_state = linear.state() + (linear.linear_conv_kernel_dim - 1) * linear.conv_channels();
         assert_eq!(bytes(&table, "states of Gated DeltaNets"), (7 * 16 * of_state * 4) as u64);
-        let mesh = stablehlo::Mesh::new("mesh", [("data", 2), ("tensor", 2)]).unwrap();
+        let mesh = grpo_stablehlo::Mesh::new("mesh", [("data", 2), ("tensor", 2)]).unwrap();
         let on_mesh = sizes.memory(&config, &options, Some(&AxisRules::new(&mesh))).unwrap();
         for part in ["keys and values", "states of Gated DeltaNets"] {
             assert_eq!(4 * bytes(&on_mesh, part), bytes(&table, part), "{part}");
         }
         // A window of 30 tokens: 29 earlier tokens and 16 of a call, rounded up. The other layers have wider heads.
         let sliding = LayerSpec { sliding_window: Some(30), ..LayerSpec::default() };
-        let wide = LayerSpec { head_dim: Some(24), rope: models::LayerRope::None, ..LayerSpec::default() };
+        let wide = LayerSpec { head_dim: Some(24), rope: grpo_models::LayerRope::None, ..LayerSpec::default() };
         let config =
             ModelConfig { num_hidden_layers: 5, layers: vec![sliding, sliding, wide], ..ModelConfig::default() };
         let table = sizes.memory(&config, &options, None).unwrap();
@@ -258,7 +258,7 @@ mod tests {
                 max_completion_length: 8,
                 conversations: false,
             },
-            weights: models::Dtype::F32,
+            weights: grpo_models::Dtype::F32,
             trained: Trained::All,
             optimizer: OptimizerName::AdamW,
             ref_policy: false,
@@ -306,7 +306,7 @@ mod tests {
             2 * (6 * count - 8 * count.div_ceil(256))
         );
         let trained = Trained::Adapters { weights: 1000, of_experts: 0 };
-        let adapted = TrainingSizes { trained, weights: models::Dtype::Bf16, ..small };
+        let adapted = TrainingSizes { trained, weights: grpo_models::Dtype::Bf16, ..small };
         assert!(adapted.memory(&wide, &options, None).unwrap().total() < 3 * wide.parameter_count());
         // Longer sequences need a larger KV cache.
         let longer = RolloutSizes { prompts: 8, num_generations: 8, max_completion_length: 3000, ..sizes.rollout };

@@ -9,11 +9,11 @@
 use crate::error::{Error, Result};
 use crate::program::program_error;
 use crate::runtime::{Runtime, warn_of_damage};
-use backend_tpu::devices::{Argument, DeviceTensor, Layout, MeshProcesses, descriptions};
-use backend_tpu::plugins::{self, Kind};
-use distributed::Store;
-use pjrt::{Client, Code, DeviceDescription, Element, KeyValueError, KeyValueStore, LoadedExecutable};
-use stablehlo::{Builder, Dtype, Module, TensorType};
+use grpo_backend_tpu::devices::{Argument, DeviceTensor, Layout, MeshProcesses, descriptions};
+use grpo_backend_tpu::plugins::{self, Kind};
+use grpo_distributed::Store;
+use grpo_pjrt::{Client, Code, DeviceDescription, Element, KeyValueError, KeyValueStore, LoadedExecutable};
+use grpo_stablehlo::{Builder, Dtype, Module, TensorType};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -89,8 +89,8 @@ impl Runtime {
     fn replicate(&self, tensor: &DeviceTensor) -> Result<DeviceTensor> {
         const NAME: &str = "replicate";
         let layout = tensor.layout();
-        let Some(dtype) = tensor.shards().first().map(pjrt::Buffer::dtype) else {
-            return Err(policy::Error::argument(NAME, "a device of this process", "none").into());
+        let Some(dtype) = tensor.shards().first().map(grpo_pjrt::Buffer::dtype) else {
+            return Err(grpo_policy::Error::argument(NAME, "a device of this process", "none").into());
         };
         let known = |(of, from, _): &&ReplicatingProgram| *of == dtype && from == layout;
         let found = self.replicating.lock().iter().find(known).map(|(_, _, executable)| Arc::clone(executable));
@@ -98,14 +98,14 @@ impl Runtime {
             Some(executable) => executable,
             None => {
                 let element = Dtype::VARIANTS.iter().find(|element| element.to_string() == dtype.to_string());
-                let expected = || policy::Error::argument(NAME, "a dtype of StableHLO", dtype);
+                let expected = || grpo_policy::Error::argument(NAME, "a dtype of StableHLO", dtype);
                 let module = replicating(layout, *element.ok_or_else(expected)?).map_err(program_error(NAME))?;
                 let executable = Arc::new(self.compile_executable(&module)?);
                 self.replicating.lock().push((dtype, layout.clone(), Arc::clone(&executable)));
                 executable
             }
         };
-        let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
+        let nothing = grpo_pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
         let whole = [Layout::new(layout.shape(), None).into()];
         let outputs = self.owner().run(&executable, vec![Argument::Borrowed(tensor)], &whole);
         outputs.and_then(|mut outputs| outputs.pop().ok_or(nothing)).map_err(Error::device(format!("running `{NAME}`")))
@@ -149,7 +149,7 @@ impl Runtime {
 #[derive(Clone, Default)]
 pub(crate) struct Replicating(Arc<Mutex<Vec<ReplicatingProgram>>>);
 
-type ReplicatingProgram = (pjrt::DType, Layout, Arc<LoadedExecutable>);
+type ReplicatingProgram = (grpo_pjrt::DType, Layout, Arc<LoadedExecutable>);
 
 impl Replicating {
     fn lock(&self) -> MutexGuard<'_, Vec<ReplicatingProgram>> {
@@ -164,7 +164,7 @@ impl std::fmt::Debug for Replicating {
 }
 
 /// Builds the program from a tensor of this layout to the same tensor, whole on every device.
-fn replicating(layout: &Layout, dtype: Dtype) -> stablehlo::Result<Module> {
+fn replicating(layout: &Layout, dtype: Dtype) -> grpo_stablehlo::Result<Module> {
     let f = Builder::new();
     let tensor = f.argument("tensor", TensorType::new(dtype, layout.shape()));
     if let Some(sharding) = layout.sharding() {
@@ -189,8 +189,11 @@ fn token(client: &Client, mut devices: Vec<DeviceDescription>) -> Vec<u8> {
 struct DeviceStore(Weak<Store>);
 
 impl DeviceStore {
-    fn with<T>(&self, call: impl FnOnce(&Store) -> distributed::Result<T>) -> std::result::Result<T, KeyValueError> {
-        let Some(store) = self.0.upgrade() else { return Err(key_value_error(distributed::Error::Closed)) };
+    fn with<T>(
+        &self,
+        call: impl FnOnce(&Store) -> grpo_distributed::Result<T>,
+    ) -> std::result::Result<T, KeyValueError> {
+        let Some(store) = self.0.upgrade() else { return Err(key_value_error(grpo_distributed::Error::Closed)) };
         call(&store).map_err(key_value_error)
     }
 }
@@ -210,8 +213,8 @@ impl KeyValueStore for DeviceStore {
 }
 
 /// Returns the error of the store as a plugin reports it.
-fn key_value_error(error: distributed::Error) -> KeyValueError {
-    use distributed::Error::{Closed, Exists, Full, Size, TimedOut};
+fn key_value_error(error: grpo_distributed::Error) -> KeyValueError {
+    use grpo_distributed::Error::{Closed, Exists, Full, Size, TimedOut};
     let code = match &error {
         TimedOut { .. } => Code::DeadlineExceeded,
         Exists { .. } => Code::AlreadyExists,
@@ -226,7 +229,7 @@ fn key_value_error(error: distributed::Error) -> KeyValueError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distributed::Options;
+    use grpo_distributed::Options;
 
     fn alone() -> Arc<Store> {
         Arc::new(Store::open(&Options::new("127.0.0.1:0", 1, 0), &[]).unwrap())
@@ -252,7 +255,7 @@ mod tests {
         let codes = [
             plugin.get("missing", Duration::from_millis(1)).unwrap_err(),
             plugin.put("key", b"another value").unwrap_err(),
-            plugin.put(&"k".repeat(distributed::MAX_KEY), b"").unwrap_err(),
+            plugin.put(&"k".repeat(grpo_distributed::MAX_KEY), b"").unwrap_err(),
         ];
         let expected = [Code::DeadlineExceeded, Code::AlreadyExists, Code::InvalidArgument];
         assert_eq!(codes.each_ref().map(|error| error.code), expected, "{codes:?}");
@@ -265,11 +268,11 @@ mod tests {
 
     #[test]
     fn a_replicating_program_has_the_layout_of_its_tensor_and_a_whole_result() {
-        let mesh = stablehlo::Mesh::new("mesh", [("data", 2), ("fsdp", 2)]).unwrap();
+        let mesh = grpo_stablehlo::Mesh::new("mesh", [("data", 2), ("fsdp", 2)]).unwrap();
         let layout = Layout::new(&[8, 4], Some(&mesh.sharding(&[&["fsdp"], &[]]).unwrap()));
         let module = replicating(&layout, Dtype::I32).unwrap();
         let (main, ids) = (&module.main, &module.main.body().results);
-        let of = |sharding: &Option<stablehlo::Sharding>| Layout::new(&[8, 4], sharding.as_ref());
+        let of = |sharding: &Option<grpo_stablehlo::Sharding>| Layout::new(&[8, 4], sharding.as_ref());
         assert!(of(&main.arguments[0].sharding).is(&layout, 4));
         assert!(of(&main.results[0].sharding).is(&Layout::new(&[8, 4], None), 4));
         assert_eq!(main.type_of(ids[0]).to_string(), "tensor<8x4xi32>");

@@ -2,10 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::runtime::Runtime;
-use backend_tpu::devices::{Argument, DeviceTensor, Layout, device_name};
-use backend_tpu::plugins::Kind;
-use pjrt::LoadedExecutable;
-use stablehlo::{Builder, Module, Value};
+use grpo_backend_tpu::devices::{Argument, DeviceTensor, Layout, device_name};
+use grpo_backend_tpu::plugins::Kind;
+use grpo_pjrt::LoadedExecutable;
+use grpo_stablehlo::{Builder, Module, Value};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Program {
     }
 
     /// Converts an error of a run.
-    fn failed(&self, cause: pjrt::Error) -> Error {
+    fn failed(&self, cause: grpo_pjrt::Error) -> Error {
         let mut operation = format!("running `{}`", self.name);
         let devices = self.runtime.devices().len();
         if devices > 1 {
@@ -75,7 +75,7 @@ impl Program {
     /// # Errors
     /// [`Error::Device`].
     pub fn run_one(&self, arguments: Vec<Argument<'_>>) -> Result<DeviceTensor> {
-        let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
+        let nothing = grpo_pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
         self.run(arguments)?.pop().ok_or(nothing).map_err(Error::device(format!("running `{}`", self.name)))
     }
 }
@@ -123,6 +123,6 @@ pub(crate) fn unnamed<'a>(values: impl IntoIterator<Item = &'a Value>) -> impl I
 }
 
 /// Returns the error of a program that cannot be built.
-pub(crate) fn program_error(program: &str) -> impl Fn(stablehlo::Error) -> Error {
+pub(crate) fn program_error(program: &str) -> impl Fn(grpo_stablehlo::Error) -> Error {
     move |source| Error::Program { program: program.into(), source }
 }

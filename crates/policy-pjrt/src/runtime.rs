@@ -4,15 +4,15 @@ use crate::decoder::{Axis, AxisRules, Split};
 use crate::error::{Error, Result};
 use crate::processes::Replicating;
 use crate::program::Program;
-use backend_tpu::compile_options::options_for_decoder;
-use backend_tpu::devices::{DeviceTensor, Devices, Layout, MeshProcesses, TensorError, descriptions};
-use backend_tpu::plugins::{self, Kind};
-use distributed::Store;
-use models::MemoryTable;
-use pjrt::{
+use grpo_backend_tpu::compile_options::options_for_decoder;
+use grpo_backend_tpu::devices::{DeviceTensor, Devices, Layout, MeshProcesses, TensorError, descriptions};
+use grpo_backend_tpu::plugins::{self, Kind};
+use grpo_distributed::Store;
+use grpo_models::MemoryTable;
+use grpo_pjrt::{
     CacheOutcome, Client, CompileCache, CompileOptions, Device, Element, LoadedExecutable, NamedValue, OptionValue,
 };
-use stablehlo::Module;
+use grpo_stablehlo::Module;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,14 +43,14 @@ impl Runtime {
     /// Opens the devices of a mesh. XLA's CPU plugin makes as many virtual devices as the mesh has.
     ///
     /// ```no_run
-    /// use backend_tpu::plugins::Kind;
-    /// use policy_pjrt::{Runtime, decoder::AxisRules};
-    /// use stablehlo::Mesh;
+    /// use grpo_backend_tpu::plugins::Kind;
+    /// use grpo_policy_pjrt::{Runtime, decoder::AxisRules};
+    /// use grpo_stablehlo::Mesh;
     ///
     /// let mesh = Mesh::new("mesh", [("data", 1), ("fsdp", 4), ("tensor", 2)]).expect("a mesh");
     /// let runtime = Runtime::open_mesh(Kind::Cpu, None, AxisRules::new(&mesh))?;
     /// assert_eq!(runtime.devices().len(), 8);
-    /// # Ok::<(), policy_pjrt::Error>(())
+    /// # Ok::<(), grpo_policy_pjrt::Error>(())
     /// ```
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl Runtime {
         Ok(Self { devices, store: None, split, options, cache: None, replicating: Replicating::default() })
     }
 
-    /// Arranges the first devices of the client as the mesh of `rules`, in the order of [`mesh_order`](backend_tpu::devices::mesh_order).
+    /// Arranges the first devices of the client as the mesh of `rules`, in the order of [`mesh_order`](grpo_backend_tpu::devices::mesh_order).
     /// Policies and rollouts that are created with this runtime are sharded by the rules. With several processes, the mesh has the devices of
     /// all of them.
     ///
@@ -178,7 +178,7 @@ impl Runtime {
     /// Returns the free bytes of a device.
     fn available_on(&self, device: &Device) -> Option<u64> {
         if self.kind() == Kind::Cpu {
-            return models::available_memory().map(|bytes| bytes / self.devices.own().count().max(1) as u64);
+            return grpo_models::available_memory().map(|bytes| bytes / self.devices.own().count().max(1) as u64);
         }
         let stats = device.memory_stats().ok()?;
         u64::try_from(stats.bytes_limit?.saturating_sub(stats.bytes_in_use)).ok()
@@ -227,13 +227,13 @@ impl Runtime {
     }
 
     /// Returns the error of a failed compilation.
-    pub(crate) fn compile_error(&self, name: &str, cause: pjrt::Error) -> Error {
+    pub(crate) fn compile_error(&self, name: &str, cause: grpo_pjrt::Error) -> Error {
         match cause {
             cause if cause.is_out_of_memory() => {
                 // The compiler reports its own memory limit, which differs from the free memory.
                 Error::out_of_memory(format!("compiling `{name}`"), [None; 2], Some(name), cause)
             }
-            pjrt::Error::Api { .. } | pjrt::Error::MissingFunction { .. } => Error::Compile {
+            grpo_pjrt::Error::Api { .. } | grpo_pjrt::Error::MissingFunction { .. } => Error::Compile {
                 program: name.to_owned(),
                 device: self.name(),
                 plugin: self.versions(),

@@ -17,7 +17,7 @@
 
 use crate::decoder::Parameter;
 use crate::leaves::all;
-use stablehlo::{Builder, Dtype, TensorType, Unary, Value};
+use grpo_stablehlo::{Builder, Dtype, TensorType, Unary, Value};
 
 /// Bits of the smallest f32 whose nearest bf16 is infinite.
 const INFINITE_IN_BF16: u32 = 0x7F7F_8000;
@@ -136,9 +136,9 @@ fn join(parameters: &Value, remainders: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use grpo_stablehlo::Array;
     use half::bf16;
     use proptest::prelude::*;
-    use stablehlo::Array;
 
     /// Returns parameters, remainders, words, and which are finite, from the interpreter.
     fn halves(words: &[u32]) -> (Vec<f32>, Vec<i64>, Vec<f32>, Vec<bool>) {

@@ -14,10 +14,10 @@ use std::collections::HashSet;
 /// stream and stop conditions.
 ///
 /// ```
-/// use policy::{Completion, CompletionSampler, RolloutRequest};
+/// use grpo_policy::{Completion, CompletionSampler, RolloutRequest};
 ///
 /// /// Samples from a model whose logits `[V]` depend on the last token only.
-/// fn generate(logits: impl Fn(u32) -> Vec<f32>, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+/// fn generate(logits: impl Fn(u32) -> Vec<f32>, request: &RolloutRequest<'_>) -> grpo_policy::Result<Vec<Completion>> {
 ///     let mut completions = Vec::new();
 ///     for prompt in request.prompts {
 ///         for _ in 0..request.num_generations {
@@ -61,7 +61,7 @@ impl<'a> CompletionSampler<'a> {
         let (temperature, processors, random) = match request.sampling {
             Sampling::Greedy => (1.0, LogitsProcessors::default(), None),
             Sampling::Random { temperature, processors, seed, purpose, step, first } => {
-                (temperature, processors, Some(rng::stream(seed, purpose, step, first + request.stream(index))))
+                (temperature, processors, Some(grpo_rng::stream(seed, purpose, step, first + request.stream(index))))
             }
         };
         let seen = if processors.penalises_repetition() { prompt.iter().copied().collect() } else { HashSet::new() };
@@ -142,7 +142,7 @@ impl<'a> CompletionSampler<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rng::Purpose;
+    use grpo_rng::Purpose;
 
     fn request(sampling: Sampling) -> RolloutRequest<'static> {
         let (max_completion_length, num_generations) = (6, 1);

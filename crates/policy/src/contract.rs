@@ -10,8 +10,8 @@ use crate::{
 use grpo_core::batch::{SamplingMask, TokenWeights, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Advantages, LossConfig, TokenBatch};
-use models::{LoraConfig, ModelConfig, NamedTensor, TargetModules};
-use rng::Purpose;
+use grpo_models::{LoraConfig, ModelConfig, NamedTensor, TargetModules};
+use grpo_rng::Purpose;
 
 /// The number of completion tokens of both sequences.
 const TOKENS: usize = 5;
@@ -562,7 +562,7 @@ pub fn only_adapters_are_trained_and_the_reference_is_the_model_without_them<F: 
     assert!(fresh.iter().zip(&before).all(|(a, b)| (a - b).abs() <= 1e-6), "{fresh:?} {before:?}");
     policy.freeze_ref_policy().unwrap();
     let parameters = lora.parameters(&setup.config).unwrap();
-    assert_eq!(policy.num_parameters(), parameters.iter().map(models::Parameter::len).sum::<usize>());
+    assert_eq!(policy.num_parameters(), parameters.iter().map(grpo_models::Parameter::len).sum::<usize>());
     let losses = [0; 3].map(|_| train(&mut *policy, &parts, SUPERVISED));
     assert!(losses[1] < losses[0] && losses[2] < losses[1] - 0.01, "{losses:?}");
     assert_ne!(score(&mut *policy, Weights::Policy), before);
@@ -595,13 +595,15 @@ pub fn only_adapters_are_trained_and_the_reference_is_the_model_without_them<F: 
 }
 
 pub fn checkpoints_have_the_tensors_of_transformers_and_peft<F: Fixture>() {
-    let listed = |parameters: Vec<models::Parameter>| {
+    let listed = |parameters: Vec<grpo_models::Parameter>| {
         let mut all: Vec<_> = parameters.into_iter().map(|parameter| (parameter.name, parameter.shape)).collect();
         all.sort();
         all
     };
     let found = |tensors: Vec<NamedTensor>| {
-        listed(tensors.into_iter().map(|NamedTensor { name, shape, .. }| models::Parameter { name, shape }).collect())
+        listed(
+            tensors.into_iter().map(|NamedTensor { name, shape, .. }| grpo_models::Parameter { name, shape }).collect(),
+        )
     };
     let (with_adapters, lora) = adapted();
     let tied = |config: ModelConfig| ModelConfig { tie_word_embeddings: true, qk_norm: true, ..config };

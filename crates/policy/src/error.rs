@@ -50,7 +50,7 @@ pub enum Error {
     },
     /// The model configuration is invalid, or a token id is outside the vocabulary.
     #[error(transparent)]
-    Model(#[from] models::Error),
+    Model(#[from] grpo_models::Error),
     /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),

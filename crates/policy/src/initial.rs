@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::state::TensorSource;
-use models::{LoraConfig, ModelConfig, Parameter};
-use rng::{normal_weights, uniform_weights};
+use grpo_models::{LoraConfig, ModelConfig, Parameter};
+use grpo_rng::{normal_weights, uniform_weights};
 use std::borrow::Cow;
 
 /// The random matrices of a layer, and the matrices of `transformers` that each may consist of: random matrices are `[in, out]`, and
@@ -24,10 +24,10 @@ pub const FUSED_MATRICES: [(&str, &[&str]); 6] = [
 /// depend on the configuration and the seed only.
 ///
 /// ```
-/// use policy::{InitialWeights, TensorSource};
+/// use grpo_policy::{InitialWeights, TensorSource};
 ///
-/// # fn main() -> policy::Result<()> {
-/// let weights = InitialWeights::of_model(&models::ModelConfig::default(), 0)?;
+/// # fn main() -> grpo_policy::Result<()> {
+/// let weights = InitialWeights::of_model(&grpo_models::ModelConfig::default(), 0)?;
 /// assert!(weights.values("model.norm.weight")?.iter().all(|weight| *weight == 1.0));
 /// # Ok(())
 /// # }
@@ -202,7 +202,7 @@ fn random_matrix(name: &str) -> Option<(&str, &'static str, &'static [&'static s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::TargetModules;
+    use grpo_models::TargetModules;
 
     #[test]
     fn queries_keys_and_values_are_columns_of_one_random_matrix() {

@@ -7,7 +7,7 @@ use crate::sequence::SequenceBatch;
 use crate::state::{PolicyState, StateGroup, TensorSink, TensorSource};
 use crate::update::{StepLoss, UpdateReport};
 use grpo_core::{LossOutput, Scores};
-use models::ModelConfig;
+use grpo_models::ModelConfig;
 
 /// One of the two sets of weights that a policy holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

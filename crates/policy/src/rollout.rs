@@ -176,7 +176,7 @@ impl RolloutRequest<'_> {
 /// stand between the sampled ones; `mask` tells them apart.
 ///
 /// ```
-/// use policy::Completion;
+/// use grpo_policy::Completion;
 ///
 /// // Two sampled tokens, two tokens of a tool, and one sampled token.
 /// let mut completion = Completion::sampled(vec![7, 2], vec![-0.5, -0.1], false);
@@ -297,12 +297,12 @@ impl Completion {
 /// A source of completions for the training loop. Implement it to sample elsewhere, with weights from [`Policy::export`].
 ///
 /// ```
-/// use policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest};
+/// use grpo_policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest};
 ///
 /// /// Samples with the policy and counts tokens.
 /// struct Counted(usize);
 /// impl RolloutEngine for Counted {
-///     fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+///     fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> grpo_policy::Result<Vec<Completion>> {
 ///         let completions = PolicyEngine.generate(policy, request)?;
 ///         self.0 += completions.iter().map(|completion| completion.ids.len()).sum::<usize>();
 ///         Ok(completions)

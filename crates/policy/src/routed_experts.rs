@@ -6,7 +6,7 @@
 /// logits over these experts.
 ///
 /// ```
-/// use policy::RoutedExperts;
+/// use grpo_policy::RoutedExperts;
 ///
 /// // Two tokens, two layers, one expert per token and layer.
 /// let routed = RoutedExperts { width: 2, ids: vec![3, 0, 1, 2] };

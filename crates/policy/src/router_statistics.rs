@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use grpo_core::Metrics;
-use models::ModelConfig;
+use grpo_models::ModelConfig;
 
 /// Checks the factor of the load balancing loss.
 ///
@@ -25,7 +25,7 @@ pub fn check_router_aux_loss(config: &ModelConfig, coef: f64) -> Result<()> {
 ///
 /// ```
 /// use grpo_core::Metrics;
-/// use policy::RouterStatistics;
+/// use grpo_policy::RouterStatistics;
 ///
 /// // One layer: three tokens with two of four experts each.
 /// let mut step = RouterStatistics::new(4, vec![3.0, 2.0, 1.0, 0.0]);

@@ -1,7 +1,7 @@
 //! How the next token is chosen, and the distribution that it is sampled from.
 
 use crate::error::{Error, Result};
-use rng::Purpose;
+use grpo_rng::Purpose;
 use std::collections::HashSet;
 
 /// How the next token is chosen.
@@ -31,7 +31,7 @@ pub enum Sampling {
 /// min_p. `None` means off.
 ///
 /// ```
-/// use policy::LogitsProcessors;
+/// use grpo_policy::LogitsProcessors;
 ///
 /// // Two of four tokens remain.
 /// let top_k = LogitsProcessors { top_k: Some(2), ..Default::default() };

@@ -15,7 +15,7 @@ pub struct Sequence {
 /// One micro-batch: B sequences with N completion tokens in all.
 ///
 /// ```
-/// use policy::{Sequence, SequenceBatch, token_batch};
+/// use grpo_policy::{Sequence, SequenceBatch, token_batch};
 ///
 /// # fn main() -> Result<(), grpo_core::Error> {
 /// let sequences = [Sequence { prompt: vec![1, 5], completion: vec![7, 2] }];

@@ -10,7 +10,7 @@
 use crate::error::{Error, Result};
 use crate::optimizer::OptimizerSettings;
 use crate::policy::{Policy, Weights};
-use models::{Adapter, NamedTensor, Parameter, WeightTensor};
+use grpo_models::{Adapter, NamedTensor, Parameter, WeightTensor};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -30,11 +30,11 @@ pub const MOMENTS: [&str; 2] = ["exp_avg.", "exp_avg_sq."];
 /// A receiver of tensors, one by one, so that a PJRT policy need not hold all of them in host memory. Closures and lists implement it.
 ///
 /// ```
-/// use policy::{Policy, StateGroup, Weights};
+/// use grpo_policy::{Policy, StateGroup, Weights};
 ///
-/// fn bytes(policy: &dyn Policy) -> policy::Result<usize> {
+/// fn bytes(policy: &dyn Policy) -> grpo_policy::Result<usize> {
 ///     let mut bytes = 0;
-///     policy.export(StateGroup::Weights(Weights::Policy), &mut |tensor: models::NamedTensor| {
+///     policy.export(StateGroup::Weights(Weights::Policy), &mut |tensor: grpo_models::NamedTensor| {
 ///         bytes += 4 * tensor.data.len();
 ///         Ok(())
 ///     })?;
@@ -66,10 +66,10 @@ impl TensorSink for Vec<NamedTensor> {
 /// tensors implement it, and the files of a checkpoint do.
 ///
 /// ```
-/// use policy::TensorSource;
+/// use grpo_policy::TensorSource;
 ///
-/// # fn main() -> policy::Result<()> {
-/// let tensors = vec![models::NamedTensor { name: "norm.weight".into(), shape: vec![2], data: vec![1.0, 2.0] }];
+/// # fn main() -> grpo_policy::Result<()> {
+/// let tensors = vec![grpo_models::NamedTensor { name: "norm.weight".into(), shape: vec![2], data: vec![1.0, 2.0] }];
 /// assert_eq!(tensors.shapes(), [("norm.weight", &[2][..])]);
 /// assert_eq!(*tensors.values("norm.weight")?, [1.0, 2.0]);
 /// # Ok(())

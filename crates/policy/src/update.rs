@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use grpo_core::batch::TokenWeights;
 use grpo_core::{Advantages, LossConfig, LossType, Semantics, TokenBatch};
-use models::ModelConfig;
+use grpo_models::ModelConfig;
 
 /// The loss whose gradients [`crate::Policy::accumulate`] accumulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 //!
 //! The argument is the section `rewards` of a configuration in JSON. `scripts/measure_rewards.py` calls it.
 
-use data::Item;
-use rewards::{RewardInput, Rewards};
+use grpo_data::Item;
+use grpo_rewards::{RewardInput, Rewards};
 use serde_json::{Map, Value, json};
 use std::error::Error;
 use std::io::{BufRead, Write};

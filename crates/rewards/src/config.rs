@@ -21,10 +21,10 @@ use std::collections::BTreeMap;
 /// (`rewards.programs.judge.timeout=30`).
 ///
 /// ```
-/// let config = rewards::RewardConfig { correct: 1.0, think_format: 0.25, ..Default::default() };
-/// let rewards = rewards::Rewards::new(&config)?;
+/// let config = grpo_rewards::RewardConfig { correct: 1.0, think_format: 0.25, ..Default::default() };
+/// let rewards = grpo_rewards::Rewards::new(&config)?;
 /// assert_eq!(rewards.names().collect::<Vec<_>>(), ["correct", "think_format"]);
-/// # Ok::<(), rewards::Error>(())
+/// # Ok::<(), grpo_rewards::Error>(())
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

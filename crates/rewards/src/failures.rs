@@ -14,13 +14,13 @@ const SHOWN: usize = 200;
 /// Counts the consecutive failures of each reward function.
 ///
 /// ```
-/// use rewards::{Failures, RewardConfig, Rewards};
+/// use grpo_rewards::{Failures, RewardConfig, Rewards};
 ///
 /// let rewards = Rewards::new(&RewardConfig { correct: 1.0, ..RewardConfig::default() })?;
 /// let mut failures = Failures::new(&rewards, 256);
 /// // After each rollout: failures.count(&rewards, &inputs, &scored)?;
 /// failures.count(&rewards, &[], &[])?;
-/// # Ok::<(), rewards::Error>(())
+/// # Ok::<(), grpo_rewards::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Failures {

@@ -1,6 +1,6 @@
 //! The trait of reward functions, with its inputs and results.
 
-use data::Item;
+use grpo_data::Item;
 use serde_json::Value;
 
 /// A completion to score.
@@ -78,7 +78,7 @@ pub type Score = std::result::Result<Option<f32>, RewardFailure>;
 /// The reason why a reward function could not score a completion.
 ///
 /// ```
-/// let failure = rewards::RewardFailure::new("the program has exited with status 1");
+/// let failure = grpo_rewards::RewardFailure::new("the program has exited with status 1");
 /// assert!(failure.to_string().contains("status 1"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -134,9 +134,9 @@ impl Rewards {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use data::task::Addition;
-    use data::{Item, Problem};
     use grpo_core::rewards::SoftOverlong;
+    use grpo_data::task::Addition;
+    use grpo_data::{Item, Problem};
     use std::sync::Arc;
 
     struct Fixed(&'static str, Option<f32>);

@@ -4,7 +4,7 @@
 //!
 //! ```
 //! use rand::RngExt;
-//! use rng::{Purpose, stream};
+//! use grpo_rng::{Purpose, stream};
 //!
 //! let draw = |sample| stream(0, Purpose::Rollout, 7, sample).random::<f64>();
 //! assert_eq!(draw(3), draw(3));
@@ -57,7 +57,7 @@ pub fn stable_hash(text: &str) -> u64 {
 /// the name.
 ///
 /// ```
-/// let values = rng::uniform_weights(3, 0.5, 7, "lora_head.a");
+/// let values = grpo_rng::uniform_weights(3, 0.5, 7, "lora_head.a");
 /// assert!(values.len() == 3 && values.iter().all(|value| value.abs() <= 0.5));
 /// ```
 pub fn uniform_weights(count: usize, bound: f64, seed: u64, name: &str) -> Vec<f32> {
@@ -71,8 +71,8 @@ pub fn uniform_weights(count: usize, bound: f64, seed: u64, name: &str) -> Vec<f
 /// a seed, and published runs could not be reproduced.
 ///
 /// ```
-/// let values = rng::normal_weights(0..6, 0.02, 7, "embed_tokens");
-/// assert_eq!(values[2..], rng::normal_weights(2..6, 0.02, 7, "embed_tokens"));
+/// let values = grpo_rng::normal_weights(0..6, 0.02, 7, "embed_tokens");
+/// assert_eq!(values[2..], grpo_rng::normal_weights(2..6, 0.02, 7, "embed_tokens"));
 /// ```
 pub fn normal_weights(range: Range<usize>, std: f64, seed: u64, name: &str) -> Vec<f32> {
     let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));

@@ -13,15 +13,15 @@ pub use error::{Error, Result};
 use prompts::exceeds;
 pub use prompts::{encode_prompt, encode_prompts, opens_think};
 
-use agents::{Endpoint, Environments};
 use conversation::{Conversations, Ended};
-use data::{History, Item};
-use distributed::Store;
-use models::Tokenizer;
-use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
-use rewards::RewardInput;
-use rng::Purpose;
-use run_config::RolloutConfig;
+use grpo_agents::{Endpoint, Environments};
+use grpo_data::{History, Item};
+use grpo_distributed::Store;
+use grpo_models::Tokenizer;
+use grpo_policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
+use grpo_rewards::RewardInput;
+use grpo_rng::Purpose;
+use grpo_run_config::RolloutConfig;
 use std::time::Duration;
 use stops::Stops;
 
@@ -50,7 +50,7 @@ impl Completed {
         num_generations: usize,
         completions: Vec<Completion>,
     ) -> Result<Self> {
-        let texts = completions.iter().map(|c| tokenizer.decode(&c.ids)).collect::<models::Result<_>>()?;
+        let texts = completions.iter().map(|c| tokenizer.decode(&c.ids)).collect::<grpo_models::Result<_>>()?;
         let of_prompts = prompts.into_iter().map(|prompt| (opens_think(tokenizer, &prompt), prompt));
         let (opens_think, prompts) = of_prompts.flat_map(|each| std::iter::repeat_n(each, num_generations)).unzip();
         let (conversations, environment_time) = (Vec::new(), Duration::ZERO);

@@ -15,7 +15,7 @@
 //! A message after a batch has the SHA-256 of its completions: a process that has sampled other completions ends with an error.
 
 use crate::error::{Error, Result};
-use distributed::Store;
+use grpo_distributed::Store;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -79,5 +79,5 @@ pub fn share_list<T: Serialize + DeserializeOwned>(
 /// Returns the error for a value that does not belong to `count` completions.
 pub(crate) fn unexpected(store: Option<&Store>, name: &str, count: usize) -> Error {
     let (name, reason) = (name.to_owned(), format!("expected values of {count} completions"));
-    Error::Processes(distributed::Error::Value { name, process: store.map_or(0, Store::process_id), reason })
+    Error::Processes(grpo_distributed::Error::Value { name, process: store.map_or(0, Store::process_id), reason })
 }

@@ -1,17 +1,17 @@
 //! Prompts as the policy reads them.
 
-use data::{Item, Prompt};
-use models::Tokenizer;
+use grpo_data::{Item, Prompt};
+use grpo_models::Tokenizer;
 use serde_json::Value;
 
 /// Returns the token ids of each row's prompt. They are computed once, so that sampling and training use the same ids.
 ///
 /// # Errors
-/// The errors of the tokenizer; [`models::Error::NoChatTemplate`].
+/// The errors of the tokenizer; [`grpo_models::Error::NoChatTemplate`].
 pub fn encode_prompts<'a>(
     tokenizer: &dyn Tokenizer,
     items: impl IntoIterator<Item = &'a Item>,
-) -> models::Result<Vec<Vec<u32>>> {
+) -> grpo_models::Result<Vec<Vec<u32>>> {
     items.into_iter().map(|item| encode_prompt(tokenizer, &item.prompt)).collect()
 }
 
@@ -26,8 +26,8 @@ pub fn opens_think(tokenizer: &dyn Tokenizer, prompt: &[u32]) -> bool {
 /// Returns the token ids of a prompt.
 ///
 /// # Errors
-/// The errors of the tokenizer; [`models::Error::NoChatTemplate`].
-pub fn encode_prompt(tokenizer: &dyn Tokenizer, prompt: &Prompt) -> models::Result<Vec<u32>> {
+/// The errors of the tokenizer; [`grpo_models::Error::NoChatTemplate`].
+pub fn encode_prompt(tokenizer: &dyn Tokenizer, prompt: &Prompt) -> grpo_models::Result<Vec<u32>> {
     match prompt {
         Prompt::Text(text) => tokenizer.encode_prompt(text),
         Prompt::Rendered(text) => tokenizer.encode_rendered(text),

@@ -1,8 +1,8 @@
 //! The stop tokens and stop texts of a run.
 
-use models::Tokenizer;
-use policy::StopCondition;
-use run_config::RolloutConfig;
+use grpo_models::Tokenizer;
+use grpo_policy::StopCondition;
+use grpo_run_config::RolloutConfig;
 
 /// The number of tokens that are decoded before a stop text, because the first decoded tokens may lose a space or a part of a character.
 const BEFORE: usize = 8;
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Stops<'_> {
 }
 
 impl StopCondition for Stops<'_> {
-    fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
+    fn is_met(&self, completion: &[u32]) -> grpo_policy::Result<bool> {
         let tail = &completion[completion.len().saturating_sub(self.window)..];
         let text = self.tokenizer.decode_with_special(tail)?;
         Ok(self.texts.iter().any(|stop| text.contains(stop.as_str())))
@@ -57,7 +57,7 @@ impl StopCondition for Stops<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::{CharTokenizer, HfTokenizer};
+    use grpo_models::{CharTokenizer, HfTokenizer};
 
     /// Returns the number of tokens after which a completion of `text` ends.
     fn ends(tokenizer: &dyn Tokenizer, stop: &[&str], text: &str) -> Option<usize> {

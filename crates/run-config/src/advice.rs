@@ -28,7 +28,7 @@ const UPDATE: &str = "policy.can_roll_back false (weights and moments once, wher
 /// Returns the keys that reduce the device memory of a program of a run, or of the whole run.
 ///
 /// ```
-/// assert!(run_config::advice::device_memory(Some("rollout_decode")).contains("rollout.batch_size"));
+/// assert!(grpo_run_config::advice::device_memory(Some("rollout_decode")).contains("rollout.batch_size"));
 /// ```
 pub fn device_memory(program: Option<&str>) -> &'static str {
     match program {

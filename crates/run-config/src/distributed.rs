@@ -10,7 +10,7 @@ const MAX_PROCESSES: usize = 1 << 12;
 /// The processes of a run. The first three keys are set together; without them the run has one process.
 ///
 /// ```
-/// use run_config::{DistributedConfig, TrainConfig};
+/// use grpo_run_config::{DistributedConfig, TrainConfig};
 ///
 /// let distributed = DistributedConfig {
 ///     coordinator_address: Some("10.0.0.1:8476".into()),
@@ -19,7 +19,7 @@ const MAX_PROCESSES: usize = 1 << 12;
 ///     ..Default::default()
 /// };
 /// TrainConfig { distributed, ..TrainConfig::built_in() }.validate()?;
-/// # Ok::<(), run_config::Error>(())
+/// # Ok::<(), grpo_run_config::Error>(())
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

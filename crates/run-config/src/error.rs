@@ -28,19 +28,19 @@ pub enum Error {
     Sink(#[from] grpo_sinks::Error),
     /// Invalid sampling options.
     #[error(transparent)]
-    Policy(#[from] policy::Error),
+    Policy(#[from] grpo_policy::Error),
     /// An invalid section `model`.
     #[error(transparent)]
-    Model(#[from] models::Error),
+    Model(#[from] grpo_models::Error),
     /// An invalid section `data`.
     #[error(transparent)]
-    Data(#[from] data::Error),
+    Data(#[from] grpo_data::Error),
     /// An invalid section `rewards`.
     #[error(transparent)]
-    Rewards(#[from] rewards::Error),
+    Rewards(#[from] grpo_rewards::Error),
     /// An invalid section `environments`.
     #[error(transparent)]
-    Environments(#[from] agents::Error),
+    Environments(#[from] grpo_agents::Error),
 }
 
 impl Error {

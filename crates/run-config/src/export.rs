@@ -7,7 +7,7 @@ use smart_default::SmartDefault;
 /// The section `export`: the folder `RUN/model` in Hugging Face's layout, which a run of a pretrained model writes.
 ///
 /// ```
-/// let config = run_config::ExportConfig { merge_adapters: true, ..Default::default() };
+/// let config = grpo_run_config::ExportConfig { merge_adapters: true, ..Default::default() };
 /// assert_eq!(config.dtype, None);
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]

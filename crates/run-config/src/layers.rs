@@ -2,7 +2,7 @@
 
 use crate::{Error, Result, TrainConfig};
 use grpo_files::Layers;
-use rewards::RewardConfig;
+use grpo_rewards::RewardConfig;
 use serde_json::Value;
 
 /// The built-in configuration: a small model that learns addition.
@@ -24,13 +24,13 @@ impl TrainConfig {
     ///
     /// ```
     /// use grpo_files::Layers;
-    /// use run_config::TrainConfig;
+    /// use grpo_run_config::TrainConfig;
     ///
     /// let file = Layers::new().text("train.yaml", "{model: path/to/model, data: {files: train.jsonl}, rewards: {math: 1}}")?;
     /// let config = TrainConfig::from_layers(file)?;
     /// assert_eq!((config.optimizer.learning_rate, config.warmup.steps), (1e-6, 0));
     /// assert_eq!((config.rewards.math, config.rewards.correct), (1.0, 0.0));
-    /// # Ok::<(), run_config::Error>(())
+    /// # Ok::<(), grpo_run_config::Error>(())
     /// ```
     ///
     /// # Errors
@@ -56,10 +56,10 @@ impl TrainConfig {
     /// half a minute.
     ///
     /// ```
-    /// let config = run_config::TrainConfig::built_in();
+    /// let config = grpo_run_config::TrainConfig::built_in();
     /// assert_eq!(config.run.name, "arithmetic");
     /// config.validate()?;
-    /// # Ok::<(), run_config::Error>(())
+    /// # Ok::<(), grpo_run_config::Error>(())
     /// ```
     ///
     /// # Panics

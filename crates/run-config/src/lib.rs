@@ -18,13 +18,13 @@ mod run;
 mod tests;
 mod validate;
 
-use ::policy::{LogitsProcessors, Sampling};
-use agents::EnvironmentConfig;
-use data::DataConfig;
+use grpo_agents::EnvironmentConfig;
 use grpo_core::{LossAggMode, LossConfig};
-use models::{GenerationDefaults, LoraConfig, OptimizerName, TrainedMemory};
-use rewards::RewardConfig;
-use rng::Purpose;
+use grpo_data::DataConfig;
+use grpo_models::{GenerationDefaults, LoraConfig, OptimizerName, TrainedMemory};
+use grpo_policy::{LogitsProcessors, Sampling};
+use grpo_rewards::RewardConfig;
+use grpo_rng::Purpose;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::collections::BTreeMap;
@@ -32,11 +32,11 @@ use std::collections::BTreeMap;
 pub use self::policy::{
     ExpertProducts, PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity,
 };
-pub use ::engines::{EngineKind, ServerConfig};
 pub use distributed::DistributedConfig;
 pub use error::{Error, Result, check};
 pub use export::ExportConfig;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType, REWARD};
+pub use grpo_engines::{EngineKind, ServerConfig};
 pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
 pub use layers::WITHOUT_MODEL;
@@ -53,13 +53,13 @@ pub use validate::MAX_SEQUENCES;
 /// name. [`TrainConfig::built_in`] is the complete configuration of a small run; [`TrainConfig::from_layers`] reads files.
 ///
 /// ```
-/// use run_config::{ModelSource, TrainConfig};
+/// use grpo_run_config::{ModelSource, TrainConfig};
 ///
 /// let mut config = TrainConfig { model: ModelSource::Pretrained("path/to/model".into()), ..Default::default() };
-/// config.data.files = vec![data::DataFile::new("train.jsonl")];
+/// config.data.files = vec![grpo_data::DataFile::new("train.jsonl")];
 /// config.grpo.num_generations = 16;
 /// config.validate()?;
-/// # Ok::<(), run_config::Error>(())
+/// # Ok::<(), grpo_run_config::Error>(())
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -132,7 +132,7 @@ pub struct RolloutConfig {
     pub temperature: Option<f64>,
     /// The number of most probable tokens to sample from; 0 and `None` disable it.
     ///
-    /// This and the next three options work as in `transformers`, see [`::policy::LogitsProcessors`]. The loss uses the whole softmax at the
+    /// This and the next three options work as in `transformers`, see [`grpo_policy::LogitsProcessors`]. The loss uses the whole softmax at the
     /// temperature, as in TRL, so its probabilities differ from those of a truncated sampling distribution: a run that sets one of the four
     /// without `replay_sampling_mask` logs a warning.
     pub top_k: Option<usize>,
@@ -204,7 +204,7 @@ impl RolloutConfig {
 /// The settings of evaluations on held-out problems, including their sampling.
 ///
 /// ```
-/// use run_config::EvalConfig;
+/// use grpo_run_config::EvalConfig;
 ///
 /// // pass@1 and pass@8 of 16 completions of every held-out problem, each sampled as Qwen2.5-Instruct's generation_config.json says.
 /// let eval = EvalConfig {

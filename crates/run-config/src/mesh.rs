@@ -96,9 +96,9 @@ impl MeshConfig {
     /// Returns the sizes of all axes on this number of devices.
     ///
     /// ```
-    /// let mesh = run_config::MeshConfig { fsdp: -1, tensor: 2, ..Default::default() };
+    /// let mesh = grpo_run_config::MeshConfig { fsdp: -1, tensor: 2, ..Default::default() };
     /// assert_eq!(mesh.sizes("policy.mesh", 8)?, [1, 4, 2]);
-    /// # Ok::<(), run_config::Error>(())
+    /// # Ok::<(), grpo_run_config::Error>(())
     /// ```
     ///
     /// # Errors

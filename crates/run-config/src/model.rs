@@ -1,6 +1,6 @@
 //! The key `model`: a folder or a name on Hugging Face, or the section with the shape of a new model.
 
-use models::ModelConfig;
+use grpo_models::ModelConfig;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -10,11 +10,11 @@ use std::fmt;
 /// The source of the policy's initial weights.
 ///
 /// ```
-/// use run_config::{ModelSource, TrainConfig};
+/// use grpo_run_config::{ModelSource, TrainConfig};
 ///
 /// // In a file: `model: Qwen/Qwen2.5-0.5B-Instruct`, or `model: path/to/folder`.
 /// let pretrained = TrainConfig { model: ModelSource::Pretrained("path/to/folder".into()), ..Default::default() };
-/// let new = TrainConfig { model: models::ModelConfig { hidden_size: 32, ..Default::default() }.into(), ..Default::default() };
+/// let new = TrainConfig { model: grpo_models::ModelConfig { hidden_size: 32, ..Default::default() }.into(), ..Default::default() };
 /// # assert!(pretrained.model.shape().is_none() && new.model.shape().is_some());
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize)]

@@ -1,9 +1,9 @@
 //! The section `rollout.multi_turn`: the limits of conversations with environments.
 
 use crate::{Result, TrainConfig, check};
-use agents::{Environments, ReasoningParser, ToolParser};
-use data::History;
+use grpo_agents::{Environments, ReasoningParser, ToolParser};
 use grpo_core::LossAggMode;
+use grpo_data::History;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
@@ -48,7 +48,7 @@ impl MultiTurnConfig {
     /// Returns a message of at most `max_tool_response_length` characters, and a mark where it was cut.
     ///
     /// ```
-    /// use run_config::{MultiTurnConfig, TruncateSide};
+    /// use grpo_run_config::{MultiTurnConfig, TruncateSide};
     ///
     /// let cut = |tool_response_truncate_side| {
     ///     let config = MultiTurnConfig { max_tool_response_length: Some(4), tool_response_truncate_side, ..Default::default() };
@@ -97,7 +97,7 @@ impl TrainConfig {
     /// Checks the keys that depend on agents, and on conversations of several rows.
     fn validate_agents(&self, has_agents: bool, forks: bool) -> Result<()> {
         if let Some(address) = &self.rollout.endpoint {
-            agents::endpoint::socket_address(address)?;
+            grpo_agents::endpoint::socket_address(address)?;
             check(has_agents, "rollout.endpoint", "left out: no environment is an agent", address)?;
         }
         let (mode, groups) = (self.loss.loss_agg_mode, [LossAggMode::PromptMean, LossAggMode::TokenMeanLegacy]);

@@ -1,6 +1,6 @@
 //! The sections `optimizer` and `warmup.optimizer`: AdamW, its limits, and the learning rate schedule.
 
-use policy::OptimizerSettings;
+use grpo_policy::OptimizerSettings;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
@@ -91,7 +91,7 @@ impl OptimizerConfig {
     /// Returns the learning rate of the update after `step` updates of `total_steps`.
     ///
     /// ```
-    /// let optimizer = run_config::OptimizerConfig { warmup_ratio: 0.1, ..Default::default() };
+    /// let optimizer = grpo_run_config::OptimizerConfig { warmup_ratio: 0.1, ..Default::default() };
     /// assert_eq!(optimizer.learning_rate_at(10, 100), optimizer.learning_rate);
     /// ```
     pub fn learning_rate_at(&self, step: u64, total_steps: u64) -> f64 {

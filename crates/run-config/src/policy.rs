@@ -2,7 +2,7 @@
 
 use crate::{LogicalAxisRules, MeshChoice, ModelSource, Result, TrainConfig, check};
 use grpo_core::Implementation;
-use models::Quantization;
+use grpo_models::Quantization;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ use std::time::Duration;
 /// The device of the weights, and of sampling, scoring, gradients and the optimizer.
 ///
 /// ```
-/// use run_config::{PolicyConfig, PolicyDevice, TrainConfig};
+/// use grpo_run_config::{PolicyConfig, PolicyDevice, TrainConfig};
 ///
 /// // `grpo train --set policy.device=pjrt:cuda`
 /// let policy = PolicyConfig { device: PolicyDevice::PjrtCuda, ..Default::default() };
 /// TrainConfig { policy, ..TrainConfig::built_in() }.validate()?;
-/// # Ok::<(), run_config::Error>(())
+/// # Ok::<(), grpo_run_config::Error>(())
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -105,7 +105,7 @@ pub enum PolicyDtype {
     Bfloat16,
 }
 
-impl From<PolicyDtype> for models::Dtype {
+impl From<PolicyDtype> for grpo_models::Dtype {
     fn from(dtype: PolicyDtype) -> Self {
         match dtype {
             PolicyDtype::Float32 => Self::F32,

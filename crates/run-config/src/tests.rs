@@ -2,7 +2,7 @@
 
 use crate::{LrSchedulerType, PolicyDtype, TrainConfig};
 use grpo_files::{Layers, Result};
-use models::GenerationDefaults;
+use grpo_models::GenerationDefaults;
 
 fn resolve(layers: Result<Layers>) -> crate::Result<TrainConfig> {
     TrainConfig::from_layers(layers?)
@@ -148,7 +148,7 @@ fn all_four_forms_of_trls_scale_rewards_are_read() {
 fn a_section_rewards_replaces_the_default_reward() {
     let names = |layers: Result<Layers>| {
         let config = resolve(layers).unwrap();
-        let rewards = rewards::Rewards::new(&config.rewards).map_err(|error| error.to_string())?;
+        let rewards = grpo_rewards::Rewards::new(&config.rewards).map_err(|error| error.to_string())?;
         let terms = rewards.names().map(str::to_owned).collect::<Vec<_>>();
         config.validate().map(|()| terms).map_err(|error| error.to_string())
     };
@@ -296,13 +296,13 @@ fn evaluations_sample_like_rollouts_by_default() {
     ]))
     .unwrap();
     config.validate().unwrap();
-    let policy::Sampling::Random { temperature, processors, .. } = config.eval.sampling(&config.rollout, 0) else {
+    let grpo_policy::Sampling::Random { temperature, processors, .. } = config.eval.sampling(&config.rollout, 0) else {
         panic!("sampled");
     };
     assert_eq!((temperature, processors.top_k, processors.top_p), (1.2, Some(0), Some(0.8)));
     let greedy = resolve(set(&["eval.temperature=0"])).unwrap();
     greedy.validate().unwrap();
-    assert_eq!(greedy.eval.sampling(&greedy.rollout, 0), policy::Sampling::Greedy);
+    assert_eq!(greedy.eval.sampling(&greedy.rollout, 0), grpo_policy::Sampling::Greedy);
 }
 
 #[test]
@@ -385,7 +385,7 @@ fn an_assigned_section_of_rewards_replaces_those_of_lower_layers() {
         TrainConfig::from_layers(file().set(&set).unwrap()).unwrap().rewards
     };
     let replaced = of(&["rewards={choice: 0.5}"]);
-    assert_eq!(replaced, rewards::RewardConfig { choice: 0.5, ..Default::default() });
+    assert_eq!(replaced, grpo_rewards::RewardConfig { choice: 0.5, ..Default::default() });
     // Keys below the section are merged, in the order of the layers.
     let merged = of(&["rewards.choice=0.5"]);
     assert_eq!((merged.choice, merged.math, merged.regex.len()), (0.5, 1.0, 1));
@@ -393,7 +393,7 @@ fn an_assigned_section_of_rewards_replaces_those_of_lower_layers() {
     assert_eq!((both.choice, both.exact, both.math, both.regex.len()), (0.0, 1.0, 2.0, 0));
     let variables = [("GRPO__REWARDS".into(), "{exact: 1}".into())].into_iter();
     let of_environment = TrainConfig::from_layers(file().env(variables).unwrap()).unwrap().rewards;
-    assert_eq!(of_environment, rewards::RewardConfig { exact: 1.0, ..Default::default() });
+    assert_eq!(of_environment, grpo_rewards::RewardConfig { exact: 1.0, ..Default::default() });
 }
 
 #[test]

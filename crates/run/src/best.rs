@@ -6,9 +6,9 @@ use super::jsonl::{MetricsRow, is_same_rule};
 use crate::error::Result;
 use crate::processes::{Command, lead};
 use crate::shared::SharedTensors;
-use run_config::RunOptions;
+use grpo_run_config::RunOptions;
+use grpo_trainer::coefficients::Exact;
 use serde::{Deserialize, Serialize};
-use trainer::coefficients::Exact;
 
 /// The best evaluation by `run.metric_for_best_model`, as stored in state.json.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ impl Best {
     /// Returns the best evaluation including `row`, and `true` if `row` is the new best.
     ///
     /// # Errors
-    /// [`run_config::Error::Key`] if the evaluation lacks the metric.
+    /// [`grpo_run_config::Error::Key`] if the evaluation lacks the metric.
     fn after(before: Option<&Self>, options: &RunOptions, row: &MetricsRow) -> Result<Option<(Self, bool)>> {
         let Some(metric) = options.metric_for_best_model.as_deref() else { return Ok(None) };
         let metric = if metric.starts_with(PREFIX) { metric.to_owned() } else { format!("{PREFIX}{metric}") };
@@ -39,7 +39,7 @@ impl Best {
             let names: Vec<&str> =
                 row.values.keys().filter(|name| name.starts_with(PREFIX)).map(String::as_str).collect();
             let expected = format!("a metric of the evaluation: {}", names.join(", "));
-            return Err(run_config::Error::key("run.metric_for_best_model", expected, metric).into());
+            return Err(grpo_run_config::Error::key("run.metric_for_best_model", expected, metric).into());
         };
         // The metric and its rule may change when a run is resumed; the comparison then starts afresh.
         let rule = row.pass_rule.as_deref();

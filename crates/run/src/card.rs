@@ -3,8 +3,8 @@
 use super::summary::Summary;
 use crate::error::{Error, Result};
 use grpo_files::{counted, grouped, printable, printable_line, to_yaml};
-use rewards::Rewards;
-use run_config::{ModelSource, TrainConfig};
+use grpo_rewards::Rewards;
+use grpo_run_config::{ModelSource, TrainConfig};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
@@ -130,8 +130,8 @@ const PROBLEMS: &str = "problems";
 mod tests {
     use super::*;
     use crate::jsonl::{MetricsRow, RowKind};
+    use grpo_trainer::Counters;
     use serde_json::json;
-    use trainer::Counters;
 
     #[test]
     fn the_model_card_has_results_and_configuration() {
@@ -141,7 +141,7 @@ mod tests {
             model_card(config, &summary, Weights { trained: 38_912, total: 120_000 }).unwrap()
         };
         let pretrained = TrainConfig { seed: 7, model: ModelSource::Pretrained("a/b".into()), ..Default::default() };
-        let adapters = TrainConfig { lora: Some(models::LoraConfig::default()), ..Default::default() };
+        let adapters = TrainConfig { lora: Some(grpo_models::LoraConfig::default()), ..Default::default() };
         let command = json!(["python3", "trl_adapter.py", "mine.py:brevity", "--key", "S3CR3T"]);
         let program = json!({ "command": command, "env": { "JUDGE": "S3CR3T" }, "weight": 0.5 });
         let rewards = serde_json::from_value(json!({ "exact": 1.0, "programs": { "judge": program } })).unwrap();

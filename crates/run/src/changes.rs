@@ -8,7 +8,7 @@ use super::checkpoint::{CheckpointId, sha256};
 use super::dir::RunDir;
 use crate::error::{Error, Result};
 use grpo_files::{redact_at, sync_folder};
-use run_config::TrainConfig;
+use grpo_run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -23,7 +23,7 @@
 use crate::error::{Error, Result};
 use grpo_files::{FileId, check_folder, remove_temporary, without_links, write_atomically, write_private};
 use grpo_files::{Layers, redacted, to_yaml_with_secrets};
-use run_config::TrainConfig;
+use grpo_run_config::TrainConfig;
 use serde::Serialize;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};

@@ -16,7 +16,7 @@ pub enum Error {
     )]
     RewardsFailed {
         /// The function or the environment, and its last failure.
-        cause: Box<trainer::Error>,
+        cause: Box<grpo_trainer::Error>,
         /// The folder of the run.
         run: PathBuf,
         /// The folder of the checkpoint.
@@ -30,7 +30,7 @@ pub enum Error {
     )]
     TooFewGroups {
         /// The numbers of groups.
-        cause: Box<trainer::Error>,
+        cause: Box<grpo_trainer::Error>,
         /// The folder of the run.
         run: PathBuf,
         /// A higher limit of generation batches.
@@ -40,7 +40,7 @@ pub enum Error {
     #[error("{cause}; {}", way_back(run, last_finite.as_deref(), section, *learning_rate))]
     Diverged {
         /// The original error.
-        cause: Box<trainer::Error>,
+        cause: Box<grpo_trainer::Error>,
         /// The folder of the run.
         run: PathBuf,
         /// The name of the last checkpoint, whose weights and moments are finite; `None` if there is none.
@@ -54,7 +54,7 @@ pub enum Error {
     #[error("{cause}; {}", way_on(run, last_good.as_deref()))]
     PolicyFailed {
         /// The error of the policy or of the connection to the process.
-        cause: Box<trainer::Error>,
+        cause: Box<grpo_trainer::Error>,
         /// The folder of the run.
         run: PathBuf,
         /// The name of the last checkpoint; `None` if there is none.
@@ -99,20 +99,20 @@ pub enum Error {
     File(#[from] grpo_files::Error),
     /// An invalid configuration.
     #[error(transparent)]
-    Config(#[from] run_config::Error),
+    Config(#[from] grpo_run_config::Error),
     /// An invalid model, or a model folder that cannot be written.
     #[error(transparent)]
-    Model(#[from] models::Error),
+    Model(#[from] grpo_models::Error),
     /// A sink of metrics cannot be opened.
     #[error(transparent)]
     Sink(#[from] grpo_sinks::Error),
     /// An error of the trainer or its policy.
     #[error(transparent)]
-    Trainer(#[from] trainer::Error),
+    Trainer(#[from] grpo_trainer::Error),
 }
 
-impl From<policy::Error> for Error {
-    fn from(error: policy::Error) -> Self {
+impl From<grpo_policy::Error> for Error {
+    fn from(error: grpo_policy::Error) -> Self {
         Self::Trainer(error.into())
     }
 }

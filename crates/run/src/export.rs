@@ -3,11 +3,13 @@
 use crate::card::{Weights, model_card};
 use crate::error::{Error, Result};
 use crate::summary::Summary;
-use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, ModelFolder, NamedTensor};
-use policy::{Policy, StateGroup};
-use run_config::{ModelSource, TrainConfig};
+use grpo_models::{
+    AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, ModelFolder, NamedTensor,
+};
+use grpo_policy::{Policy, StateGroup};
+use grpo_run_config::{ModelSource, TrainConfig};
+use grpo_trainer::{export_policy, open_model};
 use std::path::Path;
-use trainer::{export_policy, open_model};
 
 /// Writes the weights of `policy`, which was made from `config`, to the folder `target`. An existing folder is replaced if `replace` is
 /// set. The README.md has the configuration without secrets and the numbers of `summary`. The folder appears complete or not at all.
@@ -33,7 +35,7 @@ pub(crate) fn export(
         ModelSource::Pretrained(name) => Some(name.clone()),
         ModelSource::New(_) => None,
     };
-    let total = shape.parameters().iter().map(models::Parameter::len).sum();
+    let total = shape.parameters().iter().map(grpo_models::Parameter::len).sum();
     let text = model_card(config, summary, Weights { trained: policy.num_parameters(), total })?;
     let card = Some(ModelCard { base_model: base_model.clone(), text });
     let dtype = config.export.dtype.map(Dtype::from);
@@ -87,7 +89,7 @@ pub(crate) fn unquantized(policy: &dyn Policy, config: &TrainConfig) -> Result<O
         quantization.name()
     );
     let mut trained: Vec<NamedTensor> = Vec::new();
-    policy.export(StateGroup::Weights(policy::Weights::Policy), &mut trained)?;
+    policy.export(StateGroup::Weights(grpo_policy::Weights::Policy), &mut trained)?;
     let mut merged = export_policy(config, open_model(config)?.as_ref())?;
     merged.import_weights(&trained)?;
     Ok(Some(merged))

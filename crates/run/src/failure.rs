@@ -3,9 +3,9 @@
 use super::Run;
 use crate::dir::write_json;
 use crate::error::{Error, Result};
+use grpo_trainer::Phase;
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
-use trainer::Phase;
 
 /// The content of failure.json, which a run leaves when an error ends it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ impl Run {
         }
         let Error::Trainer(cause) = error else { return error };
         let diverged = cause.is_divergence();
-        let of_process = matches!(cause, trainer::Error::Processes(_));
+        let of_process = matches!(cause, grpo_trainer::Error::Processes(_));
         if !diverged && !cause.is_failure_of_policy() && !of_process {
             return cause.into();
         }

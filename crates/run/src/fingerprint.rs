@@ -16,9 +16,10 @@ use super::checkpoint::{hex, sha256};
 use super::dir::{RunDir, write_json};
 use crate::error::{Error, Result};
 use grpo_files::{open_regular, read_regular};
-use models::ModelFolder;
+use grpo_models::ModelFolder;
+use grpo_run_config::TrainConfig;
+use grpo_trainer::open_model;
 use rayon::prelude::*;
-use run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -26,7 +27,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use trainer::open_model;
 
 /// The name and version of the format.
 const FORMAT: &str = "grpo-fingerprint/1";
@@ -301,7 +301,7 @@ fn of_file(path: &Path) -> Result<Value> {
 fn object(path: &Path) -> Result<Option<Map<String, Value>>> {
     let Some(text) = text(path)? else { return Ok(None) };
     let expected = |e: serde_json::Error| Error::Text(format!("{}: expected a JSON object: {e}", path.display()));
-    models::from_python_json(text.as_bytes()).map(Some).map_err(expected)
+    grpo_models::from_python_json(text.as_bytes()).map(Some).map_err(expected)
 }
 
 /// Reads the text of a file; `None` if there is no file.

@@ -6,14 +6,14 @@ use crate::fingerprint::Fingerprint;
 use crate::members::is_follower;
 use crate::processes::{self, Beginning, Command, agree, next_command, report, request_stop, share};
 use crate::shared::{SharedTensors, share_state};
-use distributed::Store;
-use models::NamedTensor;
-use policy::StateGroup;
-use run_config::TrainConfig;
+use grpo_distributed::Store;
+use grpo_models::NamedTensor;
+use grpo_policy::StateGroup;
+use grpo_run_config::TrainConfig;
+use grpo_trainer::{Prepared, Trainer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use trainer::{Prepared, Trainer};
 
 /// A process of a run that is not process 0 ([`is_follower`](crate::is_follower)). It has the weights and takes the same steps as process 0, which decides what comes
 /// next, runs environments, calls the reward functions and writes the run folder. A follower writes no files.
@@ -26,7 +26,7 @@ impl Follower {
     /// Connects to process 0, which starts a new run with this configuration.
     ///
     /// # Errors
-    /// The errors of [`Prepared::new`] and [`Prepared::trainer`]; [`trainer::Error::Processes`], also if process 0 has another
+    /// The errors of [`Prepared::new`] and [`Prepared::trainer`]; [`grpo_trainer::Error::Processes`], also if process 0 has another
     /// configuration, model or data.
     pub fn start(config: TrainConfig) -> Result<Self> {
         config.validate()?;
@@ -36,10 +36,10 @@ impl Follower {
         })
     }
 
-    /// Follows process 0, which starts a new run, with your own trainer, made by [`Trainer::with_parts`] with [`trainer::Parts::store`].
+    /// Follows process 0, which starts a new run, with your own trainer, made by [`Trainer::with_parts`] with [`grpo_trainer::Parts::store`].
     ///
     /// # Errors
-    /// [`Error::Text`] without a store; [`trainer::Error::Processes`] if process 0 has other files.
+    /// [`Error::Text`] without a store; [`grpo_trainer::Error::Processes`] if process 0 has other files.
     pub fn start_with(trainer: Trainer) -> Result<Self> {
         let Some(store) = trainer.store().cloned() else {
             return Err(Error::Text("a follower: expected a trainer with a store (Parts::store), got none".into()));
@@ -52,7 +52,7 @@ impl Follower {
     /// `distributed`, and the device on which libtpu's environment may say the processes.
     ///
     /// # Errors
-    /// The errors of [`Follower::start`]; [`trainer::Error::Policy`] if the checkpoint does not fit.
+    /// The errors of [`Follower::start`]; [`grpo_trainer::Error::Policy`] if the checkpoint does not fit.
     pub fn resume(own: TrainConfig) -> Result<Self> {
         own.distributed.validate()?;
         let store = connect(&own, Beginning::Resumed)?;
@@ -66,7 +66,7 @@ impl Follower {
     /// Follows process 0, which resumes a run, with your own trainer, see [`Follower::start_with`]. The checkpoint comes from process 0.
     ///
     /// # Errors
-    /// The errors of [`Follower::start_with`]; [`trainer::Error::Policy`] if the checkpoint does not fit.
+    /// The errors of [`Follower::start_with`]; [`grpo_trainer::Error::Policy`] if the checkpoint does not fit.
     pub fn resume_with(trainer: Trainer) -> Result<Self> {
         let mut follower = Self::start_with(trainer)?;
         if let Some(saved) = share::<Option<SavedState>>(&follower.store, STATE, no_follower)? {
@@ -84,7 +84,7 @@ impl Follower {
     /// `true` if the run is over, `false` if it was stopped.
     ///
     /// # Errors
-    /// The errors of the trainer; [`trainer::Error::Processes`]. The other processes then end, too.
+    /// The errors of the trainer; [`grpo_trainer::Error::Processes`]. The other processes then end, too.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<bool> {
         let store = Arc::clone(&self.store);
         reported(&store, || self.follow(stop))
@@ -105,9 +105,9 @@ impl Follower {
                 Command::Step => match trainer.grpo_step() {
                     // The leader has the same error, and saves a checkpoint first.
                     Err(
-                        trainer::Error::TooFewGroups { .. }
-                        | trainer::Error::Rewards(_)
-                        | trainer::Error::Environments(trainer::agents::Error::TooManyFailures { .. }),
+                        grpo_trainer::Error::TooFewGroups { .. }
+                        | grpo_trainer::Error::Rewards(_)
+                        | grpo_trainer::Error::Environments(grpo_trainer::agents::Error::TooManyFailures { .. }),
                     ) => {}
                     report => drop(report?),
                 },
@@ -131,13 +131,13 @@ impl Follower {
                         true => policy.export_adapter(&mut ignored)?,
                         // The leader merges the adapters into other weights.
                         false if config.policy.quantization.is_some() => {
-                            policy.export(StateGroup::Weights(policy::Weights::Policy), &mut ignored)?;
+                            policy.export(StateGroup::Weights(grpo_policy::Weights::Policy), &mut ignored)?;
                         }
                         false => policy.export_model(&mut ignored)?,
                     }
                 }
                 Command::End { stopped } => {
-                    self.store.close().map_err(trainer::Error::from)?;
+                    self.store.close().map_err(grpo_trainer::Error::from)?;
                     return Ok(!stopped);
                 }
             }
@@ -153,14 +153,14 @@ pub(crate) const STATE: &str = "the state of the resumed run";
 fn connect(config: &TrainConfig, beginning: Beginning) -> Result<Arc<Store>> {
     let expected = "1 or more, with distributed.coordinator_address and distributed.num_processes";
     let found = config.distributed.process_id.unwrap_or_default();
-    run_config::check(is_follower(config)?, "distributed.process_id", expected, found)?;
+    grpo_run_config::check(is_follower(config)?, "distributed.process_id", expected, found)?;
     processes::connect(config, beginning)?.ok_or_else(|| Error::Text("a follower needs a leader".into()))
 }
 
 /// Checks that the model and the data of all processes are equal.
 ///
 /// # Errors
-/// [`trainer::Error::Processes`] with the process that differs.
+/// [`grpo_trainer::Error::Processes`] with the process that differs.
 pub(crate) fn agree_on_files(store: &Store, files: &Fingerprint, config: &TrainConfig) -> Result<()> {
     agree(store, "the files of the model and the data", files.digest()?.as_bytes(), config)
 }

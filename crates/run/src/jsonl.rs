@@ -1,6 +1,6 @@
 //! Rows of metrics.jsonl and completions.jsonl.
 
-use policy::WeightVersion;
+use grpo_policy::WeightVersion;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-//! [`Run`] drives a [`trainer::Trainer`]. Nothing is printed; an [`Observer`] receives events. All state of the run is in its folder
+//! [`Run`] drives a [`grpo_trainer::Trainer`]. Nothing is printed; an [`Observer`] receives events. All state of the run is in its folder
 //! (counters and weights in checkpoints, the rest in metrics.jsonl), so a resumed run ends with the same result as an uninterrupted one.
 #![forbid(unsafe_code)]
 
@@ -40,18 +40,18 @@ use export::{export, unquantized};
 use fingerprint::Fingerprint;
 use grpo_core::readable_bytes;
 use grpo_files::{JsonLines, read_rows, write_atomically};
+use grpo_run_config::TrainConfig;
 use grpo_sinks::Sinks;
+use grpo_trainer::eval::PassRule;
+use grpo_trainer::{Phase, Prepared, Trainer};
 use jsonl::{MetricsRow, RowKind};
 use members::Members;
 use processes::{Beginning, Command, agree, is_stop_requested, lead, report};
 use rows::{eval_values, pick_completions};
-use run_config::TrainConfig;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use summary::Summary;
-use trainer::eval::PassRule;
-use trainer::{Phase, Prepared, Trainer};
 
 /// The outcome of [`Run::run`].
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ pub enum Ending {
 /// ```no_run
 /// use std::sync::atomic::AtomicBool;
 /// use grpo_run::{Ending, Run};
-/// use trainer::TrainConfig;
+/// use grpo_trainer::TrainConfig;
 ///
 /// # fn main() -> grpo_run::Result<()> {
 /// let mut run = Run::start(TrainConfig::built_in(), None)?; // runs/arithmetic-001
@@ -113,12 +113,17 @@ impl Run {
     /// second half is [`Prepared::trainer`] and [`Run::start_with`]. Waits for the other processes, if the run has any.
     ///
     /// # Errors
-    /// The errors of [`Prepared::new`] and [`RunDir::check`]; [`run_config::Error::Key`] in a process that must be a [`Follower`];
-    /// [`trainer::Error::Processes`].
+    /// The errors of [`Prepared::new`] and [`RunDir::check`]; [`grpo_run_config::Error::Key`] in a process that must be a [`Follower`];
+    /// [`grpo_trainer::Error::Processes`].
     pub fn prepare(config: TrainConfig, path: Option<&Path>) -> Result<Prepared> {
         config.validate()?;
         let process = Members::of(&config)?.map_or(0, |members| members.process_id);
-        run_config::check(process == 0, "distributed.process_id", "0 in the process with the run folder", process)?;
+        grpo_run_config::check(
+            process == 0,
+            "distributed.process_id",
+            "0 in the process with the run folder",
+            process,
+        )?;
         RunDir::check(path)?;
         sinks::check(&config.wandb)?;
         let store = processes::connect(&config, Beginning::New)?;
@@ -209,7 +214,7 @@ impl Run {
         let ended = match ending {
             Ok(ending) => {
                 let stopped = matches!(ending, Ending::Stopped { .. });
-                let close = || Ok(store.close().map_err(trainer::Error::from)?);
+                let close = || Ok(store.close().map_err(grpo_trainer::Error::from)?);
                 lead(Some(store), &Command::End { stopped }).and_then(|()| close())
             }
             Err(error) => {
@@ -278,7 +283,7 @@ impl Run {
             observer.event(Event::Exported(&path));
         }
         write_json(&self.dir.summary_path(), &summary)?;
-        if let Some((_, most)) = models::resident_memory() {
+        if let Some((_, most)) = grpo_models::resident_memory() {
             tracing::info!("the most memory that this process took: {}", readable_bytes(most));
         }
         Ok(Ending::Finished(Box::new(summary)))
@@ -288,17 +293,17 @@ impl Run {
     /// a fixed reward.
     fn give_up(&mut self, error: Error, observer: &mut dyn Observer) -> Result<Error> {
         match error {
-            Error::Trainer(cause @ trainer::Error::TooFewGroups { batches, .. }) => {
+            Error::Trainer(cause @ grpo_trainer::Error::TooFewGroups { batches, .. }) => {
                 self.save(observer)?;
                 self.draw_curves()?;
                 let (run, more) = (self.dir.root().to_owned(), batches.saturating_mul(2));
                 Ok(Error::TooFewGroups { cause: Box::new(cause), run, more })
             }
             Error::Trainer(
-                cause @ (trainer::Error::Rewards(
-                    rewards::Error::TooManyFailures { .. } | rewards::Error::FailedFirstStep { .. },
+                cause @ (grpo_trainer::Error::Rewards(
+                    grpo_rewards::Error::TooManyFailures { .. } | grpo_rewards::Error::FailedFirstStep { .. },
                 )
-                | trainer::Error::Environments(trainer::agents::Error::TooManyFailures { .. })),
+                | grpo_trainer::Error::Environments(grpo_trainer::agents::Error::TooManyFailures { .. })),
             ) => {
                 let checkpoint = self.save(observer)?;
                 self.draw_curves()?;

@@ -5,8 +5,8 @@ use super::dir::RunDir;
 use super::jsonl::{CompletionRow, MetricsRow, RowKind};
 use crate::error::{Error, Result};
 use grpo_files::{JsonLines, counted, each_row};
+use grpo_trainer::Counters;
 use std::path::Path;
-use trainer::Counters;
 
 /// Checks both logs up to the lengths in the checkpoint: they must end at a line's end, every row must parse, and the rows must lead to
 /// the checkpoint's counters. Changes nothing.

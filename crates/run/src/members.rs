@@ -1,8 +1,8 @@
 //! The processes of a run, from the section `distributed` or from the environment of a TPU slice, which libtpu reads, too.
 
 use crate::error::Result;
-use distributed::DEFAULT_PORT;
-use run_config::{DistributedConfig, PolicyDevice, TrainConfig, check};
+use grpo_distributed::DEFAULT_PORT;
+use grpo_run_config::{DistributedConfig, PolicyDevice, TrainConfig, check};
 
 /// The number of processes of a run, this process, and the address of process 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(crate) struct Members {
 /// Returns `true` if this process follows process 0 of a run with this configuration.
 ///
 /// # Errors
-/// [`run_config::Error::Key`] if the section `distributed` differs from libtpu's environment, or if the environment is incomplete.
+/// [`grpo_run_config::Error::Key`] if the section `distributed` differs from libtpu's environment, or if the environment is incomplete.
 pub fn is_follower(config: &TrainConfig) -> Result<bool> {
     Ok(Members::of(config)?.is_some_and(|members| members.process_id > 0))
 }

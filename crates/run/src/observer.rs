@@ -3,9 +3,9 @@
 use super::changes::Change;
 use super::checkpoint::CheckpointId;
 use super::jsonl::{CompletionRow, MetricsRow, RowKind};
-use run_config::TrainConfig;
+use grpo_run_config::TrainConfig;
+use grpo_trainer::Overview;
 use std::path::{Path, PathBuf};
-use trainer::Overview;
 
 /// An event of a run.
 #[derive(Clone, Copy, Debug)]

@@ -7,9 +7,9 @@ use super::changes::leaves;
 use super::checkpoint::sha256;
 use super::members::Members;
 use crate::error::{Error, Result};
-use distributed::{Options, Store};
+use grpo_distributed::{Options, Store};
 use grpo_files::redacted;
-use run_config::TrainConfig;
+use grpo_run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,7 +54,7 @@ pub(crate) enum Beginning {
 /// configurations; processes of a resumed run compare their binaries, and followers receive the configuration.
 ///
 /// # Errors
-/// [`run_config::Error::Key`] for a configuration that several processes cannot have; the errors of [`Store::open`]; [`Error::File`] if the
+/// [`grpo_run_config::Error::Key`] for a configuration that several processes cannot have; the errors of [`Store::open`]; [`Error::File`] if the
 /// binary cannot be read.
 pub(crate) fn connect(config: &TrainConfig, beginning: Beginning) -> Result<Option<Arc<Store>>> {
     let Some(Members { coordinator_address, num_processes, process_id }) = Members::of(config)? else {
@@ -76,7 +76,7 @@ pub(crate) fn connect(config: &TrainConfig, beginning: Beginning) -> Result<Opti
         facts.extend(keys.map(|(key, value)| (key, value.to_string())));
     }
     let facts: Vec<(&str, &str)> = facts.iter().map(|(name, value)| (&**name, &**value)).collect();
-    let store = Store::open(&options, &facts).map_err(trainer::Error::from)?;
+    let store = Store::open(&options, &facts).map_err(grpo_trainer::Error::from)?;
     tracing::info!("process {process_id} of {num_processes} is connected");
     Ok(Some(Arc::new(store)))
 }
@@ -96,7 +96,7 @@ pub(crate) fn report<E: std::fmt::Display>(store: Option<&Store>) -> impl Fn(&E)
 /// Sends the next command to the followers, if there are any.
 ///
 /// # Errors
-/// [`trainer::Error::Processes`].
+/// [`grpo_trainer::Error::Processes`].
 pub(crate) fn lead(store: Option<&Arc<Store>>, command: &Command) -> Result<()> {
     if let Some(store) = store {
         share(store, COMMAND, || Ok(command.clone()))?;
@@ -107,7 +107,7 @@ pub(crate) fn lead(store: Option<&Arc<Store>>, command: &Command) -> Result<()> 
 /// Waits for the leader's next command.
 ///
 /// # Errors
-/// [`trainer::Error::Processes`].
+/// [`grpo_trainer::Error::Processes`].
 pub(crate) fn next_command(store: &Store) -> Result<Command> {
     share(store, COMMAND, || Err(Error::Text("a follower gives no commands".into())))
 }
@@ -115,7 +115,7 @@ pub(crate) fn next_command(store: &Store) -> Result<Command> {
 /// Returns the leader's `value()` in all processes.
 ///
 /// # Errors
-/// The error of `value`; [`trainer::Error::Processes`].
+/// The error of `value`; [`grpo_trainer::Error::Processes`].
 pub(crate) fn share<T: Serialize + for<'de> Deserialize<'de>>(
     store: &Store,
     name: &str,
@@ -126,31 +126,31 @@ pub(crate) fn share<T: Serialize + for<'de> Deserialize<'de>>(
         true => serde_json::to_vec(&value()?).map_err(text)?,
         false => Vec::new(),
     };
-    let bytes = store.broadcast(name, || bytes).map_err(trainer::Error::from)?;
+    let bytes = store.broadcast(name, || bytes).map_err(grpo_trainer::Error::from)?;
     serde_json::from_slice(&bytes).map_err(text)
 }
 
 /// Checks that `token` is equal in all processes.
 ///
 /// # Errors
-/// [`trainer::Error::Processes`] with the process that differs.
+/// [`grpo_trainer::Error::Processes`] with the process that differs.
 pub(crate) fn agree(store: &Store, name: &str, token: &[u8], config: &TrainConfig) -> Result<()> {
-    Ok(store.barrier(name, token, config.policy.wait_limit()).map_err(trainer::Error::from)?)
+    Ok(store.barrier(name, token, config.policy.wait_limit()).map_err(grpo_trainer::Error::from)?)
 }
 
 /// Asks the leader to stop after its current step.
 ///
 /// # Errors
-/// [`trainer::Error::Processes`].
+/// [`grpo_trainer::Error::Processes`].
 pub(crate) fn request_stop(store: &Store) -> Result<()> {
-    Ok(store.put(STOP, &[]).map_err(trainer::Error::from)?)
+    Ok(store.put(STOP, &[]).map_err(grpo_trainer::Error::from)?)
 }
 
 /// Returns `true` if a follower has asked to stop.
 ///
 /// # Errors
-/// [`trainer::Error::Processes`].
+/// [`grpo_trainer::Error::Processes`].
 pub(crate) fn is_stop_requested(store: Option<&Arc<Store>>) -> Result<bool> {
     let Some(store) = store else { return Ok(false) };
-    Ok(store.try_get(STOP).map_err(trainer::Error::from)?.is_some())
+    Ok(store.try_get(STOP).map_err(grpo_trainer::Error::from)?.is_some())
 }

@@ -14,12 +14,12 @@ use super::shared::share_state;
 use super::summary::Summary;
 use crate::error::{Error, Result};
 use crate::export::export;
-use data::RowIndex;
+use grpo_data::RowIndex;
 use grpo_files::{JsonLines, counted, read_regular, read_rows, redacted};
-use policy::{PolicyState, TensorSource};
-use run_config::{TrainConfig, check};
+use grpo_policy::{PolicyState, TensorSource};
+use grpo_run_config::{TrainConfig, check};
+use grpo_trainer::{Prepared, TrainState, Trainer, export_policy, open_model};
 use std::path::{Path, PathBuf};
-use trainer::{Prepared, TrainState, Trainer, export_policy, open_model};
 
 /// The largest summary.json that is read, in bytes.
 const SUMMARY_LIMIT: u64 = 1 << 24;
@@ -55,7 +55,7 @@ impl Run {
         path: &Path,
         from: Option<&str>,
         set: &[String],
-        make: impl FnOnce(TrainConfig) -> trainer::Result<Trainer>,
+        make: impl FnOnce(TrainConfig) -> grpo_trainer::Result<Trainer>,
     ) -> Result<Self> {
         Self::resume_indexed(path, from, set, |config, _| Ok(make(config)?))
     }
@@ -266,7 +266,9 @@ fn restore<T: TensorSource>(
     }
     trainer.restore(state).map_err(|error| match error {
         // A failing device is not a damaged checkpoint.
-        trainer::Error::Policy(policy::Error::Other(_)) | trainer::Error::Exhausted { .. } => error.into(),
+        grpo_trainer::Error::Policy(grpo_policy::Error::Other(_)) | grpo_trainer::Error::Exhausted { .. } => {
+            error.into()
+        }
         error => Error::Checkpoint { path: path.to_owned(), reason: error.to_string(), advice: String::new() },
     })
 }

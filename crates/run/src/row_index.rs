@@ -7,9 +7,9 @@ use super::checkpoint::sha256;
 use super::dir::RunDir;
 use super::fingerprint::Fingerprint;
 use crate::error::{Error, Result};
-use data::{Dataset, RowIndex};
+use grpo_data::{Dataset, RowIndex};
 use grpo_files::{read_regular, write_atomically};
-use run_config::TrainConfig;
+use grpo_run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 

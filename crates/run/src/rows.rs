@@ -1,9 +1,9 @@
 //! Rows of a run's logs.
 
 use super::jsonl::CompletionRow;
-use rewards::{RewardFailure, Rewards};
-use trainer::eval::EvalReport;
-use trainer::step::{Sample, StepReport};
+use grpo_rewards::{RewardFailure, Rewards};
+use grpo_trainer::eval::EvalReport;
+use grpo_trainer::step::{Sample, StepReport};
 
 /// Returns the metrics of an evaluation by name.
 pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
@@ -69,8 +69,8 @@ pub(super) fn pick_completions(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use grpo_trainer::eval::PassAt;
     use std::collections::BTreeMap;
-    use trainer::eval::PassAt;
 
     #[test]
     fn evaluations_have_metrics_per_source_if_there_are_several() {

@@ -3,11 +3,11 @@
 use crate::checkpoint::{SavedState, StoredTensors};
 use crate::error::Result;
 use crate::processes::share;
-use distributed::Store;
-use policy::{Error, TensorSource};
+use grpo_distributed::Store;
+use grpo_policy::{Error, TensorSource};
+use grpo_trainer::TrainState;
 use std::borrow::Cow;
 use std::sync::Arc;
-use trainer::TrainState;
 
 /// A group of tensors that the leader reads and sends when their values are requested. All processes request the same tensors in the same
 /// order.
@@ -22,7 +22,7 @@ impl<'a> SharedTensors<'a> {
     /// Shares the names and shapes of the leader's `stored` tensors.
     ///
     /// # Errors
-    /// [`trainer::Error::Processes`].
+    /// [`grpo_trainer::Error::Processes`].
     pub(crate) fn new(store: &Arc<Store>, stored: Option<&'a StoredTensors>) -> Result<Self> {
         let owned = |(name, shape): (&str, &[usize])| (name.to_owned(), shape.to_vec());
         let own = || Ok(stored.map(|tensors| tensors.shapes().into_iter().map(owned).collect()).unwrap_or_default());
@@ -35,7 +35,7 @@ impl TensorSource for SharedTensors<'_> {
         self.shapes.iter().map(|(name, shape)| (&**name, &**shape)).collect()
     }
 
-    fn values(&self, name: &str) -> policy::Result<Cow<'_, [f32]>> {
+    fn values(&self, name: &str) -> grpo_policy::Result<Cow<'_, [f32]>> {
         let Some((_, shape)) = self.shapes.iter().find(|(known, _)| known == name) else {
             return Err(Error::state(name, "a tensor", "none"));
         };
@@ -59,7 +59,7 @@ impl TensorSource for SharedTensors<'_> {
 /// Shares the leader's checkpoint with all processes.
 ///
 /// # Errors
-/// [`trainer::Error::Processes`].
+/// [`grpo_trainer::Error::Processes`].
 pub(crate) fn share_state<'a>(
     store: &Arc<Store>,
     saved: &SavedState,

@@ -4,8 +4,8 @@ use super::jsonl::{MetricsRow, RowKind};
 use super::observer::{Event, Observer};
 use crate::error::Result;
 use grpo_files::make_folder;
+use grpo_run_config::{TrainConfig, WandbConfig, WandbMode};
 use grpo_sinks::{About, Sinks};
-use run_config::{TrainConfig, WandbConfig, WandbMode};
 use std::path::Path;
 
 /// Opens the sinks of the run in `root`, new or continued.

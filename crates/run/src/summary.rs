@@ -2,10 +2,10 @@
 
 use super::best::Best;
 use super::jsonl::{MetricsRow, RowKind};
-use run_config::TrainConfig;
+use grpo_run_config::TrainConfig;
+use grpo_trainer::Counters;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use trainer::Counters;
 
 /// The results of a run, as stored in summary.json.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -165,7 +165,7 @@ mod tests {
         // The weights of an evaluation by the first rule.
         let best = Best {
             metric: "eval/reward".into(),
-            value: trainer::coefficients::Exact(0.25),
+            value: grpo_trainer::coefficients::Exact(0.25),
             step: 10,
             early_stopping_patience_counter: 0,
             pass_rule: None,

@@ -1,18 +1,20 @@
 //! Checkpoints and model folders are copied to and from a device, and to and from a mesh of eight, tensor by tensor: the host allocates
 //! less than two of the largest tensors. Only Rust's allocations are counted; the "device" memory of XLA's CPU is not.
 
+use grpo_models::{
+    Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelConfig,
+};
+use grpo_models::{ModelFolder, NamedTensor, TargetModules};
+use grpo_pjrt::install::{Kind, install};
+use grpo_policy::{OptimizerSettings, Policy, PolicyState, Sequence, SequenceBatch, StepLoss, token_batch};
+use grpo_policy_pjrt::decoder::{AxisRules, Compute};
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use grpo_run::checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
-use models::{Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelConfig};
-use models::{ModelFolder, NamedTensor, TargetModules};
-use pjrt::install::{Kind, install};
-use policy::{OptimizerSettings, Policy, PolicyState, Sequence, SequenceBatch, StepLoss, token_batch};
-use policy_pjrt::decoder::{AxisRules, Compute};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
-use stablehlo::Mesh;
+use grpo_stablehlo::Mesh;
+use grpo_testkit::allocations::{Allocated, Counting, measured};
+use grpo_testkit::xla_cpu::{QUICK, program_cache};
+use grpo_trainer::Counters;
 use std::path::Path;
-use testkit::allocations::{Allocated, Counting, measured};
-use testkit::xla_cpu::{QUICK, program_cache};
-use trainer::Counters;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -43,7 +45,7 @@ fn shape([vocab_size, hidden_size, intermediate_size]: [usize; 3]) -> ModelConfi
     }
 }
 
-fn weights(parameter: &models::Parameter) -> Vec<f32> {
+fn weights(parameter: &grpo_models::Parameter) -> Vec<f32> {
     let is_norm = parameter.shape.len() == 1;
     (0..parameter.len()).map(|i| if is_norm { 1.0 } else { 0.02 * ((i % 1009) as f32).sin() }).collect()
 }
@@ -153,7 +155,7 @@ const MLP: (&str, [usize; 3]) = ("mlp", [64, 256, 1 << 13]);
 // Only one test runs in a process, because the counters are global.
 #[test]
 fn checkpoints_and_model_folders_are_streamed_by_tensor() {
-    if !testkit::tier::includes("grpo-run device_memory: other dtypes, one device, and adapters") {
+    if !grpo_testkit::tier::includes("grpo-run device_memory: other dtypes, one device, and adapters") {
         let [_, eight] = runtimes();
         let folder = tempfile::tempdir().unwrap();
         return models_are_streamed(&eight, folder.path(), EMBEDDING, Compute::Bf16);
@@ -175,7 +177,7 @@ fn models_are_streamed(runtime: &Runtime, folder: &Path, (name, sizes): (&str, [
     if !path(name).exists() {
         write_folder(&path(name), shape);
     }
-    let in_model = largest(shape.parameters().iter().map(models::Parameter::len));
+    let in_model = largest(shape.parameters().iter().map(grpo_models::Parameter::len));
     let options = PjrtPolicyOptions { compute, ..PjrtPolicyOptions::default() };
     let fresh = || {
         let folder = ModelFolder::open(&path(name)).unwrap();
@@ -209,7 +211,7 @@ fn adapters_are_streamed(runtime: &Runtime, folder: &Path) {
     policy.freeze_ref_policy().unwrap();
     train(&mut policy);
     println!("adapters");
-    let of_adapters = largest(lora.parameters(shape).unwrap().iter().map(models::Parameter::len));
+    let of_adapters = largest(lora.parameters(shape).unwrap().iter().map(grpo_models::Parameter::len));
     check_points(&path("adapters"), &policy, fresh, of_adapters);
     let adapter = path("adapter");
     streams("an adapter that is written", of_adapters, || {

@@ -1,21 +1,21 @@
 //! A run over the devices of two processes, which threads with a store each simulate on XLA's CPU. The leader's folder is that of a run of
 //! one process.
 
-use distributed::{Options, Store};
+use grpo_distributed::{Options, Store};
 use grpo_files::Layers;
+use grpo_pjrt::install::{Kind, install};
+use grpo_policy_pjrt::decoder::AxisRules;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use grpo_run::{Ending, Follower, Run};
-use pjrt::install::{Kind, install};
-use policy_pjrt::decoder::AxisRules;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use grpo_stablehlo::Mesh;
+use grpo_testkit::xla_cpu::{QUICK, program_cache};
+use grpo_trainer::{Parts, TrainConfig, Trainer};
 use serde_json::Value;
-use stablehlo::Mesh;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
-use testkit::xla_cpu::{QUICK, program_cache};
-use trainer::{Parts, TrainConfig, Trainer};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/train/tiny.yaml");
 
@@ -58,13 +58,13 @@ fn finish(mut run: Run) {
 
 /// Calls `lead` and `follow` in a thread each, on a mesh of the devices of both.
 fn in_processes(
-    client: &pjrt::Client,
+    client: &grpo_pjrt::Client,
     lead: impl FnOnce(&Runtime, &Arc<Store>) + Send,
     follow: impl FnOnce(&Runtime, &Arc<Store>) -> Follower + Send,
 ) {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let [first, second] = <[_; 2]>::try_from(client.simulated_processes(&OWNERS)).unwrap();
-    let open = |process: usize, client: pjrt::Client| {
+    let open = |process: usize, client: grpo_pjrt::Client| {
         let store = Arc::new(Store::open(&Options::new(&address, 2, process), &[]).unwrap());
         let runtime = quick(Runtime::of_process(Kind::Cpu, client, &store).unwrap()).on_mesh(rules()).unwrap();
         (runtime, store)

@@ -7,7 +7,7 @@
 //! scan; [`Builder::custom_vjp`] takes a custom derivative.
 //!
 //! ```
-//! use stablehlo::{Builder, DotDimensions, Dtype, Precision, Reducer, Save, TensorType, trace};
+//! use grpo_stablehlo::{Builder, DotDimensions, Dtype, Precision, Reducer, Save, TensorType, trace};
 //!
 //! let (hidden, weight) = (TensorType::new(Dtype::F32, [4, 8]), TensorType::new(Dtype::F32, [8, 8]));
 //! let layer = trace(&[hidden.clone(), weight], |_, a| {
@@ -25,7 +25,7 @@
 //! let module = f.finish("step", &[("loss", &results[0]), ("gradient", &gradients[0])])?;
 //! // Two loops, forward and backward, for any number of layers.
 //! assert_eq!(module.to_string().matches("stablehlo.while").count(), 2);
-//! # Ok::<(), stablehlo::Error>(())
+//! # Ok::<(), grpo_stablehlo::Error>(())
 //! ```
 //!
 //! # Many devices
@@ -38,7 +38,7 @@
 //! interpreter runs it for every device.
 //!
 //! ```
-//! use stablehlo::{Builder, DotDimensions, Dtype, Mesh, Precision, Reducer, TensorType, trace};
+//! use grpo_stablehlo::{Builder, DotDimensions, Dtype, Mesh, Precision, Reducer, TensorType, trace};
 //!
 //! let mesh = Mesh::new("mesh", [("data", 4)])?;
 //! let (x, w) = (TensorType::new(Dtype::F32, [32, 8]), TensorType::new(Dtype::F32, [8, 8]));
@@ -56,7 +56,7 @@
 //! f.shard_result(1, &whole);
 //! let module = f.finish("step", &[("loss", &results[0]), ("gradient", &gradients[0])])?;
 //! assert!(module.to_string().contains("sdy.mesh @mesh = <[\"data\"=4]>"));
-//! # Ok::<(), stablehlo::Error>(())
+//! # Ok::<(), grpo_stablehlo::Error>(())
 //! ```
 #![forbid(unsafe_code)]
 

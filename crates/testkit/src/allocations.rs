@@ -1,7 +1,7 @@
 //! A global allocator that counts, for tests of memory.
 //!
 //! ```standalone_crate
-//! use testkit::allocations::{Counting, measured};
+//! use grpo_testkit::allocations::{Counting, measured};
 //!
 //! #[global_allocator]
 //! static ALLOCATOR: Counting = Counting;

@@ -1,7 +1,7 @@
 //! Policies, and batches sampled from nearly equal policies.
 
 use crate::{Tensor, transposed};
-use backend_cpu::oracle::{Evaluation, Policy, evaluate, score};
+use grpo_backend_cpu::oracle::{Evaluation, Policy, evaluate, score};
 use grpo_core::batch::SamplingMask;
 use grpo_core::{
     Advantages, Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicyInput, PolicySpec,

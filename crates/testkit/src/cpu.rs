@@ -2,7 +2,7 @@
 
 use crate::xla_cpu::rounds_otherwise;
 use crate::{EXACT, ROUNDED};
-use backend_cpu::{CpuBackend, Isa};
+use grpo_backend_cpu::{CpuBackend, Isa};
 use grpo_core::{Backend, Dtype, Implementation, LoopOrder, LossPlan, PlanRequest, Tiling};
 
 /// Returns a plan; panics on an error.

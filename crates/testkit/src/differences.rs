@@ -2,7 +2,7 @@
 
 use crate::Output;
 use crate::margin::assert_below_without_margin;
-use backend_cpu::oracle::Evaluation;
+use grpo_backend_cpu::oracle::Evaluation;
 
 /// Returns the largest difference relative to the largest expected entry.
 pub fn difference(got: &[f32], expected: &[f64]) -> f64 {

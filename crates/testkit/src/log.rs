@@ -25,7 +25,7 @@ impl io::Write for Log {
 /// Calls `of` and returns what this thread logs with `tracing`, one line per event, from level INFO on.
 ///
 /// ```
-/// let log = testkit::logged(|| tracing::warn!("hot"));
+/// let log = grpo_testkit::logged(|| tracing::warn!("hot"));
 /// assert!(log.contains("WARN") && log.trim_end().ends_with("hot"));
 /// ```
 pub fn logged(of: impl FnOnce()) -> String {

@@ -1,9 +1,9 @@
 //! Training that starts from an adapter in PEFT's layout.
 
 use crate::error::{Error, Result};
-use models::{Adapter, LoraConfig, ModelConfig, ModelFolder};
-use policy::{AdapterTensors, Policy, StateGroup, TensorSource, Weights, export_all};
-use run_config::{ModelSource, TrainConfig};
+use grpo_models::{Adapter, LoraConfig, ModelConfig, ModelFolder};
+use grpo_policy::{AdapterTensors, Policy, StateGroup, TensorSource, Weights, export_all};
+use grpo_run_config::{ModelSource, TrainConfig};
 use std::path::{Path, PathBuf};
 
 /// If `model` is an adapter, replaces it by its base model and sets `lora.adapter`. Copies rank, alpha and targets of `lora.adapter` to the
@@ -19,18 +19,18 @@ pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
         let folder = PathBuf::from(name);
         let (_, base) = Adapter::read_config(&folder)?;
         let expected = "the base of the adapter, as in `model: BASE` and `lora: { adapter: FOLDER }`: its adapter_config.json names none";
-        let base = base.ok_or_else(|| run_config::Error::key("model", expected, name))?;
+        let base = base.ok_or_else(|| grpo_run_config::Error::key("model", expected, name))?;
         let lora = config.lora.get_or_insert_default();
         if lora.adapter.as_ref().is_some_and(|other| *other != folder) {
             let expected = "left out where `model` is an adapter, or the same folder";
             let found = lora.adapter.as_deref().unwrap_or(&folder).display();
-            return Err(run_config::Error::key("lora.adapter", expected, found).into());
+            return Err(grpo_run_config::Error::key("lora.adapter", expected, found).into());
         }
         lora.adapter = Some(folder);
         config.model = ModelSource::Pretrained(base);
     }
     let Some(lora) = &mut config.lora else { return Ok(()) };
-    let Some(folder) = lora.adapter.as_deref().map(data::at_home) else { return Ok(()) };
+    let Some(folder) = lora.adapter.as_deref().map(grpo_data::at_home) else { return Ok(()) };
     let (own, _) = Adapter::read_config(&folder)?;
     let (own, fresh) = (LoraConfig { adapter: Some(folder.clone()), ..own }, LoraConfig::default());
     let given = LoraConfig { adapter: Some(folder.clone()), ..lora.clone() };
@@ -51,7 +51,7 @@ pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
     let differs = keys(&own).into_iter().zip(given).find(|(own, given)| is_set && own != given);
     if let Some(((key, expected), (_, found))) = differs {
         let expected = format!("{expected}, that of the adapter {}, or left out", folder.display());
-        return Err(run_config::Error::key(key, expected, found).into());
+        return Err(grpo_run_config::Error::key(key, expected, found).into());
     }
     *lora = own;
     Ok(())

@@ -6,11 +6,11 @@
 
 use crate::error::Result;
 use crate::factory::Parts;
-use data::Item;
-use policy::{Completion, Pending, Sampling};
-use rng::Purpose;
-use rollout::{Completed, encode_prompts};
-use run_config::TrainConfig;
+use grpo_data::Item;
+use grpo_policy::{Completion, Pending, Sampling};
+use grpo_rng::Purpose;
+use grpo_rollout::{Completed, encode_prompts};
+use grpo_run_config::TrainConfig;
 use std::collections::VecDeque;
 
 /// The batches that are being sampled, oldest first.

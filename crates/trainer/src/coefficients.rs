@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use grpo_core::controllers::{AdaptiveEntropy, KlController};
-use run_config::TrainConfig;
+use grpo_run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
 
 /// The adaptive coefficients of a run.
@@ -69,7 +69,7 @@ impl Coefficients {
     /// Restores `state`, which a run with the same configuration saved.
     ///
     /// # Errors
-    /// [`policy::Error::State`] if the state belongs to another configuration.
+    /// [`grpo_policy::Error::State`] if the state belongs to another configuration.
     pub(crate) fn with_state(mut self, state: &CoefficientState) -> Result<Self> {
         if let (KlController::Adaptive(kl), Some(saved)) = (&mut self.kl, state.kl_coef) {
             kl.kl_coef = saved.0;
@@ -84,14 +84,14 @@ impl Coefficients {
             return Ok(self);
         }
         let expected = format!("those of the configuration, {taken:?}");
-        Err(policy::Error::state("coefficients", expected, format!("{state:?}")).into())
+        Err(grpo_policy::Error::state("coefficients", expected, format!("{state:?}")).into())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use run_config::KlControlType;
+    use grpo_run_config::KlControlType;
 
     fn adaptive() -> Coefficients {
         let mut config = TrainConfig::built_in();

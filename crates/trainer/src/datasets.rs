@@ -1,8 +1,8 @@
 //! Data sets on the Hugging Face Hub.
 
 use crate::error::Result;
-use data::{DataConfig, DatasetHub, HubError};
-use models::Hub;
+use grpo_data::{DataConfig, DatasetHub, HubError};
+use grpo_models::Hub;
 use std::path::PathBuf;
 
 /// The hub and the cache of the environment.
@@ -19,7 +19,7 @@ impl DatasetHub for HuggingFace {
 }
 
 /// Replaces patterns, folders and names of data sets by paths of files, and downloads files that are not in the cache
-/// ([`models::Hub::from_env`]).
+/// ([`grpo_models::Hub::from_env`]).
 ///
 /// # Errors
 /// The errors of [`DataConfig::expand_paths`].

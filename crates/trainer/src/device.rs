@@ -1,16 +1,16 @@
 //! The devices of policies.
 
 use crate::Result;
-use backend_tpu::plugins::Kind;
-use distributed::Store;
-use policy_pjrt::Runtime;
-use policy_pjrt::decoder::AxisRules;
-use run_config::PolicyDevice;
+use grpo_backend_tpu::plugins::Kind;
+use grpo_distributed::Store;
+use grpo_policy_pjrt::Runtime;
+use grpo_policy_pjrt::decoder::AxisRules;
+use grpo_run_config::PolicyDevice;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Opens the first device of `kind` for a policy, or the devices of a mesh, with the plugin `plugin`, or the one that
-/// [`backend_tpu::plugins::find`] finds. Compiled programs are cached in `compile_cache`, or in [`compile_cache()`].
+/// [`grpo_backend_tpu::plugins::find`] finds. Compiled programs are cached in `compile_cache`, or in [`compile_cache()`].
 ///
 /// # Errors
 /// An error if the plugin is missing or opens too few devices.
@@ -24,7 +24,7 @@ pub fn open(
         Some(rules) => Runtime::open_mesh(kind, plugin, rules),
         None => Runtime::open(kind, plugin),
     };
-    Ok(with_cache(runtime.map_err(policy::Error::from)?, compile_cache))
+    Ok(with_cache(runtime.map_err(grpo_policy::Error::from)?, compile_cache))
 }
 
 /// Opens the devices of all processes of a run, for a mesh over them, if the plugin of `kind` connects the processes: XLA's CPU plugin does not.
@@ -38,7 +38,7 @@ pub(crate) fn open_process(
     store: Option<&Arc<Store>>,
 ) -> Result<Option<Runtime>> {
     let Some(store) = store.filter(|store| store.num_processes() > 1 && kind != Kind::Cpu) else { return Ok(None) };
-    let runtime = Runtime::open_process(kind, plugin, store).map_err(policy::Error::from)?;
+    let runtime = Runtime::open_process(kind, plugin, store).map_err(grpo_policy::Error::from)?;
     Ok(Some(with_cache(runtime, compile_cache)))
 }
 
@@ -51,7 +51,7 @@ fn with_cache(runtime: Runtime, compile_cache: Option<&Path>) -> Runtime {
 
 /// Returns the default folder of compiled programs: `programs`, next to the installed plugins. `None` if the user has no cache folder.
 pub fn compile_cache() -> Option<PathBuf> {
-    Some(pjrt::install::cache_dir().ok()?.with_file_name("programs"))
+    Some(grpo_pjrt::install::cache_dir().ok()?.with_file_name("programs"))
 }
 
 /// Returns the kind of a PJRT device; `None` for this CPU without a plugin.

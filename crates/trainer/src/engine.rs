@@ -1,12 +1,12 @@
 //! The rollout engine that a configuration names.
 
 use crate::error::{Error, Result};
-use agents::Endpoint;
-use agents::endpoint::Rules;
-use distributed::Store;
-use models::{Dtype, ModelFolder};
-use policy::{PolicyEngine, RolloutEngine};
-use run_config::{PolicyDtype, TrainConfig};
+use grpo_agents::Endpoint;
+use grpo_agents::endpoint::Rules;
+use grpo_distributed::Store;
+use grpo_models::{Dtype, ModelFolder};
+use grpo_policy::{PolicyEngine, RolloutEngine};
+use grpo_run_config::{PolicyDtype, TrainConfig};
 
 /// Returns the endpoint of `rollout.endpoint`, for the agents of a run.
 ///
@@ -37,14 +37,14 @@ pub(crate) fn engine(
     let rollout = &config.rollout;
     let (true, Some(server)) = (rollout.engine.is_server(), &rollout.server) else {
         let expected = "0, or rollout.engine vllm or sglang: a policy cannot sample while it trains";
-        run_config::check(rollout.max_staleness == 0, "rollout.max_staleness", expected, rollout.max_staleness)?;
+        grpo_run_config::check(rollout.max_staleness == 0, "rollout.max_staleness", expected, rollout.max_staleness)?;
         return Ok(Box::new(PolicyEngine));
     };
     let expected = "policy: the processes of a run sample themselves";
-    run_config::check(store.is_none(), "rollout.engine", expected, rollout.engine.name())?;
+    grpo_run_config::check(store.is_none(), "rollout.engine", expected, rollout.engine.name())?;
     let Some(model) = model else { return Err(Error::argument("rollout.engine", "the folder of a model", "none")) };
     let completion = rollout.max_completion_length().max(config.eval.max_completion_length(rollout));
-    let run = engines::Run {
+    let run = grpo_engines::Run {
         model: model.clone(),
         lora: config.lora.clone(),
         // A conversation whose environment or agent begins it with a longer prompt fails by itself.
@@ -57,5 +57,5 @@ pub(crate) fn engine(
             PolicyDtype::Bfloat16 => Dtype::Bf16,
         },
     };
-    Ok(Box::new(engines::ServerEngine::open(rollout.engine, server, run)?))
+    Ok(Box::new(grpo_engines::ServerEngine::open(rollout.engine, server, run)?))
 }

@@ -2,8 +2,8 @@
 
 use grpo_core::readable_bytes;
 use grpo_files::counted;
-use models::MemoryTable;
-use run_config::advice;
+use grpo_models::MemoryTable;
+use grpo_run_config::advice;
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// An invalid configuration.
     #[error(transparent)]
-    Config(#[from] run_config::Error),
+    Config(#[from] grpo_run_config::Error),
     /// Dynamic sampling found too few groups to learn from.
     #[error(
         "only {found} of {} {} kept by grpo.filter_groups (on `{metric}`) after {}: the tasks have become too easy for the policy, or are \
@@ -66,7 +66,7 @@ pub enum Error {
     },
     /// Another process of the run has ended, failed, or does something else.
     #[error(transparent)]
-    Processes(#[from] distributed::Error),
+    Processes(#[from] grpo_distributed::Error),
     /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
@@ -85,34 +85,34 @@ pub enum Error {
     #[error("{error}: {advice}")]
     Exhausted {
         /// The device's error.
-        error: policy::Error,
+        error: grpo_policy::Error,
         /// The keys of the configuration that help.
         advice: &'static str,
     },
     /// An error of the policy or the rollout engine, or non-finite numbers.
     #[error(transparent)]
-    Policy(policy::Error),
+    Policy(grpo_policy::Error),
     /// An invalid model, or a text or token that the tokenizer cannot process.
     #[error(transparent)]
-    Model(#[from] models::Error),
+    Model(#[from] grpo_models::Error),
     /// An invalid section `data`, or a data set with too few problems.
     #[error(transparent)]
-    Data(#[from] data::Error),
+    Data(#[from] grpo_data::Error),
     /// Servers that sample completions do not answer, or do not fit the run.
     #[error(transparent)]
-    Engine(#[from] engines::Error),
+    Engine(#[from] grpo_engines::Error),
     /// An invalid section `rewards`, or a reward function that fails.
     #[error(transparent)]
-    Rewards(#[from] rewards::Error),
+    Rewards(#[from] grpo_rewards::Error),
     /// An invalid section `environments`, or an environment that fails.
     #[error(transparent)]
-    Environments(#[from] agents::Error),
+    Environments(#[from] grpo_agents::Error),
 }
 
-impl From<policy::Error> for Error {
-    fn from(error: policy::Error) -> Self {
-        use policy_pjrt::Error::{OutOfMemory, TimedOut, TooLarge};
-        let of_device = if let policy::Error::Other(error) = &error { error.downcast_ref() } else { None };
+impl From<grpo_policy::Error> for Error {
+    fn from(error: grpo_policy::Error) -> Self {
+        use grpo_policy_pjrt::Error::{OutOfMemory, TimedOut, TooLarge};
+        let of_device = if let grpo_policy::Error::Other(error) = &error { error.downcast_ref() } else { None };
         let advice = match of_device {
             Some(TooLarge { .. }) => advice::DEVICE_MEMORY,
             Some(OutOfMemory { program, .. }) => advice::device_memory(program.as_deref()),
@@ -123,26 +123,26 @@ impl From<policy::Error> for Error {
     }
 }
 
-impl From<rollout::Error> for Error {
-    fn from(error: rollout::Error) -> Self {
+impl From<grpo_rollout::Error> for Error {
+    fn from(error: grpo_rollout::Error) -> Self {
         match error {
-            rollout::Error::Config(error) => Self::Config(error),
-            rollout::Error::Model(error) => Self::Model(error),
-            rollout::Error::Policy(error) => error.into(),
-            rollout::Error::Environments(error) => Self::Environments(error),
-            rollout::Error::Processes(error) => Self::Processes(error),
-            rollout::Error::OtherCompletions { process } => Self::OtherCompletions { process },
-            other => Self::Policy(policy::Error::other(other)),
+            grpo_rollout::Error::Config(error) => Self::Config(error),
+            grpo_rollout::Error::Model(error) => Self::Model(error),
+            grpo_rollout::Error::Policy(error) => error.into(),
+            grpo_rollout::Error::Environments(error) => Self::Environments(error),
+            grpo_rollout::Error::Processes(error) => Self::Processes(error),
+            grpo_rollout::Error::OtherCompletions { process } => Self::OtherCompletions { process },
+            other => Self::Policy(grpo_policy::Error::other(other)),
         }
     }
 }
 
-impl From<planner::Error> for Error {
-    fn from(error: planner::Error) -> Self {
+impl From<grpo_planner::Error> for Error {
+    fn from(error: grpo_planner::Error) -> Self {
         match error {
-            planner::Error::Config(error) => Self::Config(error),
-            planner::Error::Model(error) => Self::Model(error),
-            other => Self::Policy(policy::Error::other(other)),
+            grpo_planner::Error::Config(error) => Self::Config(error),
+            grpo_planner::Error::Model(error) => Self::Model(error),
+            other => Self::Policy(grpo_policy::Error::other(other)),
         }
     }
 }
@@ -164,10 +164,10 @@ impl Error {
     /// Returns `true` if the error means that training diverged.
     pub fn is_divergence(&self) -> bool {
         match self {
-            Self::Policy(policy::Error::NotFinite { .. }) | Self::TooManySkips { .. } => true,
+            Self::Policy(grpo_policy::Error::NotFinite { .. }) | Self::TooManySkips { .. } => true,
             // Non-finite logits, found when sampling on a device.
-            Self::Policy(policy::Error::Other(source)) => {
-                matches!(source.downcast_ref(), Some(policy_pjrt::Error::NotFinite { .. }))
+            Self::Policy(grpo_policy::Error::Other(source)) => {
+                matches!(source.downcast_ref(), Some(grpo_policy_pjrt::Error::NotFinite { .. }))
             }
             _ => false,
         }
@@ -178,7 +178,9 @@ impl Error {
     pub fn is_failure_of_policy(&self) -> bool {
         use grpo_core::Error::Backend;
         match self {
-            Self::Policy(error) => matches!(error, policy::Error::Other(_) | policy::Error::Loss(Backend { .. })),
+            Self::Policy(error) => {
+                matches!(error, grpo_policy::Error::Other(_) | grpo_policy::Error::Loss(Backend { .. }))
+            }
             _ => matches!(self, Self::Exhausted { .. } | Self::Loss(Backend { .. })),
         }
     }
@@ -195,10 +197,11 @@ mod tests {
 
     #[test]
     fn errors_of_an_exhausted_device_name_the_keys_that_help() {
-        let cause = || pjrt::Error::TimedOut { what: "a copy from the device", seconds: 3600.0, program: None }.into();
+        let cause =
+            || grpo_pjrt::Error::TimedOut { what: "a copy from the device", seconds: 3600.0, program: None }.into();
         let program = |name: &str| {
             let (operation, program) = (format!("running `{name}`"), Some(name.to_owned()));
-            policy_pjrt::Error::OutOfMemory {
+            grpo_policy_pjrt::Error::OutOfMemory {
                 operation,
                 program,
                 needed: Some(3 << 30),
@@ -206,16 +209,16 @@ mod tests {
                 cause: cause(),
             }
         };
-        let timed_out = policy_pjrt::Error::TimedOut { operation: "reading ids".into(), cause: cause() };
+        let timed_out = grpo_policy_pjrt::Error::TimedOut { operation: "reading ids".into(), cause: cause() };
         for (error, words) in [
             (program("gradient"), ["running `gradient`", "3.22 GB needed", "grpo.gradient_accumulation_steps"]),
             (program("rollout_x"), ["running `rollout_x`", "3.22 GB needed", "rollout.batch_size"]),
             (timed_out, ["reading ids", "3600 seconds", "`policy.wait_limit_minutes`"]),
         ] {
-            let error = Error::from(policy::Error::from(error));
+            let error = Error::from(grpo_policy::Error::from(error));
             let text = error.to_string();
             assert!(error.is_failure_of_policy() && words.iter().all(|word| text.contains(word)), "{text}");
         }
-        assert!(matches!(Error::from(policy::Error::from(policy_pjrt::Error::Lost)), Error::Policy(_)));
+        assert!(matches!(Error::from(grpo_policy::Error::from(grpo_policy_pjrt::Error::Lost)), Error::Policy(_)));
     }
 }

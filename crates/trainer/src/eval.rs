@@ -2,11 +2,11 @@
 
 use crate::error::Result;
 use crate::factory::Parts;
-use data::Item;
-use policy::Sampling;
-use rewards::{Correct, Reward, RewardFn, RewardInput, Rewards};
-use rollout::Completed;
-use run_config::{REWARD, TrainConfig};
+use grpo_data::Item;
+use grpo_policy::Sampling;
+use grpo_rewards::{Correct, Reward, RewardFn, RewardInput, Rewards};
+use grpo_rollout::Completed;
+use grpo_run_config::{REWARD, TrainConfig};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ pub struct PassAt {
 /// pass: 1 - C(n - c, k) / C(n, k) (Codex, arXiv 2107.03374, with the product of its figure 3).
 ///
 /// ```
-/// use trainer::eval::pass_at_k;
+/// use grpo_trainer::eval::pass_at_k;
 ///
 /// assert_eq!(pass_at_k(4, 1, 1), 0.25);
 /// assert_eq!(pass_at_k(4, 1, 2), 0.5);
@@ -150,7 +150,7 @@ impl PassRule {
     /// weight except length penalties, otherwise the weighted sum.
     ///
     /// # Errors
-    /// [`run_config::Error::Key`] with the valid names.
+    /// [`grpo_run_config::Error::Key`] with the valid names.
     pub fn of(config: &TrainConfig, rewards: &Rewards) -> Result<Self> {
         let known = || rewards.names().zip(rewards.weights());
         let correct = Correct::default();
@@ -161,7 +161,7 @@ impl PassRule {
             Some(name) => {
                 let names: Vec<&str> = [REWARD].into_iter().chain(rewards.names()).collect();
                 let expected = format!("one of {}, e.g. `eval: {{ pass_reward: {REWARD} }}`", names.join(", "));
-                Err(run_config::Error::key("eval.pass_reward", expected, name).into())
+                Err(grpo_run_config::Error::key("eval.pass_reward", expected, name).into())
             }
             None if known().any(|(name, weight)| name == correct.name() && weight > 0.0) => {
                 Ok(Self::Each(vec![correct.name().to_owned()]))

@@ -4,21 +4,21 @@ use crate::device;
 use crate::error::{Error, Result};
 use crate::prepared::Prepared;
 use crate::pretrained::{Purpose, keeps_files, training_memory};
-use agents::{Endpoint, Environments};
-use backend_cpu::CpuBackend;
-use backend_tpu::plugins::Kind;
-use data::Dataset;
-use distributed::Store;
+use grpo_agents::{Endpoint, Environments};
+use grpo_backend_cpu::CpuBackend;
+use grpo_backend_tpu::plugins::Kind;
 use grpo_core::Dtype;
-use models::{MemoryTable, ModelConfig, ModelFolder, Tokenizer};
-use planner::{Devices, MeshRules, longest_prompt, policy_options, training_sizes};
-use policy::{Policy, PolicyEngine, RolloutEngine};
-use policy_cpu::{CpuPolicy, PolicyLoss};
-use policy_pjrt::decoder::{Axis, AxisRules};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime, TrainingSizes};
-use rewards::Rewards;
-use rollout::Rollout;
-use run_config::{PolicyConfig, PolicyDevice, TrainConfig};
+use grpo_data::Dataset;
+use grpo_distributed::Store;
+use grpo_models::{MemoryTable, ModelConfig, ModelFolder, Tokenizer};
+use grpo_planner::{Devices, MeshRules, longest_prompt, policy_options, training_sizes};
+use grpo_policy::{Policy, PolicyEngine, RolloutEngine};
+use grpo_policy_cpu::{CpuPolicy, PolicyLoss};
+use grpo_policy_pjrt::decoder::{Axis, AxisRules};
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime, TrainingSizes};
+use grpo_rewards::Rewards;
+use grpo_rollout::Rollout;
+use grpo_run_config::{PolicyConfig, PolicyDevice, TrainConfig};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ use std::sync::Arc;
 ///
 /// ```no_run
 /// use std::sync::Arc;
-/// use trainer::{Parts, TrainConfig, Trainer};
+/// use grpo_trainer::{Parts, TrainConfig, Trainer};
 ///
-/// # fn main() -> trainer::Result<()> {
+/// # fn main() -> grpo_trainer::Result<()> {
 /// let config = TrainConfig::built_in();
 /// let mut parts = Parts::from_config(&config)?;
-/// let words = Arc::new(data::task::Reverse { min_length: 2, max_length: 4 });
-/// parts.dataset = Box::new(data::TaskMixture::from_tasks(vec![(words, 1.0)], 0.1, config.seed)?);
+/// let words = Arc::new(grpo_data::task::Reverse { min_length: 2, max_length: 4 });
+/// parts.dataset = Box::new(grpo_data::TaskMixture::from_tasks(vec![(words, 1.0)], 0.1, config.seed)?);
 /// let run = Trainer::with_parts(config, parts)?;
 /// # Ok(())
 /// # }
@@ -170,7 +170,7 @@ impl PolicyTarget {
             })));
         };
         let (plugin, compile_cache) = (plugin.as_deref(), compile_cache.as_deref());
-        let known = planner::configured_devices(&config.policy);
+        let known = grpo_planner::configured_devices(&config.policy);
         let rules_of = |devices: Devices| MeshRules::of(config, shape, prompt, &devices);
         let mut rules = known.map(|devices| rules_of(Devices::assumed(kind, devices))).transpose()?.flatten();
         let training = rules.as_ref().map(|rules| rules.training.clone());
@@ -193,7 +193,7 @@ impl PolicyTarget {
             }
         }
         if let Some(MeshRules { training, .. }) = rules.as_ref().filter(|r| runtime.axis_rules() != Some(&r.training)) {
-            runtime = runtime.on_mesh(training.clone()).map_err(policy::Error::from)?;
+            runtime = runtime.on_mesh(training.clone()).map_err(grpo_policy::Error::from)?;
         }
         if let Some(MeshRules { training, rollout }) = &rules {
             warn_of_empty_rows(config, training.parts(Axis::Batch));
@@ -222,17 +222,17 @@ impl PolicyTarget {
         match self {
             Self::Host(loss) => {
                 let weights = model.map(ModelFolder::weights).transpose()?;
-                let in_files = weights.map_or(models::Dtype::F32, |weights| weights.mapped_dtype());
-                Ok((training_memory(config, shape, in_files, loss, prompt)?, models::available_memory()))
+                let in_files = weights.map_or(grpo_models::Dtype::F32, |weights| weights.mapped_dtype());
+                Ok((training_memory(config, shape, in_files, loss, prompt)?, grpo_models::available_memory()))
             }
             Self::Device(runtime, rollout) => {
                 let weights = match model {
                     Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.weights()?),
-                    _ => models::Dtype::F32,
+                    _ => grpo_models::Dtype::F32,
                 };
                 let options = options(config, shape, rollout)?;
                 let sizes = training_sizes(config, shape, weights, prompt)?;
-                let table = sizes.memory(shape, &options, runtime.axis_rules()).map_err(policy::Error::from)?;
+                let table = sizes.memory(shape, &options, runtime.axis_rules()).map_err(grpo_policy::Error::from)?;
                 Ok((table, runtime.available_memory()))
             }
         }
@@ -245,7 +245,7 @@ impl PolicyTarget {
     pub(crate) fn check(&self, table: &MemoryTable, available: Option<u64>) -> Result<()> {
         match self {
             Self::Host(_) => Error::check_memory(table, available),
-            Self::Device(runtime, _) => Ok(runtime.check_memory(table.clone()).map_err(policy::Error::from)?),
+            Self::Device(runtime, _) => Ok(runtime.check_memory(table.clone()).map_err(grpo_policy::Error::from)?),
         }
     }
 
@@ -268,7 +268,7 @@ impl PolicyTarget {
             Self::Device(runtime, rollout) => {
                 let mut options = options(config, shape, &rollout)?;
                 if config.policy.device == PolicyDevice::PjrtCpu {
-                    options.peak_flops = Some(backend_cpu::peak::flops(Dtype::F32, rayon::current_num_threads()));
+                    options.peak_flops = Some(grpo_backend_cpu::peak::flops(Dtype::F32, rayon::current_num_threads()));
                 }
                 Box::new(pjrt_policy(config, &runtime, shape, model, options)?)
             }
@@ -317,8 +317,8 @@ fn cpu_policy(
 ) -> Result<CpuPolicy> {
     if let (Some(_), Purpose::Export) = (model, purpose) {
         let mut table = MemoryTable::new();
-        table.push("weights (float32)", shape.parameter_count() * models::Dtype::F32.size() as u64);
-        Error::check_memory(&table, models::available_memory())?;
+        table.push("weights (float32)", shape.parameter_count() * grpo_models::Dtype::F32.size() as u64);
+        Error::check_memory(&table, grpo_models::available_memory())?;
     }
     // Names, shapes and finiteness are checked while reading. Frozen weights stay in their files.
     let weights = model.map(ModelFolder::weights).transpose()?;
@@ -374,7 +374,7 @@ fn pjrt_policy(
         Some(of_values) => policy.and_then(|policy| policy.with_value_head(of_values)),
         None => policy,
     };
-    Ok(policy.map_err(policy::Error::from)?)
+    Ok(policy.map_err(grpo_policy::Error::from)?)
 }
 
 #[cfg(test)]
@@ -391,7 +391,7 @@ mod tests {
         config.grpo.gradient_accumulation_steps = 1;
         let shape = ModelConfig { max_position_embeddings: 1 << 20, ..config.model.shape().unwrap().clone() };
         let options = policy_options(&config, &shape).unwrap();
-        let on_device = training_sizes(&config, &shape, models::Dtype::F32, 40_000)
+        let on_device = training_sizes(&config, &shape, grpo_models::Dtype::F32, 40_000)
             .unwrap()
             .memory(&shape, &options, None)
             .unwrap();

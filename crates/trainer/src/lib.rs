@@ -24,15 +24,18 @@ mod updates;
 mod warmup;
 
 /// The crates of the traits of [`Parts`], so that a program with its own parts depends on this package alone.
-pub use {agents, data, grpo_core, models, policy, rewards};
+pub use {
+    grpo_agents as agents, grpo_core, grpo_data as data, grpo_models as models, grpo_policy as policy,
+    grpo_rewards as rewards,
+};
 
 pub use datasets::expand_paths;
 pub use error::{Error, Result};
 pub use factory::{Parts, export_policy};
+pub use grpo_run_config::{ModelSource, TrainConfig};
 pub use prepared::{Overview, Prepared};
 pub use pretrained::open_model;
 pub use prompts::{check_rows, count_tokens, open_data, open_tokenizer};
 pub use rewards::kill_programs as kill_reward_programs;
-pub use run_config::{ModelSource, TrainConfig};
 pub use trainer::{Counters, Phase, TrainState, Trainer, rows_to_try};
 pub use warmup::WarmupReport;

@@ -5,9 +5,9 @@
 
 use crate::error::{Error, Result};
 use crate::factory::Parts;
-use distributed::Store;
-use rewards::{Reward, RewardFailure, RewardInput};
-use rollout::lockstep::{Sampled, share_list};
+use grpo_distributed::Store;
+use grpo_rewards::{Reward, RewardFailure, RewardInput};
+use grpo_rollout::lockstep::{Sampled, share_list};
 use serde::{Deserialize, Serialize};
 
 /// The name of the broadcast.
@@ -69,9 +69,9 @@ fn shared(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use data::task::Addition;
-    use data::{Item, Problem};
-    use distributed::Options;
+    use grpo_data::task::Addition;
+    use grpo_data::{Item, Problem};
+    use grpo_distributed::Options;
     use std::net::TcpListener;
     use std::sync::Arc;
 

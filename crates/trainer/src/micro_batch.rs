@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use grpo_core::TokenBatch;
-use policy::{RoutedExperts, Sequence, SequenceBatch};
+use grpo_policy::{RoutedExperts, Sequence, SequenceBatch};
 use std::ops::Range;
 
 /// Returns a micro-batch of `sequences` for each range of `parts`; `tokens` has their completion tokens, `routed_experts` the experts that are

@@ -8,14 +8,14 @@ use crate::factory::{Parts, PolicyTarget};
 use crate::pretrained::{Purpose, open_described, with_weights};
 use crate::prompts::{check_rows, open_data, open_tokenizer};
 use crate::trainer::{Rows, Trainer, leads};
-use agents::{Endpoint, Environments};
-use data::{DataReport, Dataset, RowIndex};
-use distributed::Store;
-use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained};
-use policy::RolloutEngine;
-use rewards::Rewards;
-use rollout::encode_prompt;
-use run_config::{ModelSource, TrainConfig, check};
+use grpo_agents::{Endpoint, Environments};
+use grpo_data::{DataReport, Dataset, RowIndex};
+use grpo_distributed::Store;
+use grpo_models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained};
+use grpo_policy::RolloutEngine;
+use grpo_rewards::Rewards;
+use grpo_rollout::encode_prompt;
+use grpo_run_config::{ModelSource, TrainConfig, check};
 use std::sync::Arc;
 
 /// The number of prompts in the sample that estimates the longest prompt.
@@ -25,12 +25,12 @@ const PROMPTS: usize = 32;
 /// prompts and completions, memory. For a model on the hub, the checks download only its configuration and tokenizer.
 ///
 /// ```no_run
-/// use trainer::{Prepared, TrainConfig};
+/// use grpo_trainer::{Prepared, TrainConfig};
 ///
 /// let prepared = Prepared::new(TrainConfig::default())?;
 /// println!("{} weights", prepared.overview().weights);
 /// let trainer = prepared.trainer()?; // weights are read here
-/// # Ok::<(), trainer::Error>(())
+/// # Ok::<(), grpo_trainer::Error>(())
 /// ```
 pub struct Prepared {
     config: TrainConfig,
@@ -125,7 +125,7 @@ impl Prepared {
         config.validate_sources()?;
         crate::datasets::expand_paths(&mut config.data)?;
         if let ModelSource::Pretrained(name) = &mut config.model {
-            *name = data::at_home(name.as_str().as_ref()).to_string_lossy().into_owned();
+            *name = grpo_data::at_home(name.as_str().as_ref()).to_string_lossy().into_owned();
         }
         adapter::resolve(&mut config)?;
         config.data.check_files()?;
@@ -167,8 +167,8 @@ impl Prepared {
         config.validate_masks()?;
         check_routers(&config, &shape)?;
         // Checked before a plugin is loaded.
-        planner::policy_options(&config, &shape)?;
-        let adapters = match planner::trained(&config, &shape)? {
+        grpo_planner::policy_options(&config, &shape)?;
+        let adapters = match grpo_planner::trained(&config, &shape)? {
             Trained::Adapters { weights, .. } => Some(weights),
             Trained::All => None,
         };
@@ -202,7 +202,7 @@ impl Prepared {
         let of_rows = longest_prompt;
         // Agents write their prompts, of any length for which there is room. A conversation that is rendered anew is a prompt.
         let longest_prompt = match environments.has_agents() || rows.checked.rewrites_history {
-            true => longest_prompt.max(planner::longest_prompt(&config, &shape)),
+            true => longest_prompt.max(grpo_planner::longest_prompt(&config, &shape)),
             false => longest_prompt,
         };
         let endpoint = match leads && environments.has_agents() {
@@ -298,7 +298,7 @@ impl Prepared {
 /// Checks that keys of routers belong to a model with experts.
 ///
 /// # Errors
-/// [`run_config::Error::Key`].
+/// [`grpo_run_config::Error::Key`].
 fn check_routers(config: &TrainConfig, shape: &ModelConfig) -> Result<()> {
     let has_router = shape.experts.is_some() || !config.policy.freeze_router;
     check(has_router, "policy.freeze_router", "false, or a model with a mixture of experts", true)?;

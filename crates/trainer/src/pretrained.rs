@@ -1,10 +1,10 @@
 //! Opens pretrained models, and estimates the memory of training.
 
 use crate::error::Result;
-use models::{Dtype, MemoryTable, ModelConfig, ModelFolder, TrainedMemory, TrainingMemory, resident_memory};
-use planner::trained;
-use policy_cpu::{PolicyLoss, StepMemory};
-use run_config::{ModelSource, TrainConfig};
+use grpo_models::{Dtype, MemoryTable, ModelConfig, ModelFolder, TrainedMemory, TrainingMemory, resident_memory};
+use grpo_planner::trained;
+use grpo_policy_cpu::{PolicyLoss, StepMemory};
+use grpo_run_config::{ModelSource, TrainConfig};
 use std::path::PathBuf;
 
 /// The use of a policy.
@@ -26,7 +26,7 @@ pub(crate) fn keeps_files(config: &TrainConfig) -> bool {
 /// # Errors
 /// [`crate::Error::Model`] if the model is missing or not supported.
 pub fn open_model(config: &TrainConfig) -> Result<Option<ModelFolder>> {
-    open(config, models::locate)
+    open(config, grpo_models::locate)
 }
 
 /// Like [`open_model`], without looking for or downloading weights; the folder has the tokenizer files.
@@ -34,7 +34,7 @@ pub fn open_model(config: &TrainConfig) -> Result<Option<ModelFolder>> {
 /// # Errors
 /// The errors of [`open_model`].
 pub(crate) fn open_described(config: &TrainConfig) -> Result<Option<ModelFolder>> {
-    open(config, |name, revision| models::Hub::from_env().locate_tokenizer(name, revision))
+    open(config, |name, revision| grpo_models::Hub::from_env().locate_tokenizer(name, revision))
 }
 
 /// Returns the model with its weights. Missing weights are downloaded from the commit of the files that were already read.
@@ -43,13 +43,13 @@ pub(crate) fn open_described(config: &TrainConfig) -> Result<Option<ModelFolder>
 /// The errors of [`open_model`].
 pub(crate) fn with_weights(described: ModelFolder, config: &TrainConfig) -> Result<ModelFolder> {
     let ModelSource::Pretrained(name) = &config.model else { return Ok(described) };
-    let path = models::locate_weights(name, config.model_revision.as_deref(), described.path())?;
+    let path = grpo_models::locate_weights(name, config.model_revision.as_deref(), described.path())?;
     if path == described.path() { Ok(described) } else { Ok(ModelFolder::open(&path)?) }
 }
 
 fn open(
     config: &TrainConfig,
-    locate: impl FnOnce(&str, Option<&str>) -> models::Result<PathBuf>,
+    locate: impl FnOnce(&str, Option<&str>) -> grpo_models::Result<PathBuf>,
 ) -> Result<Option<ModelFolder>> {
     let ModelSource::Pretrained(name) = &config.model else { return Ok(None) };
     Ok(Some(ModelFolder::open(&locate(name, config.model_revision.as_deref())?)?))

@@ -1,10 +1,10 @@
 //! Rows of a data set as the policy reads them.
 
 use crate::error::{Error, Result};
-use data::{ApplyChatTemplate, DataConfig, DataReport, Dataset, Prompt, PromptEncoder, RowIndex};
+use grpo_data::{ApplyChatTemplate, DataConfig, DataReport, Dataset, Prompt, PromptEncoder, RowIndex};
 use grpo_files::counted;
-use models::{ChatTemplate, HfTokenizer, ModelFolder, TRAINING_TEMPLATES, Tokenizer};
-use rewards::Rewards;
+use grpo_models::{ChatTemplate, HfTokenizer, ModelFolder, TRAINING_TEMPLATES, Tokenizer};
+use grpo_rewards::Rewards;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -37,9 +37,9 @@ pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTok
     }
     match &config.template_date {
         Some(date) => tokenizer.with_template_date(date).map_err(|error| match error {
-            models::Error::Date { .. } => {
+            grpo_models::Error::Date { .. } => {
                 let expected = "a date such as 2026-11-25 or 2026-11-25T09:30:00";
-                run_config::Error::key("data.template_date", expected, date).into()
+                grpo_run_config::Error::key("data.template_date", expected, date).into()
             }
             other => other.into(),
         }),
@@ -53,7 +53,7 @@ fn with_template_of(tokenizer: HfTokenizer, key: &'static str, path: &Path) -> R
         "the path of a template in Jinja, such as `{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\\n{{{{ m.content }}}}<|im_end|>\\n\
          {{% endfor %}}<|im_start|>assistant\\n`, e.g. `--set {key}=chatml.jinja`"
     );
-    let refused = |found: String| Error::from(run_config::Error::key(key, expected.as_str(), found));
+    let refused = |found: String| Error::from(grpo_run_config::Error::key(key, expected.as_str(), found));
     let file = path.display().to_string();
     let bytes = grpo_files::read_regular(path, MAX_TEMPLATE).map_err(|e| refused(format!("{file}: {e}")))?;
     let source = String::from_utf8(bytes).map_err(|e| refused(format!("{file}: {e}")))?;
@@ -67,7 +67,7 @@ fn with_template_of(tokenizer: HfTokenizer, key: &'static str, path: &Path) -> R
 /// and model, files are not read again.
 ///
 /// # Errors
-/// The errors of [`data::open`].
+/// The errors of [`grpo_data::open`].
 pub fn open_data(
     config: &DataConfig,
     seed: u64,
@@ -78,13 +78,13 @@ pub fn open_data(
     let count = |prompts: &[&Prompt], limit| count_tokens(tokenizer, config, prompts, limit);
     let has_chat_template = tokenizer.has_chat_template();
     let encoder = PromptEncoder { has_chat_template, max_tokens: Some(max_tokens), count: &count, is_exact: false };
-    Ok(data::open(config, seed, &encoder, index)?)
+    Ok(grpo_data::open(config, seed, &encoder, index)?)
 }
 
 /// Counts the tokens of prompts on all threads. Results of at most `limit` may be upper bounds.
 ///
 /// # Errors
-/// Each prompt has its own result: the errors of [`rollout::encode_prompt`], and an error for a text with special-token strings if
+/// Each prompt has its own result: the errors of [`grpo_rollout::encode_prompt`], and an error for a text with special-token strings if
 /// `data.prompts_are_rendered` is not set. Prompts behind the first with an error may be left out, with an error that says so: a template
 /// may take seconds until it exceeds its limit of steps.
 pub fn count_tokens(
@@ -112,7 +112,7 @@ pub fn count_tokens(
     };
     let failed = AtomicUsize::new(usize::MAX);
     let indexed: Vec<(usize, &Prompt)> = prompts.iter().copied().enumerate().collect();
-    models::map_on_template_threads(&indexed, rayon::current_num_threads(), |(index, prompt)| {
+    grpo_models::map_on_template_threads(&indexed, rayon::current_num_threads(), |(index, prompt)| {
         if failed.load(Ordering::Relaxed) < *index {
             return Err("an earlier prompt has an error".into());
         }
@@ -125,7 +125,7 @@ pub fn count_tokens(
 /// Checks that rows have the reference answers that rewards need, and warns of text prompts that bypass a chat template.
 ///
 /// # Errors
-/// [`data::Error::File`] for rows without a reference answer if a reward needs one.
+/// [`grpo_data::Error::File`] for rows without a reference answer if a reward needs one.
 pub fn check_rows(config: &DataConfig, report: &DataReport, rewards: &Rewards, has_chat_template: bool) -> Result<()> {
     let texts = report.text_prompts();
     if has_chat_template && config.apply_chat_template == ApplyChatTemplate::Auto && texts > 0 {

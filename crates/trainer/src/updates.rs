@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use grpo_core::{LossOutput, Scores};
-use policy::{Policy, SequenceBatch, StepLoss, UpdateReport};
-use run_config::OptimizerConfig;
+use grpo_policy::{Policy, SequenceBatch, StepLoss, UpdateReport};
+use grpo_run_config::OptimizerConfig;
 
 /// The report of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +52,7 @@ impl Updates {
         }
         if let Err(what) = check(&output) {
             if !self.skips() {
-                return Err(policy::Error::NotFinite { what, step: policy.optimizer_steps() }.into());
+                return Err(grpo_policy::Error::NotFinite { what, step: policy.optimizer_steps() }.into());
             }
             tracing::warn!("an update is skipped: {what}");
         }
@@ -74,17 +74,17 @@ impl Updates {
 /// Checks that a policy has returned a log-probability and an entropy for each token, with 0 for masked ones.
 ///
 /// # Errors
-/// [`policy::Error::Argument`].
+/// [`grpo_policy::Error::Argument`].
 pub(crate) fn check_scores(
     operation: &'static str,
     scores: &Scores,
     batches: &[SequenceBatch<'_>],
-) -> policy::Result<()> {
+) -> grpo_policy::Result<()> {
     let tokens: usize = batches.iter().map(|batch| batch.tokens.tokens()).sum();
     for (name, values) in [("logp", &scores.logp), ("entropy", &scores.entropy)] {
         if values.len() != tokens {
             let expected = format!("scores with a value of {name} for each of the {tokens} tokens");
-            return Err(policy::Error::argument(operation, expected, values.len()));
+            return Err(grpo_policy::Error::argument(operation, expected, values.len()));
         }
     }
     Ok(())

@@ -5,9 +5,9 @@ use super::rng;
 use crate::support::{files, grpo, repository};
 use grpo_core::LossConfig;
 use grpo_files::Layers;
+use grpo_trainer::TrainConfig;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
-use trainer::TrainConfig;
 
 /// One to four of: a flipped bit, a byte of a number or bracket, a cut, a repeated part, another header length.
 fn mutated(bytes: &[u8], header: usize, rng: &mut ChaCha8Rng) -> Vec<u8> {

@@ -2,7 +2,7 @@
 
 use super::{case, document, number};
 use crate::support::{Call, Runs, Said, assert_has, batch, grpo, json, repository};
-use pjrt::install::Kind;
+use grpo_pjrt::install::Kind;
 use serde_json::Value;
 use std::process::{Command, Stdio};
 

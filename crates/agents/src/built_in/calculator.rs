@@ -1,7 +1,7 @@
 //! A calculator as a tool.
 
 use crate::environment::{Environment, Episode, Failure, Reply, Start};
-use data::Item;
+use grpo_data::Item;
 use serde_json::{Value, json};
 
 /// The longest expression, in bytes.
@@ -61,8 +61,8 @@ fn shown(value: f64) -> String {
 /// Evaluates an arithmetic expression.
 ///
 /// ```
-/// assert_eq!(agents::evaluate("6 * (7 + 1) / -4"), Ok(-12.0));
-/// assert!(agents::evaluate("6 *").is_err());
+/// assert_eq!(grpo_agents::evaluate("6 * (7 + 1) / -4"), Ok(-12.0));
+/// assert!(grpo_agents::evaluate("6 *").is_err());
 /// ```
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! A game: guess a word.
 
 use crate::environment::{Environment, Episode, Failure, Reply, Start};
-use data::Item;
+use grpo_data::Item;
 use serde_json::{Value, json};
 
 /// The model guesses the word that is the row's reference answer. After a wrong guess it reads which letters are right. The reward is 1 for

@@ -21,7 +21,7 @@ pub(super) struct Named(Mutex<BTreeSet<String>>);
 
 impl Named {
     fn log(&self, name: &str, message: &str) {
-        let mut named = rewards::programs::lock(&self.0);
+        let mut named = grpo_rewards::programs::lock(&self.0);
         let name: String = name.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
         if named.len() < MOST_NAMED && named.insert(name.clone()) {
             tracing::warn!(

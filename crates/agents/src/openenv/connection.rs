@@ -4,7 +4,7 @@ use super::message::Answer;
 use crate::config::EnvironmentConfig;
 use crate::error::{Result, check};
 use grpo_files::{Secrets, long_integers_as_digits, redact_url};
-use rewards::programs::{Stop, expand, parsed, seconds, shown};
+use grpo_rewards::programs::{Stop, expand, parsed, seconds, shown};
 use serde_json::{Value, json};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};

@@ -1,7 +1,7 @@
 //! Messages of OpenEnv's WebSocket, and their form as messages of a conversation.
 
 use super::connection::Address;
-use data::{Item, Prompt};
+use grpo_data::{Item, Prompt};
 use serde_json::{Map, Value, json};
 
 /// The code of an error of a server for an action that does not have the environment's form.

@@ -8,7 +8,7 @@ use crate::config::EnvironmentConfig;
 use crate::environment::{Environment, Episode, Failure, Reply, Start};
 use crate::error::{Result, check};
 use connection::Address;
-use data::Item;
+use grpo_data::Item;
 use message::{Answer, Refusal};
 use serde_json::{Map, Value, json};
 use sessions::{Session, Sessions};

@@ -3,7 +3,7 @@
 use super::connection::{Address, Connection};
 use super::message::{Answer, Observation, list_tools};
 use crate::environment::Failure;
-use rewards::programs::{Stop, back_off, lock};
+use grpo_rewards::programs::{Stop, back_off, lock};
 use serde_json::Value;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, TryLockError, Weak};

@@ -174,7 +174,7 @@ impl ToolParser {
     /// take their types from them.
     ///
     /// ```
-    /// use agents::ToolParser;
+    /// use grpo_agents::ToolParser;
     ///
     /// let text = "I compute.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
     /// let parsed = ToolParser::Hermes.parse(text, &serde_json::json!([]));

@@ -1,8 +1,8 @@
 //! The endpoint, its keys, and agents that are programs or functions.
 
-use agents::endpoint::{ApiError, Asked, ChatReply, Held, Job, Rules};
-use agents::{Agent, AgentProgram, Connection, Endpoint, EnvironmentConfig, Error, Failure};
-use data::Item;
+use grpo_agents::endpoint::{ApiError, Asked, ChatReply, Held, Job, Rules};
+use grpo_agents::{Agent, AgentProgram, Connection, Endpoint, EnvironmentConfig, Error, Failure};
+use grpo_data::Item;
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -310,7 +310,7 @@ fn integers_of_any_length_reach_an_agent_as_digits() {
     let function = json!({"name": "f", "arguments": {"id": grpo_files::long_integer(digits)}});
     let call = json!({"role": "assistant", "content": "", "tool_calls": [{"function": function}]});
     let messages = vec![json!({"role": "user", "content": "x"}), call];
-    let row = Item::new(data::Prompt::Messages { messages, tools: None, documents: None });
+    let row = Item::new(grpo_data::Prompt::Messages { messages, tools: None, documents: None });
     let endpoint = Endpoint::open(None, Rules::default()).unwrap();
     hold(&endpoint, AgentProgram::new("game", &config).unwrap(), &[row]);
     let line = std::fs::read_to_string(log).unwrap();

@@ -5,4 +5,4 @@ mod openenv;
 mod programs;
 mod protocols;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

@@ -1,7 +1,7 @@
 //! Environments that are servers of OpenEnv, here threads of the test that behave and misbehave.
 
-use agents::{Environment, EnvironmentConfig, Environments, Episode, Failure, OpenEnv, Start};
-use data::Item;
+use grpo_agents::{Environment, EnvironmentConfig, Environments, Episode, Failure, OpenEnv, Start};
+use grpo_data::Item;
 use rstest::rstest;
 use serde_json::{Map, Value, json};
 use std::io::{Read, Write};

@@ -1,9 +1,9 @@
 //! Environments that are programs, here shell scripts.
 
-use agents::{
+use grpo_agents::{
     Environment, EnvironmentConfig, EnvironmentProgram, Environments, Episode, Failure, Outcome, Reply, Start,
 };
-use data::Item;
+use grpo_data::Item;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use tempfile::TempDir;

@@ -1,9 +1,9 @@
 //! The protocols of the endpoint, as plain HTTP. tests/python has the SDKs.
 
 use crate::endpoint::Function;
-use agents::endpoint::{Asked, ChatReply, ChatRequest, Job, Rules};
-use agents::{Agent, Connection, Endpoint, Error};
-use data::Item;
+use grpo_agents::endpoint::{Asked, ChatReply, ChatRequest, Job, Rules};
+use grpo_agents::{Agent, Connection, Endpoint, Error};
+use grpo_data::Item;
 use grpo_files::{long_integer, long_integers_as_digits};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};

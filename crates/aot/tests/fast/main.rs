@@ -2,14 +2,14 @@
 
 mod meshes;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
-use backend_tpu::aot::Report;
-use backend_tpu::plugins::Kind;
 use grpo_aot::{Error, ProgramName, RunPrograms};
-use models::LoraConfig;
-use pjrt::DeviceDescription;
-use run_config::{MeshChoice, MeshConfig, PolicyDtype, TrainConfig};
+use grpo_backend_tpu::aot::Report;
+use grpo_backend_tpu::plugins::Kind;
+use grpo_models::LoraConfig;
+use grpo_pjrt::DeviceDescription;
+use grpo_run_config::{MeshChoice, MeshConfig, PolicyDtype, TrainConfig};
 
 #[test]
 fn programs_include_adapters_and_value_heads() {
@@ -28,7 +28,7 @@ fn programs_include_adapters_and_value_heads() {
     assert!(text(&ppo, ProgramName::Gradient).contains("value_table"));
 
     let lora = LoraConfig { r: 3, ..LoraConfig::default() };
-    let of_adapters: usize = lora.parameters(&shape).unwrap().iter().map(models::Parameter::len).sum();
+    let of_adapters: usize = lora.parameters(&shape).unwrap().iter().map(grpo_models::Parameter::len).sum();
     config.lora = Some(lora);
     config.loss.beta = 0.1;
     let adapted = RunPrograms::new(&config, Kind::Tpu, 1).unwrap();
@@ -72,7 +72,7 @@ fn bf16_weights_have_remainders_in_the_update_only() {
     let sizes = programs.sizes();
     let of_vectors: usize = {
         let shape = config.model.shape().unwrap();
-        shape.parameters().iter().filter(|p| p.shape.len() == 1).map(models::Parameter::len).sum()
+        shape.parameters().iter().filter(|p| p.shape.len() == 1).map(grpo_models::Parameter::len).sum()
     };
     assert_eq!(sizes.weight_bytes, 2 * sizes.parameters + 2 * of_vectors, "norms and biases are f32");
     assert_eq!(sizes.weight_bytes + sizes.remainder_bytes, 4 * sizes.parameters);

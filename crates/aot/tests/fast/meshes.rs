@@ -1,13 +1,13 @@
 //! Every family with frozen weights of every format, on the meshes that the planner recommends.
 
 use crate::report;
-use backend_tpu::aot::{Report, Target};
 use grpo_aot::{ProgramName, RunPrograms};
+use grpo_backend_tpu::aot::{Report, Target};
 use grpo_files::Layers;
-use models::{ModelFolder, Quantization};
-use planner::{Devices, longest_prompt, plan};
+use grpo_models::{ModelFolder, Quantization};
+use grpo_planner::{Devices, longest_prompt, plan};
+use grpo_run_config::{MeshChoice, MeshConfig, TrainConfig};
 use rstest::rstest;
-use run_config::{MeshChoice, MeshConfig, TrainConfig};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -82,9 +82,9 @@ fn recommended_meshes_build_for_every_format_of_frozen_weights(#[case] checkpoin
     for target in ["v6e:2x4", "v6e:4x4"] {
         let target = Target::parse(target).unwrap();
         for quantization in [None, Some(Quantization::Int8), Some(Quantization::Nf4)] {
-            if quantization
-                .is_some_and(|quantization| policy_pjrt::decoder::check_quantization(&shape, quantization).is_err())
-            {
+            if quantization.is_some_and(|quantization| {
+                grpo_policy_pjrt::decoder::check_quantization(&shape, quantization).is_err()
+            }) {
                 assert!(shape.experts.is_some(), "{checkpoint}: {quantization:?}");
                 continue;
             }

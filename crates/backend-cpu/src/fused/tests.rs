@@ -6,8 +6,8 @@ use crate::arch::{Isa, IsaToken};
 use crate::plan::CpuPlan;
 use crate::threads::Threads;
 use grpo_core::{Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PolicySpec, Tiling};
+use grpo_testkit::{Case, Differences, Output, ROUNDED, Shape, assert_flows, difference, loss, run};
 use rstest::rstest;
-use testkit::{Case, Differences, Output, ROUNDED, Shape, assert_flows, difference, loss, run};
 
 /// Words of a piece: 16, so that small shapes have many pieces, and 128, as with AMX.
 const FEW: usize = 16;
@@ -163,7 +163,7 @@ fn tile_products_add_to_existing_gradients() {
         let mut plan = plan(gemm, &case.request(&loss, implementation, tiling), 2);
         let once = run(&mut *plan, &case);
         let mut twice = once.clone();
-        testkit::accumulate(&mut *plan, &case, &mut twice);
+        grpo_testkit::accumulate(&mut *plan, &case, &mut twice);
         for (once, twice) in [(&once.hidden, &twice.hidden), (&once.lm_head, &twice.lm_head)] {
             let doubled: Vec<f64> = once.iter().map(|x| 2.0 * f64::from(*x)).collect();
             assert!(difference(twice, &doubled) <= 1e-6);

@@ -3,8 +3,8 @@
 use super::*;
 use crate::arch::IsaToken;
 use crate::host::Slice;
+use grpo_testkit::margin::{assert_below, largest_difference};
 use half::bf16;
-use testkit::margin::{assert_below, largest_difference};
 
 fn noise(seed: u64) -> impl FnMut() -> f32 {
     let mut state = seed;

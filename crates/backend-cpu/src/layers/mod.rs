@@ -8,7 +8,7 @@
 //! padding, and `[T, T]` scores for more than one tile of queries.
 //!
 //! ```
-//! use backend_cpu::layers::{Add, Layers};
+//! use grpo_backend_cpu::layers::{Add, Layers};
 //!
 //! let layers = Layers::new();
 //! let (x, weight) = ([1.0, 2.0], [3.0, 4.0, 5.0, 6.0]); // [1, 2] and [2, 2]
@@ -82,7 +82,7 @@ impl Layers {
     /// f32, and otherwise the same values in f32. All other operations are f32.
     ///
     /// ```
-    /// use backend_cpu::layers::{Add, Layers};
+    /// use grpo_backend_cpu::layers::{Add, Layers};
     /// use grpo_core::Dtype;
     ///
     /// let layers = Layers::new().with_products(Dtype::Bf16);

@@ -33,7 +33,7 @@ impl<'a> StoredWeight<'a> {
     /// results are bit-identical to results with the dequantised values.
     ///
     /// ```
-    /// use backend_cpu::layers::{Add, Layers, Quantized, StoredWeight};
+    /// use grpo_backend_cpu::layers::{Add, Layers, Quantized, StoredWeight};
     ///
     /// let matrix = Quantized::Int8 { codes: &[2, -3_i8 as u8], scales: &[0.5] }; // [1, 2]
     /// let weight = StoredWeight::quantized(&[(matrix, 1)], 2)?;

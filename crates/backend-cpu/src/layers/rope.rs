@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// products of rotated queries and keys depend on the difference of their positions only.
 ///
 /// ```
-/// let table = backend_cpu::layers::RopeTable::new(64, 128, 10_000.0);
+/// let table = grpo_backend_cpu::layers::RopeTable::new(64, 128, 10_000.0);
 /// assert_eq!(table.len(), 128);
 /// ```
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ impl RopeTable {
     /// extended context use scaled frequencies.
     ///
     /// ```
-    /// use backend_cpu::layers::RopeTable;
+    /// use grpo_backend_cpu::layers::RopeTable;
     ///
     /// let table = RopeTable::of_frequencies(&[1.0, 0.01], 128);
     /// assert_eq!(table.len(), 128);

@@ -18,7 +18,7 @@ use std::ops::Range;
 /// to those of the same values as one f32 weight `[in, out]`. [`StoredWeight::quantized`] makes one of 8 or 4 bits per value.
 ///
 /// ```
-/// use backend_cpu::layers::{Add, Layers, StoredWeight};
+/// use grpo_backend_cpu::layers::{Add, Layers, StoredWeight};
 ///
 /// let (layers, query, key) = (Layers::new(), [3.0_f32, 5.0], [4.0_f32, 6.0]); // two matrices [1, 2]
 /// let weight = StoredWeight::new(&[(&query).into(), (&key).into()], 2)?;

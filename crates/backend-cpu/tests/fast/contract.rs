@@ -1,13 +1,13 @@
 //! The contract of backends, and losses of the caller.
 
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_core::contract::Fixture;
 use grpo_core::{
     Backend, CustomLoss, Error, Grads, GrpoLoss, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput,
     Result, Scores, TokenBatch,
 };
-use testkit::family::{LOSSES, loss};
-use testkit::{Case, Shape};
+use grpo_testkit::family::{LOSSES, loss};
+use grpo_testkit::{Case, Shape};
 
 struct Cpu;
 

@@ -1,6 +1,6 @@
 //! Mixtures of experts against sums over the experts of each token in f64. Gradients are compared with torch in policy-cpu.
 
-use backend_cpu::layers::{Activation, ExpertAdapter, ExpertMatrix, ExpertWeights, Layers};
+use grpo_backend_cpu::layers::{Activation, ExpertAdapter, ExpertMatrix, ExpertWeights, Layers};
 
 const TOKENS: usize = 7;
 const EXPERTS: usize = 5;

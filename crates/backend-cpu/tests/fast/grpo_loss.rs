@@ -1,15 +1,15 @@
 //! [`GrpoLoss`] gives bit-identical results to a plan of its request, and replans only when necessary.
 
-use backend_cpu::oracle;
+use grpo_backend_cpu::oracle;
 use grpo_core::{
     Backend, Dtype, Error, GradientSpec, Grads, GradsMut, GrpoLoss, GrpoLossBuilder, HeadLayout, Implementation,
     LogitTransform, LossConfig, LossOutput, LossPlan, PlanRequest, PolicyInput, PolicySpec, Result, Tiling, TokenBatch,
 };
+use grpo_testkit::{Case, Shape, config};
 use half::bf16;
 use rstest::rstest;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use testkit::{Case, Shape, config};
 
 fn dapo() -> LossConfig {
     config(r#"{"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.04, "entropy_coef": 0.01}"#)
@@ -28,7 +28,7 @@ fn builder(case: &Case) -> GrpoLossBuilder {
 /// A CPU backend that records the planned sizes.
 #[derive(Clone, Default)]
 struct Watched {
-    backend: backend_cpu::CpuBackend,
+    backend: grpo_backend_cpu::CpuBackend,
     max_tokens: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -65,7 +65,7 @@ fn a_step_equals_a_call_of_the_plan(
     #[values((HeadLayout::VocabHidden, true), (HeadLayout::HiddenVocab, false))] (layout, bias): (HeadLayout, bool),
 ) {
     let case = case(&Shape { dtype, layout, bias, v: 300, ..Shape::default() });
-    let backend = backend_cpu::CpuBackend::with_threads(2).unwrap();
+    let backend = grpo_backend_cpu::CpuBackend::with_threads(2).unwrap();
     let request = case.request(&dapo(), implementation, Tiling::default());
     let mut plan = backend.plan(&request).unwrap();
     // Gradients are added to nonzero accumulators.
@@ -100,7 +100,7 @@ fn dlogits_can_replace_logits_in_place(
     let (n, v) = (case.batch.tokens(), case.v);
     let logits: Vec<f32> = (0..n * v).map(|i| ((i * 37) % 101) as f32 / 25.0 - 2.0).collect();
     let loss = GrpoLoss::builder(dapo()).logits(v).implementation(implementation);
-    let loss = loss.build(&backend_cpu::CpuBackend::new()).unwrap();
+    let loss = loss.build(&grpo_backend_cpu::CpuBackend::new()).unwrap();
     let mut dlogits = vec![0.0; n * v];
     let out = loss.step_logits(&logits, &case.batch, &mut dlogits).unwrap();
     assert_eq!(loss.score_logits(&logits, &case.batch).unwrap(), out.scores);
@@ -151,7 +151,7 @@ fn only_larger_batches_need_a_new_plan() {
 #[test]
 fn threads_can_share_or_clone_a_loss() {
     let case = case(&Shape { bias: false, ..Shape::default() });
-    let loss = builder(&case).max_tokens(case.batch.tokens()).build(&backend_cpu::CpuBackend::new()).unwrap();
+    let loss = builder(&case).max_tokens(case.batch.tokens()).build(&grpo_backend_cpu::CpuBackend::new()).unwrap();
     let policy = || PolicyInput::head(&case.hidden[..], &case.lm_head[..]);
     let (expected, expected_grads) = loss.step_owned(policy(), &case.batch).unwrap();
     thread::scope(|scope| {
@@ -174,7 +174,7 @@ fn threads_can_share_or_clone_a_loss() {
 #[test]
 fn a_frozen_head_has_no_gradient() {
     let case = case(&Shape { bias: false, ..Shape::default() });
-    let backend: Arc<dyn Backend> = Arc::new(backend_cpu::CpuBackend::new());
+    let backend: Arc<dyn Backend> = Arc::new(grpo_backend_cpu::CpuBackend::new());
     let all = builder(&case).build(&backend).unwrap();
     let frozen = builder(&case).frozen_head().build(&backend).unwrap();
     assert_eq!(frozen.gradients(), GradientSpec { hidden: true, lm_head: false, bias: false });
@@ -190,7 +190,7 @@ fn a_frozen_head_has_no_gradient() {
 
 #[test]
 fn invalid_losses_are_errors_at_build() {
-    let (backend, build) = (backend_cpu::CpuBackend::new(), || GrpoLoss::builder(dapo()));
+    let (backend, build) = (grpo_backend_cpu::CpuBackend::new(), || GrpoLoss::builder(dapo()));
     let message = build().build(&backend).unwrap_err().to_string();
     assert!(message.contains("head(hidden, vocab)") && message.contains("logits(vocab)"), "{message}");
     let fused = build().logits(10).implementation(Implementation::Fused).max_tokens(4).build(&backend);
@@ -224,7 +224,7 @@ fn a_loss_without_advantages_is_an_error(
     let batch = batch.with_mask(&case.batch.mask()).unwrap();
     let batch = batch.with_ref_logp(case.batch.ref_logp().unwrap().to_vec()).unwrap();
     assert!(!batch.has_advantages() && case.batch.select_independent(1..3).unwrap().has_advantages());
-    let backend = backend_cpu::CpuBackend::new();
+    let backend = grpo_backend_cpu::CpuBackend::new();
     let loss = builder(&case).implementation(implementation).build(&backend).unwrap();
     assert_eq!(loss.step_owned(case.policy(), &batch).unwrap_err(), Error::NoAdvantages);
     assert!(Error::NoAdvantages.to_string().contains("TokenBatch::with_advantages"));
@@ -241,7 +241,7 @@ fn a_loss_without_advantages_is_an_error(
 #[test]
 fn a_missing_buffer_is_named() {
     let case = case(&Shape::default());
-    let loss = builder(&case).build(&backend_cpu::CpuBackend::new()).unwrap();
+    let loss = builder(&case).build(&grpo_backend_cpu::CpuBackend::new()).unwrap();
     assert!(matches!(loss.policy(), PolicySpec::Hidden { bias: true, .. }));
     let message = loss.step_policy(case.policy(), &case.batch, GradsMut::default()).unwrap_err().to_string();
     assert!(message.contains("gradient for hidden"), "{message}");
@@ -250,7 +250,10 @@ fn a_missing_buffer_is_named() {
 #[test]
 fn a_loss_and_its_clones_share_one_configuration() {
     let config = Arc::new(LossConfig::default());
-    let loss =
-        GrpoLoss::builder(Arc::clone(&config)).head(3, 5).max_tokens(2).build(&backend_cpu::CpuBackend::new()).unwrap();
+    let loss = GrpoLoss::builder(Arc::clone(&config))
+        .head(3, 5)
+        .max_tokens(2)
+        .build(&grpo_backend_cpu::CpuBackend::new())
+        .unwrap();
     assert!(std::ptr::eq(loss.config(), &*config) && std::ptr::eq(loss.clone().config(), &*config));
 }

@@ -10,4 +10,4 @@ mod parity;
 mod transforms;
 mod traps;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

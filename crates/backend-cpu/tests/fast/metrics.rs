@@ -1,9 +1,9 @@
 //! docs/losses/metrics.md, which is written by hand, must list exactly the metrics of all losses.
 
 use grpo_core::batch::{Rows, StepData};
+use grpo_testkit::family::{LOSSES, others};
+use grpo_testkit::*;
 use std::collections::BTreeSet;
-use testkit::family::{LOSSES, others};
-use testkit::*;
 
 /// Returns the names in the first column of the tables. A name without a slash has the prefix of the previous name in
 /// its row.

@@ -1,11 +1,11 @@
 //! Compares the f64 oracle with central differences. Derivatives of losses by log-probabilities and entropies are tested
 //! in grpo-core (`tests/fast/evaluate.rs`), so a loss per token and one per sequence suffice here.
 
-use backend_cpu::oracle::{Policy, evaluate, score};
+use grpo_backend_cpu::oracle::{Policy, evaluate, score};
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::*;
+use grpo_testkit::*;
 use rstest::rstest;
-use testkit::*;
 
 const STEP: f64 = 1e-5;
 const TOLERANCE: f64 = 1e-7;

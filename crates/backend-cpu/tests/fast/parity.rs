@@ -1,11 +1,11 @@
 //! Compares every implementation, loop order, dtype, head layout and loss with the f64 oracle.
 
-use backend_cpu::oracle::{Policy, evaluate};
-use backend_cpu::{CpuBackend, Isa};
+use grpo_backend_cpu::oracle::{Policy, evaluate};
+use grpo_backend_cpu::{CpuBackend, Isa};
 use grpo_core::*;
+use grpo_testkit::cpu::*;
+use grpo_testkit::{Tensor, *};
 use rstest::rstest;
-use testkit::cpu::*;
-use testkit::{Tensor, *};
 
 #[rstest]
 fn implementations_match_the_oracle(
@@ -253,7 +253,7 @@ fn extreme_logits_match_the_oracle(
     }
     let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
     let policy = Policy::logits(&wide, v);
-    let logp = backend_cpu::oracle::score(&loss, &policy, &case.batch).unwrap().logp;
+    let logp = grpo_backend_cpu::oracle::score(&loss, &policy, &case.batch).unwrap().logp;
     let old = logp.iter().enumerate().map(|(i, l)| *l as f32 + [0.02, -0.1, 0.03][i % 3]).collect();
     let batch = case.batch.clone().with_old_logp(old).unwrap().with_ref_logp(vec![-1.0; n]).unwrap();
     // The KL to such a distant reference is e^1e4, which is not tested here.

@@ -1,11 +1,11 @@
 //! Logit scale and softcap: precomputed logits, and a case computed by hand. `parity.rs` has the other inputs.
 
-use backend_cpu::CpuBackend;
-use backend_cpu::oracle::{Policy, evaluate, score};
+use grpo_backend_cpu::CpuBackend;
+use grpo_backend_cpu::oracle::{Policy, evaluate, score};
 use grpo_core::*;
+use grpo_testkit::cpu::*;
+use grpo_testkit::{Tensor, *};
 use rstest::rstest;
-use testkit::cpu::*;
-use testkit::{Tensor, *};
 
 /// Precomputed logits of any size, with their gradient in a separate buffer and in place.
 #[rstest]

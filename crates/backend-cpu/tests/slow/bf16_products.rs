@@ -1,10 +1,10 @@
 //! bf16 products of f32 hidden states and heads.
 
-use backend_cpu::{CpuBackend, Isa};
+use grpo_backend_cpu::{CpuBackend, Isa};
 use grpo_core::*;
+use grpo_testkit::cpu::*;
+use grpo_testkit::{Tensor, *};
 use rstest::rstest;
-use testkit::cpu::*;
-use testkit::{Tensor, *};
 
 /// Returns the implementations with bf16 products.
 fn rounding() -> impl Iterator<Item = (String, Implementation, Tiling)> {

@@ -4,4 +4,4 @@ mod bf16_products;
 mod properties;
 mod sampling_mask;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

@@ -1,12 +1,12 @@
 //! Results do not depend on the division, layout or scheduling of a step.
 
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_core::*;
+use grpo_testkit::cpu::*;
+use grpo_testkit::family::{LOSSES, others};
+use grpo_testkit::*;
 use proptest::prelude::*;
 use rstest::rstest;
-use testkit::cpu::*;
-use testkit::family::{LOSSES, others};
-use testkit::*;
 
 /// Returns the maximal difference of two gradients, relative to the largest entry.
 fn apart(a: &Output, b: &Output) -> f64 {
@@ -71,7 +71,7 @@ fn on_every_loss(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if testkit::tier::is_all() { 25 } else { 8 }))]
+    #![proptest_config(ProptestConfig::with_cases(if grpo_testkit::tier::is_all() { 25 } else { 8 }))]
 
     /// Gradients of a step's micro-batches add up to the step's; log-probabilities are bit-identical.
     #[test]

@@ -1,12 +1,12 @@
 //! Tokens that were sampled from a part of the vocabulary: log-probabilities, entropies and gradients are over its ids.
 
-use backend_cpu::CpuBackend;
-use backend_cpu::oracle::{Policy, evaluate};
+use grpo_backend_cpu::CpuBackend;
+use grpo_backend_cpu::oracle::{Policy, evaluate};
 use grpo_core::batch::SamplingMask;
 use grpo_core::*;
+use grpo_testkit::cpu::*;
+use grpo_testkit::{Tensor, *};
 use rstest::rstest;
-use testkit::cpu::*;
-use testkit::{Tensor, *};
 
 #[rstest]
 fn masked_softmaxes_match_the_oracle(

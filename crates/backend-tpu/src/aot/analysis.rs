@@ -5,7 +5,7 @@ use super::cost::Cost;
 use super::traffic::Traffic;
 use crate::error::failed;
 use grpo_core::error::Result;
-use pjrt::{Cache, CompileOptions, Key};
+use grpo_pjrt::{Cache, CompileOptions, Key};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ impl Analysis {
 
 /// Returns the usual folder for [`Compiler::with_cache`] in this user's cache; `None` for a user without a cache.
 pub fn user_cache() -> Option<PathBuf> {
-    Some(pjrt::install::cache_dir().ok()?.with_file_name("aot"))
+    Some(grpo_pjrt::install::cache_dir().ok()?.with_file_name("aot"))
 }
 
 impl Compiler {

@@ -9,8 +9,8 @@ use crate::compile_options::options_for;
 use crate::error::{failed, unsupported};
 use crate::program::{Blocking, MeshShape, Program, Spec};
 use grpo_core::error::Result;
-use pjrt::{Cache, DeviceDescription, Topology};
-use stablehlo::{Loop, Module};
+use grpo_pjrt::{Cache, DeviceDescription, Topology};
+use grpo_stablehlo::{Loop, Module};
 use std::path::Path;
 
 /// A compiler for one [`Target`].

@@ -5,7 +5,7 @@
 
 use super::cycles::estimated_cycles;
 use grpo_core::error::Result;
-use pjrt::Executable;
+use grpo_pjrt::Executable;
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, Mul, Sub};
 

@@ -1,6 +1,6 @@
 //! Reads libtpu's estimate of cycles from the HLO of an optimised program.
 
-use pjrt::hlo::{Computation, Instruction, Module};
+use grpo_pjrt::hlo::{Computation, Instruction, Module};
 use std::collections::HashMap;
 
 /// Returns the sum of `estimated_cycles` over the operations of the entry computation, its loops and calls, each

@@ -5,8 +5,8 @@
 //! on that [`Chip`].
 //!
 //! ```no_run
-//! use backend_tpu::aot::{Compiler, Target, Variant};
-//! use backend_tpu::program::{MeshShape, Numerics, Pass, Spec};
+//! use grpo_backend_tpu::aot::{Compiler, Target, Variant};
+//! use grpo_backend_tpu::program::{MeshShape, Numerics, Pass, Spec};
 //! use grpo_core::*;
 //!
 //! # fn main() -> Result<()> {

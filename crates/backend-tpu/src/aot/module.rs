@@ -4,8 +4,8 @@ use super::compile::Compiler;
 use super::cost::Cost;
 use super::report::{Floor, LoopReport, Report};
 use grpo_core::error::Result;
-use pjrt::CompileOptions;
-use stablehlo::{Module, Sharding, ValueId};
+use grpo_pjrt::CompileOptions;
+use grpo_stablehlo::{Module, Sharding, ValueId};
 
 impl Compiler {
     /// Compiles `module` and returns the compiler's report. `floor` is a lower bound for all programs that compute the

@@ -5,8 +5,8 @@ use super::chip::Chip;
 use super::cost::Cost;
 use super::traffic::Traffic;
 use crate::program::Blocking;
+use grpo_stablehlo::Loop;
 use serde::{Deserialize, Serialize};
-use stablehlo::Loop;
 
 /// A compiler's report on a program, per device. Bytes are the compiler's allocations; times are its estimates, never
 /// measurements.

@@ -4,7 +4,7 @@ use super::chip::Chip;
 use super::slice::{Slices, TPUS};
 use crate::plugins::{self, Kind};
 use grpo_core::error::{Error, Result};
-use pjrt::Topology;
+use grpo_pjrt::Topology;
 use std::path::Path;
 
 /// Devices to compile for: a TPU slice such as `v6e:2x4`, or NVIDIA GPUs of one host such as `h200` or `h100x8`, or of several hosts such as

@@ -2,12 +2,12 @@
 
 use crate::error::failed;
 use grpo_core::error::Result;
-use pjrt::Executable;
+use grpo_pjrt::Executable;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Bytes that each device receives in collectives, by XLA's name of the collective (see
-/// [`pjrt::Collective::received_bytes`]). Empty for a program of one device. Loops that the compiler adds, such as the
+/// [`grpo_pjrt::Collective::received_bytes`]). Empty for a program of one device. Loops that the compiler adds, such as the
 /// ring of a product with a gathered weight, count once, as in its estimates of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]

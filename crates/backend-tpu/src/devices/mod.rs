@@ -15,8 +15,8 @@ use crate::compile_options;
 use crate::error::{NAME, failed};
 use crate::plugins::{self, Kind};
 use grpo_core::error::{Error, Result};
-use pjrt::{Buffer, Client, CompileOptions, Device, DeviceDescription, Element, LoadedExecutable};
-use stablehlo::Mesh;
+use grpo_pjrt::{Buffer, Client, CompileOptions, Device, DeviceDescription, Element, LoadedExecutable};
+use grpo_stablehlo::Mesh;
 use std::ops::Range;
 use std::sync::Arc;
 use tensor::OwnDevices;
@@ -126,7 +126,7 @@ impl Devices {
     /// [`TensorError::Split`] if a dimension does not shard evenly, [`TensorError::Device`] if a device fails.
     pub fn upload<T: Element>(&self, values: &[T], layout: Layout) -> Result<DeviceTensor, TensorError> {
         let ranges = layout.ranges(self.list.len())?;
-        let failed = |index: usize, cause: pjrt::Error| {
+        let failed = |index: usize, cause: grpo_pjrt::Error| {
             let part: Vec<usize> = ranges[index].iter().map(Range::len).collect();
             let operation = format!("copying {part:?} to {}", device_name(&self.list[index], self.list.len()));
             let bytes = (part.iter().product::<usize>() * size_of::<T>()) as u64;
@@ -150,14 +150,15 @@ impl Devices {
     /// the same programs in the same order.
     ///
     /// # Errors
-    /// The error of the launch; [`pjrt::Error::Nothing`] if the plugin returns too few results.
+    /// The error of the launch; [`grpo_pjrt::Error::Nothing`] if the plugin returns too few results.
     pub fn run(
         &self,
         executable: &LoadedExecutable,
         arguments: Vec<Argument<'_>>,
         results: &[Arc<Layout>],
-    ) -> pjrt::Result<Vec<DeviceTensor>> {
-        let mut lists: Vec<Vec<pjrt::Argument<'_>>> = self.own().map(|_| Vec::with_capacity(arguments.len())).collect();
+    ) -> grpo_pjrt::Result<Vec<DeviceTensor>> {
+        let mut lists: Vec<Vec<grpo_pjrt::Argument<'_>>> =
+            self.own().map(|_| Vec::with_capacity(arguments.len())).collect();
         for argument in arguments {
             match argument {
                 Argument::Borrowed(tensor) => {
@@ -169,10 +170,10 @@ impl Devices {
             }
         }
         let mut outputs: Vec<_> = executable.execute_donating(lists)?.into_iter().map(Vec::into_iter).collect();
-        let nothing = || pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
+        let nothing = || grpo_pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
         let tensor = |layout: &Arc<Layout>| {
             let shards = outputs.iter_mut().map(|list| list.next().ok_or_else(nothing));
-            Ok(DeviceTensor::new(layout.clone(), &self.own, shards.collect::<pjrt::Result<Vec<Buffer>>>()?))
+            Ok(DeviceTensor::new(layout.clone(), &self.own, shards.collect::<grpo_pjrt::Result<Vec<Buffer>>>()?))
         };
         results.iter().map(tensor).collect()
     }
@@ -183,5 +184,5 @@ impl Devices {
 /// # Errors
 /// [`Error::Backend`] if the plugin fails.
 pub fn descriptions(devices: &[Device]) -> Result<Vec<DeviceDescription>> {
-    devices.iter().map(Device::description).collect::<pjrt::Result<_>>().map_err(failed)
+    devices.iter().map(Device::description).collect::<grpo_pjrt::Result<_>>().map_err(failed)
 }

@@ -1,14 +1,14 @@
 //! The processes of a mesh, and the shards that each of them owns.
 
 use super::tensor::{Layout, TensorError};
-use pjrt::DeviceDescription;
+use grpo_pjrt::DeviceDescription;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// The process of every device of a mesh. A process uploads the shards of its own devices, and reads no others.
 ///
 /// ```
-/// use backend_tpu::devices::MeshProcesses;
+/// use grpo_backend_tpu::devices::MeshProcesses;
 ///
 /// // Two processes with two devices each.
 /// let processes = MeshProcesses::new([0, 0, 1, 1]);
@@ -82,7 +82,7 @@ pub(super) fn distinct(shards: &[&[Range<usize>]]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stablehlo::Mesh;
+    use grpo_stablehlo::Mesh;
 
     fn layout(mesh: &Mesh, shape: &[usize], axes: &[&[&str]]) -> Layout {
         Layout::new(shape, Some(&mesh.sharding(axes).unwrap()))

@@ -1,7 +1,7 @@
 //! The order of devices in a mesh.
 
 use crate::plugins::Kind;
-use pjrt::{DeviceDescription, NamedValue};
+use grpo_pjrt::{DeviceDescription, NamedValue};
 
 /// Returns the indices of the first `count` devices of a client in the order of a mesh: by id, and TPUs in the order of a ring
 /// of neighbours. All processes of a run have the same order.

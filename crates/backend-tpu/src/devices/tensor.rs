@@ -2,8 +2,8 @@
 
 use super::processes::distinct;
 use crate::error::failed;
-use pjrt::{Buffer, Device, Element, runs};
-use stablehlo::{Dtype, Module, Sharding, TensorType};
+use grpo_pjrt::{Buffer, Device, Element, runs};
+use grpo_stablehlo::{Dtype, Module, Sharding, TensorType};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ pub enum TensorError {
         /// The shape of the tensor.
         shape: Vec<usize>,
         /// The error of the sharding.
-        source: stablehlo::Error,
+        source: grpo_stablehlo::Error,
     },
     /// The devices of this process do not have the whole tensor.
     NotAddressable {
@@ -90,7 +90,7 @@ pub enum TensorError {
         /// The position of the device in the mesh and the bytes of the shard, if it is an upload.
         upload: Option<(usize, u64)>,
         /// The plugin's error.
-        cause: Box<pjrt::Error>,
+        cause: Box<grpo_pjrt::Error>,
     },
 }
 
@@ -149,7 +149,7 @@ impl Layout {
     }
 
     /// Returns the range of a device's shard along each dimension.
-    fn range(&self, device: usize) -> stablehlo::Result<Vec<Range<usize>>> {
+    fn range(&self, device: usize) -> grpo_stablehlo::Result<Vec<Range<usize>>> {
         match &self.sharding {
             // Ranges do not depend on the dtype.
             Some(sharding) => sharding.range(&TensorType::new(Dtype::F32, &self.shape[..]), device),
@@ -162,7 +162,7 @@ impl Layout {
     /// # Errors
     /// [`TensorError::Split`] if a dimension does not shard evenly.
     pub(super) fn ranges(&self, devices: usize) -> Result<Vec<Vec<Range<usize>>>, TensorError> {
-        let ranges = (0..devices).map(|device| self.range(device)).collect::<stablehlo::Result<_>>();
+        let ranges = (0..devices).map(|device| self.range(device)).collect::<grpo_stablehlo::Result<_>>();
         ranges.map_err(|source| TensorError::Split { shape: self.shape.clone(), source })
     }
 
@@ -273,7 +273,7 @@ impl DeviceTensor {
     }
 }
 
-fn device_failed(operation: String) -> impl FnOnce(pjrt::Error) -> TensorError {
+fn device_failed(operation: String) -> impl FnOnce(grpo_pjrt::Error) -> TensorError {
     |cause| TensorError::Device { operation, upload: None, cause: cause.into() }
 }
 
@@ -288,7 +288,7 @@ pub fn device_name(device: &Device, devices: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stablehlo::Mesh;
+    use grpo_stablehlo::Mesh;
 
     #[test]
     fn layouts_are_equal_if_every_device_holds_the_same_part() {

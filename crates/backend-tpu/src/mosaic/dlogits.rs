@@ -1,8 +1,8 @@
 //! The gradient with respect to logits, in place.
 
 use super::spec::{KernelSpec, LANES, LOWEST, ROWS, load, place, rows};
-use stablehlo::mosaic::Kernel;
-use stablehlo::{Dtype, Result};
+use grpo_stablehlo::mosaic::Kernel;
+use grpo_stablehlo::{Dtype, Result};
 
 /// The number of coefficients of a row: M, constant, linear and dL/dz_y, in this order.
 pub const COEFFICIENTS: usize = 4;

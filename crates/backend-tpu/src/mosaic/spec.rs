@@ -2,8 +2,8 @@
 //!
 //! Letters: B batch, T tokens, V vocabulary; z a logit, s the scale of the logits.
 
-use stablehlo::mosaic::{Affine, Builder, Cost, Offset, Ref, Semantics, Space, Value, Window};
-use stablehlo::{Dtype, Error, Result, TensorType};
+use grpo_stablehlo::mosaic::{Affine, Builder, Cost, Offset, Ref, Semantics, Space, Value, Window};
+use grpo_stablehlo::{Dtype, Error, Result, TensorType};
 use std::panic::Location;
 
 /// The number of entries of a row in one operation.

@@ -4,8 +4,8 @@
 //! no operation crosses lanes before the last block.
 
 use super::spec::{KernelSpec, LANES, LOWEST, ROWS, load, rows};
-use stablehlo::mosaic::{Builder, Kernel, Reducer, Ref, Value};
-use stablehlo::{Dtype, Result};
+use grpo_stablehlo::mosaic::{Builder, Kernel, Reducer, Ref, Value};
+use grpo_stablehlo::{Dtype, Result};
 
 /// The number of statistics of a row: M, S, D and z_y, in this order.
 pub const STATISTICS: usize = 4;

@@ -6,7 +6,7 @@ use super::role::Role;
 use super::spec::Spec;
 use grpo_core::PolicySpec;
 use grpo_core::error::{Error, Result};
-use stablehlo::{Builder, Dtype, Module, Value};
+use grpo_stablehlo::{Builder, Dtype, Module, Value};
 
 /// A program with the roles of its arguments and results.
 #[derive(Clone, Debug)]

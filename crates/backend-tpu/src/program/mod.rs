@@ -7,7 +7,7 @@
 //! Programs can be built and inspected without a plugin:
 //!
 //! ```
-//! use backend_tpu::program::{Blocking, MeshShape, Numerics, Pass, Spec};
+//! use grpo_backend_tpu::program::{Blocking, MeshShape, Numerics, Pass, Spec};
 //! use grpo_core::*;
 //!
 //! # fn main() -> Result<()> {
@@ -56,6 +56,7 @@ pub use blocking::Blocking;
 pub use frame::{Frame, Program};
 use grpo_core::Implementation;
 use grpo_core::error::Result;
+use grpo_stablehlo::{Builder, Value};
 pub use numerics::{MosaicBlocks, Numerics};
 pub use pass::Pass;
 pub use products::{Head, HeadSplit};
@@ -65,7 +66,6 @@ pub use sharding::MeshShape;
 pub use softmax::Factors;
 pub(crate) use spec::IDS;
 pub use spec::Spec;
-use stablehlo::{Builder, Value};
 pub use tokens::TokenLoss;
 pub use value::{ValueTable, value_gradient};
 
@@ -88,9 +88,9 @@ impl Spec {
     /// micro-batches). In a program that is sharded over a mesh, `split` has the shardings of the operands of logits.
     ///
     /// ```
-    /// use backend_tpu::program::{Blocking, MeshShape, Numerics, Pass, Role, Spec};
+    /// use grpo_backend_tpu::program::{Blocking, MeshShape, Numerics, Pass, Role, Spec};
     /// use grpo_core::*;
-    /// use stablehlo::{Builder, Value};
+    /// use grpo_stablehlo::{Builder, Value};
     ///
     /// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     /// let (dtype, layout) = (Dtype::F32, HeadLayout::VocabHidden);

@@ -7,7 +7,7 @@ use smart_default::SmartDefault;
 /// The tensors that may be rounded to the inputs' dtype, and the optional results.
 ///
 /// ```
-/// use backend_tpu::program::Numerics;
+/// use grpo_backend_tpu::program::Numerics;
 /// use grpo_core::Dtype;
 ///
 /// // Logits and their gradient in bf16, no entropy: the fastest setting that usually still learns.

@@ -4,7 +4,7 @@
 
 use super::spec::{Spec, dtype};
 use grpo_core::HeadLayout;
-use stablehlo::{DotDimensions, Dtype, Precision, Sharding, Value};
+use grpo_stablehlo::{DotDimensions, Dtype, Precision, Sharding, Value};
 
 /// The shardings of the operands of logits, in a program over a mesh. If both operands were sharded along H, every
 /// tile's logits would need an all-reduce.

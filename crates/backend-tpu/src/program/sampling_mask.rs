@@ -6,7 +6,7 @@
 //! Legend: N tokens, V vocabulary with padding, W words of a token, R rows, C columns of a tile.
 
 use grpo_core::batch::TokenBatch;
-use stablehlo::{Dtype, TensorType, Value};
+use grpo_stablehlo::{Dtype, TensorType, Value};
 
 /// The number of vocabulary entries of a word.
 const BITS: usize = 32;

@@ -10,9 +10,9 @@ use super::role::Role;
 use super::spec::Spec;
 use grpo_core::error::{Error, Result};
 use grpo_core::{HeadLayout, Implementation, PolicySpec};
+use grpo_stablehlo::{Mesh, Sharding, Value};
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
-use stablehlo::{Mesh, Sharding, Value};
 
 /// The axes of the mesh.
 const DATA: &str = "data";
@@ -21,7 +21,7 @@ const TENSOR: &str = "tensor";
 /// The numbers of devices along the axes of a mesh.
 ///
 /// ```
-/// use backend_tpu::program::MeshShape;
+/// use grpo_backend_tpu::program::MeshShape;
 ///
 /// let mesh = MeshShape { data: 4, tensor: 2 }; // eight devices
 /// assert_eq!(MeshShape::default(), MeshShape { data: 1, tensor: 1 });

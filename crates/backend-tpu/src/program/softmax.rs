@@ -9,7 +9,7 @@
 //! Legend: R rows, W columns of a tile.
 
 use super::transform::Transform;
-use stablehlo::{Dtype, Reducer, TensorType, Value};
+use grpo_stablehlo::{Dtype, Reducer, TensorType, Value};
 
 /// For smaller exponents, the exponential counts as 0 (1.6e-38), so that 0 * -inf never occurs.
 const LOWEST: f64 = -87.0;

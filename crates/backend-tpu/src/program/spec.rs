@@ -13,7 +13,7 @@ use grpo_core::backend_api::token_columns::{LossSums, TokenColumns};
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec};
-use stablehlo::TensorType;
+use grpo_stablehlo::TensorType;
 use std::sync::Arc;
 
 /// The rows of the table of ids, i32 `[IDS, N]`: the target (-1 at masked tokens) and the sequence of every token.
@@ -126,12 +126,12 @@ impl Spec {
     /// Returns the type of an argument or a result; for gradients, the type of the accumulator.
     pub fn type_of(&self, role: Role) -> TensorType {
         let input = dtype(self.policy.dtype());
-        let (f32, sum) = (stablehlo::Dtype::F32, dtype(self.numerics.gradients));
+        let (f32, sum) = (grpo_stablehlo::Dtype::F32, dtype(self.numerics.gradients));
         let dtype = match role {
             Role::Hidden | Role::LmHead | Role::Bias | Role::Logits => input,
-            Role::TokenIds => stablehlo::Dtype::I32,
-            Role::OnPolicy => stablehlo::Dtype::Pred,
-            Role::SamplingMask => stablehlo::Dtype::U32,
+            Role::TokenIds => grpo_stablehlo::Dtype::I32,
+            Role::OnPolicy => grpo_stablehlo::Dtype::Pred,
+            Role::SamplingMask => grpo_stablehlo::Dtype::U32,
             Role::GradHidden | Role::GradLmHead | Role::GradBias | Role::GradLogits => sum,
             Role::TokenNumbers | Role::Sums | Role::Logp | Role::Entropy => f32,
         };
@@ -187,9 +187,9 @@ impl Spec {
 }
 
 /// Converts the loss's dtype into StableHLO's.
-pub(crate) fn dtype(dtype: Dtype) -> stablehlo::Dtype {
+pub(crate) fn dtype(dtype: Dtype) -> grpo_stablehlo::Dtype {
     match dtype {
-        Dtype::F32 => stablehlo::Dtype::F32,
-        Dtype::Bf16 => stablehlo::Dtype::Bf16,
+        Dtype::F32 => grpo_stablehlo::Dtype::F32,
+        Dtype::Bf16 => grpo_stablehlo::Dtype::Bf16,
     }
 }

@@ -12,7 +12,7 @@ use super::traced::Traced;
 use grpo_core::backend_api::token_columns::{LossSums, Recorded, Reduction, TokenColumns};
 use grpo_core::objective::batch_loss;
 use grpo_core::{KlImportance, LossConfig, TemperatureMode};
-use stablehlo::{Dtype, Reducer, TensorType, Value};
+use grpo_stablehlo::{Dtype, Reducer, TensorType, Value};
 use std::sync::Arc;
 
 /// The block size of token comparisons for f64 sums: libtpu took a minute to compile 4096 by 4096 at once.

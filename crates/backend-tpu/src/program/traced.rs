@@ -1,7 +1,7 @@
 //! Values of a program as the numbers of a loss.
 
 use grpo_core::backend_api::real::Real;
-use stablehlo::Value;
+use grpo_stablehlo::Value;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// A [`Real`] that is an expression of a program: a vector over tokens, or a constant without a shape.
@@ -169,7 +169,7 @@ impl Real for Traced {
         match (on_true, on_false) {
             (Constant(a), Constant(b)) if a == b => Constant(*a),
             (Constant(a), Constant(b)) => {
-                let number = predicate.convert(stablehlo::Dtype::F64);
+                let number = predicate.convert(grpo_stablehlo::Dtype::F64);
                 Self::Value(predicate.select(&number.like(*a), &number.like(*b)))
             }
             _ => on_true.combine(on_false, |a, _| a, |a, b| predicate.select(a, b)),

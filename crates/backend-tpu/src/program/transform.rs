@@ -4,7 +4,7 @@
 //! Transformed logits are not stored: every operation that reads logits applies the transform.
 
 use grpo_core::LossConfig;
-use stablehlo::{Dtype, Value};
+use grpo_stablehlo::{Dtype, Value};
 
 /// The transform of a logit before the temperature.
 #[derive(Clone, Copy, Debug)]

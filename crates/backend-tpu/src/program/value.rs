@@ -3,7 +3,7 @@
 use super::traced::Traced;
 use grpo_core::backend_api::real::Dual;
 use grpo_core::objective::{ValueLossConfig, ValueTerms, value_loss};
-use stablehlo::{Dtype, Value};
+use grpo_stablehlo::{Dtype, Value};
 
 /// The inputs of the value loss of tokens, as values of a program, `[N]` each, f32.
 #[derive(Clone, Copy, Debug)]
@@ -21,9 +21,9 @@ pub struct ValueTable<'a> {
 /// Computes d loss / d value `[N]` of [`value_loss`] with `config`; 0 where a weight is 0.
 ///
 /// ```
-/// use backend_tpu::program::{ValueTable, value_gradient};
+/// use grpo_backend_tpu::program::{ValueTable, value_gradient};
 /// use grpo_core::objective::ValueLossConfig;
-/// use stablehlo::{Array, Builder, Dtype, TensorType};
+/// use grpo_stablehlo::{Array, Builder, Dtype, TensorType};
 ///
 /// let f = Builder::new();
 /// let [values, old_values, returns, weights] =
@@ -34,7 +34,7 @@ pub struct ValueTable<'a> {
 /// let of = |numbers: [f64; 2]| Array::floats(Dtype::F32, [2], numbers);
 /// let found = module.interpret(&[of([0.1, 0.5])?, of([0.0, 0.5])?, of([1.0, 1.0])?, of([0.5, 0.0])?])?;
 /// assert!((found[0].to_floats()[0] + 0.5 * 0.5 * 0.9).abs() < 1e-6 && found[0].to_floats()[1] == 0.0);
-/// # Ok::<(), stablehlo::Error>(())
+/// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
 pub fn value_gradient(config: &ValueLossConfig, table: ValueTable<'_>) -> Value {
     let ValueTable { values, old_values, returns, weights } = table;

@@ -3,4 +3,4 @@
 mod mosaic;
 mod programs;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

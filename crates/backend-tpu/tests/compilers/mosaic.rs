@@ -1,12 +1,12 @@
 //! Compiles the kernels for TPUs that are not present, and checks their resources.
 
-use backend_tpu::mosaic::{COEFFICIENTS, KernelSpec, dlogits_kernel, statistics_kernel};
-use pjrt::install::{Kind, install};
-use pjrt::{CompileOptions, CompiledMemoryStats, Executable, Plugin};
-use stablehlo::{Builder, Dtype, Module, TensorType};
+use grpo_backend_tpu::mosaic::{COEFFICIENTS, KernelSpec, dlogits_kernel, statistics_kernel};
+use grpo_pjrt::install::{Kind, install};
+use grpo_pjrt::{CompileOptions, CompiledMemoryStats, Executable, Plugin};
+use grpo_stablehlo::{Builder, Dtype, Module, TensorType};
 
 /// Compiles a program for a TPU that is not present.
-fn compile_for(target: &str, program: &str) -> pjrt::Result<Executable> {
+fn compile_for(target: &str, program: &str) -> grpo_pjrt::Result<Executable> {
     let installed = install(Kind::Tpu, |_| {})?;
     Plugin::load(installed.path)?.topology(target, &[])?.compile(program, &CompileOptions::default())
 }

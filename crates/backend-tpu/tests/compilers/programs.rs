@@ -1,15 +1,15 @@
 //! Compiles the programs for TPUs that are not present: every implementation, pass, blocking, ratio level and mesh
 //! gives a program that a v6e can run.
 
-use backend_tpu::aot::{Analysis, Compiler, Target, Variant, user_cache};
-use backend_tpu::compile_options::options_for;
-use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::{MeshShape, MosaicBlocks, Numerics, Pass, Spec};
+use grpo_backend_tpu::aot::{Analysis, Compiler, Target, Variant, user_cache};
+use grpo_backend_tpu::compile_options::options_for;
+use grpo_backend_tpu::plugins::{self, Kind};
+use grpo_backend_tpu::program::{MeshShape, MosaicBlocks, Numerics, Pass, Spec};
 use grpo_core::{
     Dtype, Error, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling, TokenBatch,
 };
-use pjrt::CompileOptions;
-use stablehlo::{Builder, TensorType};
+use grpo_pjrt::CompileOptions;
+use grpo_stablehlo::{Builder, TensorType};
 use std::sync::LazyLock;
 
 fn loss(json: &str) -> LossConfig {
@@ -215,7 +215,7 @@ fn analyses_are_cached_by_program_target_and_options() {
     let open = |target: &str| Compiler::open(Target::parse(target).unwrap(), None).unwrap();
     let compiler = open("v6e").with_cache(folder.path().join("not yet there"));
     let f = Builder::new();
-    let x = f.argument("x", TensorType::new(stablehlo::Dtype::F32, [8, 128]));
+    let x = f.argument("x", TensorType::new(grpo_stablehlo::Dtype::F32, [8, 128]));
     let program = f.finish("double", &[("twice", &(&x + &x))]).unwrap().to_string();
     let options = CompileOptions::default();
     let first = compiler.analyse(&program, &options).unwrap();

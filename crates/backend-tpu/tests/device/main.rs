@@ -1,18 +1,18 @@
 //! Tensors that stay on the devices of XLA's CPU.
 
-use backend_tpu::aot::Variant;
-use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::{MeshShape, Numerics, Pass, Role, Spec};
-use backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
+use grpo_backend_tpu::aot::Variant;
+use grpo_backend_tpu::plugins::{self, Kind};
+use grpo_backend_tpu::program::{MeshShape, Numerics, Pass, Role, Spec};
+use grpo_backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
 use grpo_core::batch::{Advantages, TokenBatch};
 use grpo_core::{
     Dtype, Error, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, PlanRequest, PolicyInput, PolicySpec,
     TensorRef, Tiling,
 };
+use grpo_pjrt::Client;
+use grpo_testkit::margin::{assert_below, largest_difference};
+use grpo_testkit::xla_cpu::{flags, program_cache};
 use half::bf16;
-use pjrt::Client;
-use testkit::margin::{assert_below, largest_difference};
-use testkit::xla_cpu::{flags, program_cache};
 
 const N: usize = 6;
 const H: usize = 3;
@@ -179,7 +179,7 @@ fn assert_meshes(meshes: &[&[(usize, usize)]; 3]) {
     }
 }
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 struct XlaCpu;
 

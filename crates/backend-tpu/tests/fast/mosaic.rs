@@ -1,8 +1,8 @@
 //! Compares interpreted TPU kernels with f64, block by block.
 
-use backend_tpu::mosaic::{COEFFICIENTS, KernelSpec, STATISTICS, dlogits_kernel, statistics_kernel};
-use stablehlo::mosaic::interpret;
-use stablehlo::{Array, Dtype};
+use grpo_backend_tpu::mosaic::{COEFFICIENTS, KernelSpec, STATISTICS, dlogits_kernel, statistics_kernel};
+use grpo_stablehlo::mosaic::interpret;
+use grpo_stablehlo::{Array, Dtype};
 
 /// Targets and logits that cover all kinds of rows, in a shape that is not a multiple of the blocks.
 struct Case {

@@ -1,7 +1,7 @@
 //! Names of backends in configurations.
 
 use crate::error::{Error, Result};
-use backend_tpu::plugins::Kind;
+use grpo_backend_tpu::plugins::Kind;
 
 /// A backend of benchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,9 +11,9 @@ pub use variant::{MosaicConfig, ProgramKind, VariantConfig};
 
 use crate::error::{Error, Result};
 use crate::measure::Rounds;
-use backend_cpu::{Isa, most_threads};
-use backend_tpu::aot::Variant;
-use backend_tpu::program::{MeshShape, MosaicBlocks};
+use grpo_backend_cpu::{Isa, most_threads};
+use grpo_backend_tpu::aot::Variant;
+use grpo_backend_tpu::program::{MeshShape, MosaicBlocks};
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec};
 use grpo_sinks::{LoggingConfig, WandbConfig};
 use serde::{Deserialize, Serialize};

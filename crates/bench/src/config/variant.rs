@@ -2,8 +2,8 @@
 
 use crate::comparison;
 #[cfg(doc)]
-use backend_cpu::most_threads;
-use backend_tpu::program::{Numerics, Pass, Program, Spec};
+use grpo_backend_cpu::most_threads;
+use grpo_backend_tpu::program::{Numerics, Pass, Program, Spec};
 use grpo_core::{Dtype, GradientSpec, Implementation, PolicySpec, Tiling};
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;

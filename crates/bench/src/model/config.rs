@@ -2,11 +2,11 @@
 
 use super::report::Work;
 use crate::error::{Error, Result};
-use backend_cpu::most_threads;
+use grpo_backend_cpu::most_threads;
 use grpo_core::Dtype;
 use grpo_files::Layers;
+use grpo_models::ModelConfig;
 use grpo_sinks::{LoggingConfig, WandbConfig};
-use models::ModelConfig;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::path::{Path, PathBuf};

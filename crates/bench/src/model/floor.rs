@@ -3,9 +3,9 @@
 
 use super::Numbers;
 use super::report::Work;
-use backend_cpu::peak::{Stream, Traffic, flops};
+use grpo_backend_cpu::peak::{Stream, Traffic, flops};
 use grpo_core::Dtype;
-use models::{ModelConfig, TokenCounts};
+use grpo_models::{ModelConfig, TokenCounts};
 
 /// Bytes of the buffer for the bandwidth, far larger than caches.
 const BYTES: usize = 1 << 28;

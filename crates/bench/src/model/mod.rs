@@ -26,7 +26,7 @@ use crate::report::{Document, Machine, Outcome, utc};
 use crate::{Options, check_names, claims, peers};
 use floor::Rates;
 use grpo_core::Dtype;
-use models::{ModelConfig, ModelFolder};
+use grpo_models::{ModelConfig, ModelFolder};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::Path;

@@ -3,13 +3,13 @@
 use super::job::{ModelJob, ModelTimes, Task, Time};
 use crate::error::Result;
 use crate::memory;
-use backend_cpu::{CpuBackend, keep_freed_memory};
+use grpo_backend_cpu::{CpuBackend, keep_freed_memory};
 use grpo_core::{Implementation, LossConfig};
-use models::ModelFolder;
-use policy::{
+use grpo_models::ModelFolder;
+use grpo_policy::{
     LogitsProcessors, Policy, RolloutRequest, Sampling, Sequence, SequenceBatch, StepLoss, StopCondition, token_batch,
 };
-use policy_cpu::{CpuPolicy, PolicyLoss};
+use grpo_policy_cpu::{CpuPolicy, PolicyLoss};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -68,7 +68,7 @@ fn sample(policy: &mut CpuPolicy, prompts: &[Vec<u32>], tokens: usize) -> Result
             temperature: 1.0,
             processors: LogitsProcessors::default(),
             seed: 1,
-            purpose: rng::Purpose::Rollout,
+            purpose: grpo_rng::Purpose::Rollout,
             step: 0,
             first: 0,
         },
@@ -101,7 +101,7 @@ struct FirstTokens {
 }
 
 impl StopCondition for FirstTokens {
-    fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
+    fn is_met(&self, completion: &[u32]) -> grpo_policy::Result<bool> {
         if completion.len() == 1 && self.seen.fetch_add(1, Ordering::Relaxed) + 1 == self.rows {
             self.all.get_or_init(Clock::now);
         }

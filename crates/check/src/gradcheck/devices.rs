@@ -1,12 +1,12 @@
 //! Backends for the variants of a configuration.
 
 use crate::error::Result;
-use backend_tpu::aot::Variant;
-use backend_tpu::plugins::{self, Kind};
+use grpo_backend_tpu::aot::Variant;
+use grpo_backend_tpu::plugins::{self, Kind};
 use grpo_bench::config::{BackendName, BenchConfig, VariantConfig};
 use grpo_bench::{cpu, pjrt as bench_pjrt};
 use grpo_core::{Backend, Dtype, Error};
-use pjrt::Client;
+use grpo_pjrt::Client;
 use std::collections::HashMap;
 use std::path::PathBuf;
 

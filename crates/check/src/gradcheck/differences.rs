@@ -8,7 +8,7 @@
 use super::problem::TOLERANCE;
 use crate::error::Result;
 use crate::parity::{Row, widened};
-use backend_cpu::oracle;
+use grpo_backend_cpu::oracle;
 use grpo_core::backend_api::real::Real;
 use grpo_core::batch::TokenBatch;
 use grpo_core::batch::{PolicyValues, TokenFactors};

@@ -13,9 +13,9 @@ mod tests;
 
 use crate::error::{Error, Result};
 use crate::parity::Row;
-use backend_tpu::aot::Variant;
 use devices::Devices;
 pub use file::file;
+use grpo_backend_tpu::aot::Variant;
 use grpo_bench::config::{BenchConfig, ProgramKind, ShapeConfig};
 use grpo_core::{Dtype, PolicySpec};
 use problem::Problem;
@@ -48,7 +48,7 @@ pub struct Options {
     pub limits: Limits,
     /// Variants by name; empty means all. A named variant must be checkable.
     pub variants: Vec<String>,
-    /// The PJRT plugin; default the one that [`backend_tpu::plugins::find`] finds.
+    /// The PJRT plugin; default the one that [`grpo_backend_tpu::plugins::find`] finds.
     pub plugin: Option<PathBuf>,
 }
 

@@ -3,9 +3,9 @@
 use super::differences::{Differences, Point, gradient};
 use crate::error::{Error, Result};
 use crate::parity::{Evaluated, Row, call, call_in_place, oracle_at, widen, widened};
-use backend_cpu::oracle;
-use backend_tpu::aot::Variant;
-use backend_tpu::program::Pass;
+use grpo_backend_cpu::oracle;
+use grpo_backend_tpu::aot::Variant;
+use grpo_backend_tpu::program::Pass;
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_bench::cpu::policy;
 use grpo_bench::inputs::{self, Inputs};

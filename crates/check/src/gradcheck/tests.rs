@@ -2,7 +2,7 @@
 
 use super::problem::{Problem, Verdict};
 use super::{CaseReport, Limits, Options, conclude, run};
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_bench::config::BenchConfig;
 use grpo_core::batch::TokenBatch;
 use grpo_core::parity::Values;

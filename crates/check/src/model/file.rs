@@ -3,7 +3,7 @@
 use super::compare::Running;
 use crate::error::{Error, Result};
 use grpo_core::backend_api::strict::nearest;
-use models::{LoraConfig, ModelConfig, Parameter};
+use grpo_models::{LoraConfig, ModelConfig, Parameter};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use std::fs::File;
@@ -271,7 +271,7 @@ impl ModelFile {
             if !is_float(tensor.dtype) {
                 return self.refuse(format!("expected `{name}` of F64, F32, BF16 or F16, got {}", tensor.dtype));
             }
-            let of_gradient = name.strip_prefix(GRADIENT).map(models::text_tensor);
+            let of_gradient = name.strip_prefix(GRADIENT).map(grpo_models::text_tensor);
             let shape = match of_gradient.as_deref() {
                 None if name == LOSS && tensor.len() == 1 => tensor.shape.clone(),
                 None if name == LOSS => vec![],

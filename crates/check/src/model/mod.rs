@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::parity::Row;
 use compare::Running;
 use file::Expected;
-use models::NamedTensor;
+use grpo_models::NamedTensor;
 use serde::Serialize;
 use smart_default::SmartDefault;
 use std::collections::BTreeMap;

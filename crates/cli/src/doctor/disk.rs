@@ -1,10 +1,10 @@
 //! The caches of this user with their sizes, and free disk space.
 
 use super::check::Check;
-use backend_tpu::aot;
+use grpo_backend_tpu::aot;
 use grpo_core::readable_bytes;
 use grpo_files::{check_folder, counted, folder_size, free_space};
-use models::Hub;
+use grpo_models::Hub;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -22,11 +22,11 @@ struct Cache {
 
 pub(super) fn checks() -> Vec<Check> {
     let hub = Hub::from_env();
-    let plugins = pjrt::install::cache_dir().ok();
+    let plugins = grpo_pjrt::install::cache_dir().ok();
     let xdg = |name, folder| Cache { name, folder, variable: "XDG_CACHE_HOME" };
     let caches = [
         xdg("plugins", plugins.clone()),
-        xdg("programs", trainer::device::compile_cache()),
+        xdg("programs", grpo_trainer::device::compile_cache()),
         xdg("analyses", aot::user_cache()),
         Cache { name: "hub", folder: Some(hub.cache.clone()), variable: "HF_HUB_CACHE" },
     ];

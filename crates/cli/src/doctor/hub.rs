@@ -2,7 +2,7 @@
 
 use super::check::Check;
 use grpo_files::redact_url;
-use models::{Error, Hub, HubAccess, TokenSource};
+use grpo_models::{Error, Hub, HubAccess, TokenSource};
 use serde_json::json;
 use std::time::Duration;
 

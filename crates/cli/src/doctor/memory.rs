@@ -3,7 +3,7 @@
 use super::check::Check;
 use grpo_bench::report::Machine;
 use grpo_core::readable_bytes;
-use models::MemoryLimits;
+use grpo_models::MemoryLimits;
 use serde_json::json;
 
 /// Memory in bytes below which a run is a problem: the smallest model needs it, with its tokenizer and data.
@@ -116,7 +116,7 @@ fn huge_pages(setting: Option<&str>) -> Check {
 mod tests {
     use super::super::check::Status;
     use super::*;
-    use models::MemoryLimit;
+    use grpo_models::MemoryLimit;
 
     #[test]
     fn a_tight_control_group_is_named_and_too_little_memory_is_a_problem() {

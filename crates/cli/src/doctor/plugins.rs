@@ -3,9 +3,9 @@
 use super::check::Check;
 use super::spawn;
 use crate::plugin::{Listed, State, look_elsewhere};
-use backend_tpu::plugins::{Kind, VARIABLE};
+use grpo_backend_tpu::plugins::{Kind, VARIABLE};
 use grpo_files::counted;
-use pjrt::install;
+use grpo_pjrt::install;
 use serde_json::json;
 use std::path::Path;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(super) fn look(limit: Duration) -> Vec<(Kind, Listed)> {
 pub(super) fn needs_install(plugins: &[(Kind, Listed)]) -> bool {
     let needs = |(kind, listed): &(Kind, Listed)| match listed.state {
         State::NotInstalled => device(*kind).is_some(),
-        State::Unusable => !matches!(install::find(*kind), Err(pjrt::Error::Exposed { .. })),
+        State::Unusable => !matches!(install::find(*kind), Err(grpo_pjrt::Error::Exposed { .. })),
         State::OtherPlatform | State::TimedOut | State::NoDevices | State::Ready => false,
     };
     !is_named() && plugins.iter().any(needs)
@@ -94,7 +94,7 @@ fn installed(kind: Kind, listed: &Listed, device: Option<&str>) -> Check {
 /// Returns the remedy for an installed plugin that is unusable.
 fn remedy(kind: Kind) -> String {
     match install::find(kind) {
-        Err(pjrt::Error::Exposed { remedy, .. }) => remedy,
+        Err(grpo_pjrt::Error::Exposed { remedy, .. }) => remedy,
         _ => format!("run `grpo plugin install {} --force`", kind.name()),
     }
 }

@@ -1,7 +1,7 @@
 //! The build of the program, the processor, and the kernels that the loss chooses on it.
 
 use super::check::Check;
-use backend_cpu::Isa;
+use grpo_backend_cpu::Isa;
 use grpo_bench::report::Machine;
 use serde_json::json;
 

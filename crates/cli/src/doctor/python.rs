@@ -4,8 +4,8 @@
 
 use super::check::{Check, Status};
 use crate::child::{self, Ended};
-use backend_tpu::plugins::Kind;
-use pjrt::install::{index_command, python};
+use grpo_backend_tpu::plugins::Kind;
+use grpo_pjrt::install::{index_command, python};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::process::Command;

@@ -1,9 +1,9 @@
 //! Chooses the columns of the prompt and the answer.
 
 use anyhow::bail;
-use data::{ANSWER_COLUMNS, ApplyChatTemplate, Column, Columns, DataConfig};
+use grpo_data::{ANSWER_COLUMNS, ApplyChatTemplate, Column, Columns, DataConfig};
 use grpo_files::counted;
-use trainer::TrainConfig;
+use grpo_trainer::TrainConfig;
 
 /// The columns that are read as prompts without a key, in search order.
 const BY_DEFAULT: [&str; 3] = ["prompt", "messages", "question"];

@@ -9,15 +9,15 @@ use crate::overview::weighted;
 use crate::{Outcome, emit, emit_document, is_stdout};
 use anyhow::{Context, bail, ensure};
 use columns::Roles;
-use data::Columns;
+use grpo_data::Columns;
 use grpo_files::{Layers, check_output, counted, printable, printable_line, redacted, write_output, write_private};
-use models::{ModelFolder, Tokenizer};
+use grpo_models::{ModelFolder, Tokenizer};
+use grpo_trainer::{ModelSource, TrainConfig};
 use rows::Rows;
 use serde_json::json;
 use settings::Settings;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use trainer::{ModelSource, TrainConfig};
 
 /// Arguments of `grpo init`.
 #[derive(Debug, clap::Args)]
@@ -99,8 +99,9 @@ fn choose(args: &Args) -> anyhow::Result<(Settings, Seen)> {
     let ModelSource::Pretrained(name) = &config.model else {
         bail!("`model`: expected a model folder, or the name of a model on Hugging Face")
     };
-    let folder = ModelFolder::open(&models::Hub::from_env().locate_tokenizer(name, config.model_revision.as_deref())?)?;
-    let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
+    let folder =
+        ModelFolder::open(&grpo_models::Hub::from_env().locate_tokenizer(name, config.model_revision.as_deref())?)?;
+    let tokenizer = grpo_trainer::open_tokenizer(&folder, &config.data)?;
     let columns = Columns::read(&config.data.files)?;
     let files = config.data.files.iter().map(|file| file.path.display().to_string()).collect::<Vec<_>>().join(", ");
     ensure!(columns.rows > 0, "{files}: expected rows, got an empty file");
@@ -108,10 +109,10 @@ fn choose(args: &Args) -> anyhow::Result<(Settings, Seen)> {
     settings.choose_data(name, &roles, &columns, tokenizer.has_chat_template());
     let rows = Rows::read(&settings.config()?, folder.config(), &tokenizer)?;
     settings.choose_rewards(&roles, &rows, &columns).with_context(|| files.clone())?;
-    let trained = settings.choose_training(folder.config(), &rows, models::available_memory());
+    let trained = settings.choose_training(folder.config(), &rows, grpo_models::available_memory());
     let config = settings.config()?;
-    let rewards = rewards::Rewards::new(&config.rewards)?;
-    trainer::check_rows(&config.data, &rows.report, &rewards, tokenizer.has_chat_template())?;
+    let rewards = grpo_rewards::Rewards::new(&config.rewards)?;
+    grpo_trainer::check_rows(&config.data, &rows.report, &rewards, tokenizer.has_chat_template())?;
     let template = if tokenizer.has_chat_template() { "a chat template" } else { "no chat template" };
     let shape = folder.config();
     let weights = counted(shape.parameter_count(), "weight");

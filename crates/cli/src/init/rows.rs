@@ -1,10 +1,10 @@
 //! Reads the rows as a run will see them.
 
-use data::{Columns, DataReport, Prompt, PromptEncoder};
+use grpo_data::{Columns, DataReport, Prompt, PromptEncoder};
 use grpo_files::counted;
-use models::{HfTokenizer, ModelConfig, Tokenizer};
+use grpo_models::{HfTokenizer, ModelConfig, Tokenizer};
+use grpo_trainer::TrainConfig;
 use std::cell::RefCell;
-use trainer::TrainConfig;
 
 /// The number of rows whose answers are inspected.
 const ANSWERS: usize = 256;
@@ -48,14 +48,14 @@ impl Rows {
     ) -> anyhow::Result<Self> {
         let lengths = RefCell::new(vec![]);
         let count = |prompts: &[&Prompt], _| {
-            let found = trainer::count_tokens(tokenizer, &config.data, prompts, 0);
+            let found = grpo_trainer::count_tokens(tokenizer, &config.data, prompts, 0);
             lengths.borrow_mut().extend(found.iter().flatten());
             found
         };
         let has_chat_template = tokenizer.has_chat_template();
         let max_tokens = Some(context.saturating_sub(completion));
         let encoder = PromptEncoder { has_chat_template, max_tokens, count: &count, is_exact: true };
-        let (mut rows, report) = data::open(&config.data, config.seed, &encoder, None)?;
+        let (mut rows, report) = grpo_data::open(&config.data, config.seed, &encoder, None)?;
         let report = report.unwrap_or_default();
         let items = rows.next_batch(report.training().min(ANSWERS))?;
         let answers = items.into_iter().filter_map(|item| item.answer).collect();

@@ -3,16 +3,16 @@
 use super::columns::{Answer, Roles, described};
 use super::rows::Rows;
 use anyhow::bail;
-use data::Columns;
 use grpo_core::readable_bytes;
+use grpo_data::Columns;
 use grpo_files::{Layers, counted};
-use models::{LoraConfig, ModelConfig, OptimizerName, TrainedMemory};
-use rewards::AnswerFrom;
-use run_config::keys::keys;
+use grpo_models::{LoraConfig, ModelConfig, OptimizerName, TrainedMemory};
+use grpo_rewards::AnswerFrom;
+use grpo_run_config::keys::keys;
+use grpo_trainer::TrainConfig;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
-use trainer::TrainConfig;
 
 /// The smallest number of rows that is split into training and held-out rows.
 const FEWEST_TO_HOLD_OUT: usize = 10;
@@ -60,7 +60,7 @@ impl Settings {
     pub(super) fn config(&self) -> anyhow::Result<TrainConfig> {
         let chosen = Layers::new().value("the settings that `grpo init` has chosen", self.chosen.clone())?;
         let mut config = TrainConfig::from_layers(self.of_user.clone().over(chosen))?;
-        trainer::expand_paths(&mut config.data)?;
+        grpo_trainer::expand_paths(&mut config.data)?;
         Ok(config)
     }
 

@@ -2,10 +2,10 @@
 
 use grpo_check::Error;
 use grpo_check::model::{Forward, ModelPolicy, SeeGradient, SeeLogits};
-use models::NamedTensor;
-use policy::{Policy, Sequence, SequenceBatch, StepLoss, TensorSink, token_batch};
-use policy_cpu::CpuPolicy;
-use policy_pjrt::PjrtPolicy;
+use grpo_models::NamedTensor;
+use grpo_policy::{Policy, Sequence, SequenceBatch, StepLoss, TensorSink, token_batch};
+use grpo_policy_cpu::CpuPolicy;
+use grpo_policy_pjrt::PjrtPolicy;
 
 /// A policy with access to logits and gradients, in addition to [`Policy`].
 pub(super) trait Shown: Policy {
@@ -18,10 +18,10 @@ pub(super) trait Shown: Policy {
         sequences: &[&[u32]],
         forward: Forward,
         see: &mut dyn FnMut(usize, usize, &[f32]),
-    ) -> policy::Result<()>;
+    ) -> grpo_policy::Result<()>;
 
     /// Passes the accumulated gradients to `sink`.
-    fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> policy::Result<()>;
+    fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> grpo_policy::Result<()>;
 }
 
 /// A policy with the name of its device.
@@ -76,7 +76,7 @@ struct Gradients<'a, 'b> {
 }
 
 impl TensorSink for Gradients<'_, '_> {
-    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
+    fn tensor(&mut self, tensor: NamedTensor) -> grpo_policy::Result<()> {
         if self.seen.is_ok() {
             self.seen = (self.see)(tensor);
         }
@@ -92,7 +92,7 @@ impl Shown for CpuPolicy {
         sequences: &[&[u32]],
         forward: Forward,
         see: &mut dyn FnMut(usize, usize, &[f32]),
-    ) -> policy::Result<()> {
+    ) -> grpo_policy::Result<()> {
         match forward {
             Forward::Whole => (sequences.iter().enumerate())
                 .try_for_each(|(i, ids)| self.logits(ids, |position, logits| see(i, position, logits))),
@@ -100,7 +100,7 @@ impl Shown for CpuPolicy {
         }
     }
 
-    fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+    fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> grpo_policy::Result<()> {
         self.model().export_values(self.gradients().parameters(), sink)
     }
 }
@@ -114,7 +114,7 @@ impl Shown for PjrtPolicy {
         sequences: &[&[u32]],
         forward: Forward,
         see: &mut dyn FnMut(usize, usize, &[f32]),
-    ) -> policy::Result<()> {
+    ) -> grpo_policy::Result<()> {
         match forward {
             Forward::Whole => self.logits(sequences, see)?,
             Forward::Cached => self.cached_logits(sequences, see)?,
@@ -122,7 +122,7 @@ impl Shown for PjrtPolicy {
         Ok(())
     }
 
-    fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+    fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> grpo_policy::Result<()> {
         Ok(self.export_gradients(sink)?)
     }
 }

@@ -6,15 +6,15 @@ use self::compared::Compared;
 use crate::loss_input::BACKENDS;
 use crate::{Outcome, emit, emit_json, parity};
 use anyhow::Context;
-use backend_cpu::CpuBackend;
-use backend_tpu::plugins::Kind;
 use clap::builder::PossibleValuesParser;
+use grpo_backend_cpu::CpuBackend;
+use grpo_backend_tpu::plugins::Kind;
 use grpo_check::model::{ModelFile, ModelPolicy, ModelReport, ModelTolerances, check};
 use grpo_core::{Implementation, LossConfig};
 use grpo_files::counted;
-use models::{Adapter, ModelFolder};
-use policy_cpu::{CpuPolicy, PolicyLoss};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use grpo_models::{Adapter, ModelFolder};
+use grpo_policy_cpu::{CpuPolicy, PolicyLoss};
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -102,9 +102,9 @@ impl Chosen {
     fn by(args: &parity::Args) -> anyhow::Result<Self> {
         let (name, plugin) = (args.device.as_deref().unwrap_or(ALL), args.input.plugin.as_deref());
         let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
-        let rules = args.mesh.map(|mesh| planner::default_axis_rules("--mesh", &mesh)).transpose()?;
-        let open = |kind| -> trainer::Result<Target> {
-            Ok(Target::Device(Box::new(trainer::device::open(kind, plugin, None, rules.clone())?)))
+        let rules = args.mesh.map(|mesh| grpo_planner::default_axis_rules("--mesh", &mesh)).transpose()?;
+        let open = |kind| -> grpo_trainer::Result<Target> {
+            Ok(Target::Device(Box::new(grpo_trainer::device::open(kind, plugin, None, rules.clone())?)))
         };
         if let Some(kind) = named {
             return Ok(Self { places: vec![open(kind)?], notes: vec![] });

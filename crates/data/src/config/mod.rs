@@ -21,19 +21,19 @@ pub(crate) const HELD_OUT_FRACTION: &str = "at least 0 (nothing is held out) and
 /// The problems of a run, from built-in tasks or files, and the share that is held out.
 ///
 /// ```
-/// let mut config = data::DataConfig::default();
+/// let mut config = grpo_data::DataConfig::default();
 /// config.tasks.addition.weight = 1.0;
 /// config.tasks.sorting.weight = 1.0; // as often as additions
 /// config.validate()?;
 ///
-/// let config = data::DataConfig {
-///     files: vec![data::DataFile::new("gsm8k.jsonl")],
+/// let config = grpo_data::DataConfig {
+///     files: vec![grpo_data::DataFile::new("gsm8k.jsonl")],
 ///     system_prompt: Some("Put the final answer in \\boxed{}.".into()),
 ///     max_prompt_length: Some(512),
 ///     ..Default::default()
 /// };
 /// config.validate()?;
-/// # Ok::<(), data::Error>(())
+/// # Ok::<(), grpo_data::Error>(())
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

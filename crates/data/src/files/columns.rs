@@ -10,11 +10,11 @@ use serde_json::Value;
 /// The columns of the rows of files; fields of objects have a path (`reward_model.ground_truth`).
 ///
 /// ```no_run
-/// let columns = data::Columns::read(&[data::DataFile::new("train.jsonl")])?;
+/// let columns = grpo_data::Columns::read(&[grpo_data::DataFile::new("train.jsonl")])?;
 /// for column in &columns.columns {
 ///     println!("{}: {} texts in {} rows", column.name, column.texts, columns.rows);
 /// }
-/// # Ok::<(), data::Error>(())
+/// # Ok::<(), grpo_data::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Columns {

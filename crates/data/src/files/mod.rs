@@ -19,10 +19,10 @@ use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result};
 use crate::open::PromptEncoder;
 use crate::prompt::{Prompt, is_held_out};
+use grpo_rng::Purpose;
 use lines::{Line, Lines, RowPosition};
 use order::Schedule;
 use rayon::prelude::*;
-use rng::Purpose;
 use row::{MOST_COLUMNS, RowReader, column_names};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -36,9 +36,9 @@ use std::sync::Arc;
 /// Every epoch has another order, a function of the seed, the epoch and the row's number, so the whole state is a cursor.
 ///
 /// ```no_run
-/// use data::{DataConfig, DataFile, Dataset, FileDataset, PromptEncoder};
+/// use grpo_data::{DataConfig, DataFile, Dataset, FileDataset, PromptEncoder};
 ///
-/// # fn main() -> data::Result<()> {
+/// # fn main() -> grpo_data::Result<()> {
 /// let config = DataConfig { files: vec![DataFile::new("train.jsonl")], ..Default::default() };
 /// let (mut rows, report) = FileDataset::open(&config, 0, &PromptEncoder::none())?;
 /// println!("{report}");

@@ -1,7 +1,7 @@
 //! The order of rows: a function of the seed and the position.
 
+use grpo_rng::{Purpose, stream};
 use rand::seq::SliceRandom;
-use rng::{Purpose, stream};
 
 /// A shuffled order of `0..length` for every epoch. The last order is cached.
 #[derive(Debug)]

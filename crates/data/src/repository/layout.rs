@@ -62,7 +62,7 @@ enum Format {
 /// ```
 /// let names = ["README.md", "main/train-0.parquet", "main/test-0.parquet", "socratic/train-0.parquet"];
 /// let readme = "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train-*\n---\n";
-/// let files = data::data_files(&names, Some(readme), None, "train")?;
+/// let files = grpo_data::data_files(&names, Some(readme), None, "train")?;
 /// assert_eq!(files, ["main/train-0.parquet"]);
 /// # Ok::<(), String>(())
 /// ```

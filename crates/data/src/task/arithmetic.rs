@@ -7,10 +7,10 @@ use std::cmp::Ordering;
 /// Addition of two integers, uniform from 0 to `max_number`.
 ///
 /// ```
-/// use data::Task;
-/// use data::task::Addition;
+/// use grpo_data::Task;
+/// use grpo_data::task::Addition;
 ///
-/// let problem = Addition { max_number: 99, zero_pad: true }.sample(&mut rng::stream(0, rng::Purpose::TrainProblem, 0, 0));
+/// let problem = Addition { max_number: 99, zero_pad: true }.sample(&mut grpo_rng::stream(0, grpo_rng::Purpose::TrainProblem, 0, 0));
 /// assert_eq!((problem.prompt.len(), problem.answer.len()), (6, 3));
 /// ```
 #[derive(Clone, Debug)]

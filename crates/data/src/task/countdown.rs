@@ -7,8 +7,8 @@ use rand::{Rng, RngExt};
 /// non-negative integers generated from an expression, so every problem has a solution.
 ///
 /// ```
-/// use data::task::Countdown;
-/// use data::{Problem, Task};
+/// use grpo_data::task::Countdown;
+/// use grpo_data::{Problem, Task};
 ///
 /// let problem = Problem { prompt: "2,3,4:14=".into(), answer: "2*(3+4)".into() };
 /// assert!(Countdown { count: 3, max_number: 9 }.verify(&problem, "(4+3)*2"));

@@ -22,7 +22,7 @@ pub struct Problem {
 /// A family of problems with a verifier. Implement it to train on your own task.
 ///
 /// ```
-/// use data::{Problem, Task};
+/// use grpo_data::{Problem, Task};
 /// use rand::{Rng, RngExt};
 ///
 /// /// `double:21=` -> `42`.
@@ -68,8 +68,8 @@ pub fn character_score(answer: &str, completion: &str) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::{CharTokenizer, Tokenizer};
-    use rng::{Purpose, stream};
+    use grpo_models::{CharTokenizer, Tokenizer};
+    use grpo_rng::{Purpose, stream};
 
     /// Returns the first problems of a task.
     fn problems(task: &dyn Task) -> Vec<Problem> {

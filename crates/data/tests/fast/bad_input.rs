@@ -1,7 +1,7 @@
 //! Errors about files name the file and the line.
 
 use crate::support::{config, file, lines, open, refusal, without_split, words};
-use data::{DataConfig, Dataset, FileDataset};
+use grpo_data::{DataConfig, Dataset, FileDataset};
 use serde_json::json;
 
 const GOOD: &str = "{\"prompt\": \"a\"}\n";
@@ -53,7 +53,7 @@ fn files_without_rows_are_errors() {
     let missing = open(&config("no/such.jsonl")).err().unwrap().to_string();
     assert!(missing.contains("cannot read no/such.jsonl"), "{missing}");
     let folder = open(&config(std::env::temp_dir())).err().unwrap();
-    assert!(matches!(&folder, data::Error::Io { .. } | data::Error::File { .. }), "{folder:?}");
+    assert!(matches!(&folder, grpo_data::Error::Io { .. } | grpo_data::Error::File { .. }), "{folder:?}");
     #[cfg(not(feature = "parquet"))]
     {
         let (_folder, path) = file("rows.parquet", "PAR1");
@@ -164,7 +164,7 @@ fn configured_columns_must_exist() {
     let wrong = DataConfig { prompt_column: Some("p".into()), ..config(&path) };
     let text = open(&wrong).err().unwrap().to_string();
     assert!(text.contains("line 1: expected a prompt in column `p`, got the columns `q`, `gold`"), "{text}");
-    let always = DataConfig { apply_chat_template: data::ApplyChatTemplate::Always, ..config(&path) };
+    let always = DataConfig { apply_chat_template: grpo_data::ApplyChatTemplate::Always, ..config(&path) };
     let text = FileDataset::open(&always, 0, &words(false)).err().unwrap().to_string();
     assert!(text.contains("data.apply_chat_template") && text.contains("a model without"), "{text}");
 }

@@ -1,7 +1,7 @@
 //! Order, cursor, splits, weights and filters.
 
 use crate::support::{NoHub, config, file, lines, numbers, open, prompts, without_split, words};
-use data::{DataConfig, DataFile, Dataset, Error, FileDataset, PromptEncoder};
+use grpo_data::{DataConfig, DataFile, Dataset, Error, FileDataset, PromptEncoder};
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -204,9 +204,9 @@ fn an_index_opens_files_without_reading_their_rows() {
         assert_eq!((report.files[0].rows, report.dropped() >= 1), (5001, true), "{report}");
         let json = serde_json::to_string(&first.index().unwrap()).unwrap();
         assert!(json.len() < 5001 * 24, "{}", json.len());
-        let index: data::RowIndex = serde_json::from_str(&json).unwrap();
+        let index: grpo_data::RowIndex = serde_json::from_str(&json).unwrap();
         let never = PromptEncoder { count: &|_, _| panic!("a prompt was encoded"), ..words(false) };
-        let (mut second, again) = data::open(&config, 7, &never, Some(index.clone())).unwrap();
+        let (mut second, again) = grpo_data::open(&config, 7, &never, Some(index.clone())).unwrap();
         assert_eq!(again.unwrap(), report);
         assert_eq!(prompts(&second.held_out(0).unwrap()), prompts(&first.held_out(0).unwrap()));
         assert_eq!(prompts(&second.next_batch(6000).unwrap()), prompts(&first.next_batch(6000).unwrap()));
@@ -223,8 +223,8 @@ fn the_first_row_with_something_wrong_is_named_wherever_it_is() {
     let mut rows: Vec<String> = (0..9000).map(|i| json!({"prompt": format!("number {i}")}).to_string()).collect();
     let refusal = |rows: &[String]| {
         let (_folder, path) = file("rows.jsonl", rows.join("\n"));
-        let count = &|prompts: &[&data::Prompt], _| {
-            let one = |prompt: &&data::Prompt| match prompt.to_string().contains("raise") {
+        let count = &|prompts: &[&grpo_data::Prompt], _| {
+            let one = |prompt: &&grpo_data::Prompt| match prompt.to_string().contains("raise") {
                 true => Err("the template raises".into()),
                 false => Ok(1),
             };
@@ -250,8 +250,8 @@ fn the_longest_prompt_is_found_where_most_prompts_are_only_bounded() {
     let row = |i: usize| json!({"prompt": if i == 7777 { "a ".repeat(40) } else { format!("number {i}") }});
     let (_folder, path) = file("rows.jsonl", lines(&(0..9000).map(row).collect::<Vec<_>>()));
     let encoded = std::cell::Cell::new(0);
-    let count = |prompts: &[&data::Prompt], limit| {
-        let one = |prompt: &&data::Prompt| {
+    let count = |prompts: &[&grpo_data::Prompt], limit| {
+        let one = |prompt: &&grpo_data::Prompt| {
             let text = prompt.to_string();
             if text.len() <= limit {
                 return Ok(text.len());

@@ -8,4 +8,4 @@ mod prompts;
 mod repository;
 mod support;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

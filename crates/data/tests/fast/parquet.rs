@@ -1,7 +1,7 @@
 //! Parquet files written by pyarrow (fixtures/make_parquet.py).
 
 use crate::support::{config, file, open, without_split};
-use data::{DataConfig, Dataset};
+use grpo_data::{DataConfig, Dataset};
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {

@@ -1,7 +1,7 @@
 //! Prompts and answers of rows.
 
 use crate::support::{file, lines, open, without_split, words};
-use data::{ApplyChatTemplate, DataConfig, Dataset, FewShot, FileDataset, Item, Prompt, Result};
+use grpo_data::{ApplyChatTemplate, DataConfig, Dataset, FewShot, FileDataset, Item, Prompt, Result};
 use serde_json::{Value, json};
 
 /// Returns the row as a run reads it.

@@ -1,7 +1,7 @@
 //! Data sets that are folders, or names on a hub.
 
 use crate::support::{NoHub, lines, numbers};
-use data::{DataConfig, DataFile, DatasetHub, HubError, data_files};
+use grpo_data::{DataConfig, DataFile, DatasetHub, HubError, data_files};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -246,7 +246,7 @@ fn json_lists_are_rows() {
         std::fs::write(&path, text).unwrap();
         let config = DataConfig { shuffle: false, ..crate::support::without_split(path) };
         crate::support::open(&config).map_err(|error| error.to_string()).map(|(mut data, report)| {
-            use data::Dataset;
+            use grpo_data::Dataset;
             assert_eq!(report.files[0].rows, report.training());
             data.next_batch(report.training()).unwrap()
         })

@@ -9,7 +9,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use support::{config, open};
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet").join(format!("{name}.parquet"))

@@ -1,7 +1,7 @@
 //! Peers that do not speak the protocol, or break it.
 
 use crate::support::{LONG, frame, processes};
-use distributed::{Error, Options, Store};
+use grpo_distributed::{Error, Options, Store};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread;

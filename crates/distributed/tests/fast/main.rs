@@ -4,7 +4,7 @@ mod hostile;
 #[path = "../support/mod.rs"]
 mod support;
 
-use distributed::{Error, MAX_KEY, MAX_VALUE, Options, Store};
+use grpo_distributed::{Error, MAX_KEY, MAX_VALUE, Options, Store};
 use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Processes that end, hang, come late, or do something else.
 
 use crate::support::{LONG, SHORT, frame, processes, run, run_open};
-use distributed::{Error, Options, Store};
+use grpo_distributed::{Error, Options, Store};
 use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;

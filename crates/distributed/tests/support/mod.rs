@@ -2,7 +2,7 @@
 // Each test binary uses some of it.
 #![allow(dead_code)]
 
-use distributed::{Options, Result, Store};
+use grpo_distributed::{Options, Result, Store};
 use std::net::TcpListener;
 use std::sync::{Arc, Barrier};
 use std::thread;

@@ -1,10 +1,10 @@
 //! A server that speaks the protocols of vLLM and SGLang, samples from real weights, and misbehaves on request.
 
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_core::{Implementation, LossConfig};
-use models::{Adapter, ModelFolder};
-use policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sampling};
-use policy_cpu::{CpuPolicy, PolicyLoss};
+use grpo_models::{Adapter, ModelFolder};
+use grpo_policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sampling};
+use grpo_policy_cpu::{CpuPolicy, PolicyLoss};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -417,7 +417,7 @@ fn sampled(
             temperature: params["temperature"].as_f64().unwrap(),
             processors,
             seed,
-            purpose: rng::Purpose::Rollout,
+            purpose: grpo_rng::Purpose::Rollout,
             step: 0,
             first: 0,
         },

@@ -7,15 +7,15 @@ mod sampling;
 mod settings;
 mod weights;
 
-use engines::{EngineKind, Run, ServerConfig, ServerEngine};
 use fake::{Fake, Program};
-use models::{Dtype, ExportOptions, FolderWriter, LoraConfig, ModelConfig, ModelFolder, TargetModules};
-use policy::{Completion, Policy, RolloutEngine, RolloutRequest, Sampling, TensorSource};
-use policy_cpu::CpuPolicy;
+use grpo_engines::{EngineKind, Run, ServerConfig, ServerEngine};
+use grpo_models::{Dtype, ExportOptions, FolderWriter, LoraConfig, ModelConfig, ModelFolder, TargetModules};
+use grpo_policy::{Completion, Policy, RolloutEngine, RolloutRequest, Sampling, TensorSource};
+use grpo_policy_cpu::CpuPolicy;
 use std::path::Path;
 use tempfile::TempDir;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 const PROMPTS: usize = 3;
 const PER_PROMPT: usize = 2;
@@ -45,7 +45,7 @@ fn shape() -> ModelConfig {
 
 fn write_model(folder: &Path, seed: u64) {
     let (shape, options) = (shape(), ExportOptions { dtype: Dtype::F32, ..ExportOptions::default() });
-    let weights = policy::InitialWeights::of_model(&shape, seed).unwrap();
+    let weights = grpo_policy::InitialWeights::of_model(&shape, seed).unwrap();
     let mut writer = FolderWriter::create(folder, &shape, None, options).unwrap();
     for parameter in shape.parameters() {
         writer.write(&parameter.name, &weights.values(&parameter.name).unwrap()).unwrap();
@@ -78,8 +78,8 @@ impl Model {
     /// Replaces the trained weights by others.
     fn change(&mut self, seed: u64) {
         let weights = match &self.lora {
-            None => policy::InitialWeights::of_model(&shape(), seed).unwrap(),
-            Some(lora) => policy::InitialWeights::of_adapters(&shape(), lora, seed).unwrap(),
+            None => grpo_policy::InitialWeights::of_model(&shape(), seed).unwrap(),
+            Some(lora) => grpo_policy::InitialWeights::of_adapters(&shape(), lora, seed).unwrap(),
         };
         let mut tensors = Vec::new();
         for (name, shape) in weights.shapes() {
@@ -88,7 +88,7 @@ impl Model {
                 // Fresh adapters change nothing.
                 data.iter_mut().enumerate().for_each(|(i, value)| *value = 0.3 * ((i as u64 + seed) % 7) as f32 - 0.9);
             }
-            tensors.push(models::NamedTensor { name: name.to_owned(), shape: shape.to_vec(), data });
+            tensors.push(grpo_models::NamedTensor { name: name.to_owned(), shape: shape.to_vec(), data });
         }
         self.policy.import_weights(&tensors).unwrap();
     }
@@ -108,7 +108,7 @@ impl Model {
         }
     }
 
-    fn engine(&self, kind: EngineKind, servers: &[&Fake]) -> engines::Result<ServerEngine> {
+    fn engine(&self, kind: EngineKind, servers: &[&Fake]) -> grpo_engines::Result<ServerEngine> {
         ServerEngine::open(kind, &self.config(servers), self.run())
     }
 }
@@ -127,9 +127,9 @@ fn prompts() -> Vec<Vec<u32>> {
 fn sampling(step: u64) -> Sampling {
     Sampling::Random {
         temperature: 0.7,
-        processors: policy::LogitsProcessors::default(),
+        processors: grpo_policy::LogitsProcessors::default(),
         seed: 5,
-        purpose: rng::Purpose::Rollout,
+        purpose: grpo_rng::Purpose::Rollout,
         step,
         first: 0,
     }
@@ -151,7 +151,7 @@ fn request(prompts: &[Vec<u32>], sampling: Sampling) -> RolloutRequest<'_> {
 }
 
 /// Samples with an engine.
-fn sample(engine: &mut ServerEngine, model: &mut Model, step: u64) -> policy::Result<Vec<Completion>> {
+fn sample(engine: &mut ServerEngine, model: &mut Model, step: u64) -> grpo_policy::Result<Vec<Completion>> {
     let prompts = prompts();
     engine.generate(&mut model.policy, &request(&prompts, sampling(step)))
 }

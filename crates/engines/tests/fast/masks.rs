@@ -2,7 +2,7 @@
 
 use super::*;
 use fake::Reply;
-use policy::LogitsProcessors;
+use grpo_policy::LogitsProcessors;
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ fn server(program: Program, model: &Model, change: impl Fn(&mut Value) + Send + 
     fake.with_info(|info| info["vllm_config"]["model_config"]["return_sampling_mask"] = true.into())
 }
 
-fn open(model: &Model, server: &Fake, program: Program) -> engines::Result<ServerEngine> {
+fn open(model: &Model, server: &Fake, program: Program) -> grpo_engines::Result<ServerEngine> {
     let run = Run { sampling_masks: true, ..model.run() };
     ServerEngine::open(kind(program), &model.config(&[server]), run)
 }
@@ -40,7 +40,7 @@ fn top_k() -> Sampling {
 }
 
 /// Samples top-k tokens with their masks.
-fn sample_masked(engine: &mut ServerEngine, model: &mut Model) -> policy::Result<Vec<Completion>> {
+fn sample_masked(engine: &mut ServerEngine, model: &mut Model) -> grpo_policy::Result<Vec<Completion>> {
     let prompts = prompts();
     let request = RolloutRequest { return_sampling_mask: true, ..request(&prompts, top_k()) };
     engine.generate(&mut model.policy, &request)

@@ -14,7 +14,10 @@ fn path_of(program: Program) -> &'static str {
 }
 
 /// Samples with a server that changes the JSON of its completions.
-fn changed(program: Program, change: impl Fn(&mut Value) + Send + Sync + 'static) -> policy::Result<Vec<Completion>> {
+fn changed(
+    program: Program,
+    change: impl Fn(&mut Value) + Send + Sync + 'static,
+) -> grpo_policy::Result<Vec<Completion>> {
     let mut model = Model::new();
     let server = Fake::behaving(program, &model.path(), move |_, _, path, right| match right {
         Reply::Say(200, text) if path == path_of(program) => {

@@ -87,8 +87,12 @@ fn every_sampling_option_is_sent_because_servers_have_defaults_of_their_own() {
         assert_eq!(body[name].as_f64(), Some(value), "{name}");
     }
     assert_eq!((&body["ignore_eos"], &body["stop_token_ids"]), (&true.into(), &vec![STOP].into()));
-    let processors =
-        policy::LogitsProcessors { top_k: Some(3), top_p: Some(0.9), min_p: Some(0.1), repetition_penalty: Some(1.2) };
+    let processors = grpo_policy::LogitsProcessors {
+        top_k: Some(3),
+        top_p: Some(0.9),
+        min_p: Some(0.1),
+        repetition_penalty: Some(1.2),
+    };
     let Sampling::Random { seed, purpose, .. } = sampling(0) else { unreachable!() };
     let random = Sampling::Random { temperature: 0.5, processors, seed, purpose, step: 0, first: 0 };
     let prompts = prompts();
@@ -105,8 +109,8 @@ fn every_sampling_option_is_sent_because_servers_have_defaults_of_their_own() {
 #[derive(Debug)]
 struct Four(Vec<String>);
 
-impl policy::StopCondition for Four {
-    fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
+impl grpo_policy::StopCondition for Four {
+    fn is_met(&self, completion: &[u32]) -> grpo_policy::Result<bool> {
         Ok(completion.contains(&4))
     }
 

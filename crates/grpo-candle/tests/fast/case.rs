@@ -1,11 +1,11 @@
 //! Cases of the testkit as tensors of candle.
 
-use backend_cpu::CpuBackend;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Shape, Tensor, Var};
+use grpo_backend_cpu::CpuBackend;
 use grpo_candle::GrpoLoss;
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig};
-use testkit::Case;
+use grpo_testkit::Case;
 
 /// Trained tensors of a policy.
 pub(crate) struct Leaves {

@@ -4,7 +4,7 @@ use super::case::{Leaves, grpo, laid_out};
 use candle_core::{DType, Device, Tensor, Var};
 use grpo_candle::{Error, GrpoLoss, token_batch};
 use grpo_core::{HeadLayout, Implementation, LossConfig, Tiling, TokenBatch};
-use testkit::{Case, Shape};
+use grpo_testkit::{Case, Shape};
 
 fn setup() -> (GrpoLoss, TokenBatch, Leaves) {
     let config = LossConfig::default();
@@ -70,7 +70,7 @@ fn errors_of_the_loss_library_are_passed_on() {
     let result = grpo.loss(&hidden, &lm_head, None, &outside);
     assert!(matches!(result, Err(Error::Loss(grpo_core::Error::Value { .. }))), "{result:?}");
     let config = LossConfig { temperature: 0.0, ..LossConfig::default() };
-    let backend = backend_cpu::CpuBackend::new();
+    let backend = grpo_backend_cpu::CpuBackend::new();
     assert_says(GrpoLoss::builder(config).build(&backend), &["temperature"]);
     let tiling = Tiling { token_chunk: Some(0), ..Tiling::default() };
     let without_tiles = GrpoLoss::builder(LossConfig::default()).tiling(tiling).build(&backend).unwrap();

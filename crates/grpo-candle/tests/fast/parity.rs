@@ -4,9 +4,9 @@ use super::case::{Leaves, assert_close, gradient, grpo, laid_out, values};
 use super::plain;
 use candle_core::{DType, Tensor};
 use grpo_core::{Dtype, GrpoLoss, HeadLayout, Implementation, LossConfig};
+use grpo_testkit::family::{LOSSES, loss, others};
+use grpo_testkit::{Case, Shape};
 use rstest::rstest;
-use testkit::family::{LOSSES, loss, others};
-use testkit::{Case, Shape};
 
 const GRPO: &str = r#"{"loss_type": "grpo", "beta": 0.1, "epsilon_high": 0.28, "temperature": 0.8}"#;
 const DAPO: &str = r#"{"loss_type": "dapo", "beta": 0.05, "epsilon_low": 0.1, "epsilon_high": 0.3,
@@ -74,7 +74,7 @@ fn every_loss_has_the_bits_of_the_loss_on_slices() {
         let case = Case::new(&config, &small(), 3);
         let request = case.request(&config, Implementation::Fused, Default::default());
         let plain = GrpoLoss::builder(config.clone()).policy(request.policy).gradients(request.gradients);
-        let plain = plain.build(&backend_cpu::CpuBackend::new()).unwrap();
+        let plain = plain.build(&grpo_backend_cpu::CpuBackend::new()).unwrap();
         let (output, expected) = plain.step_owned(case.policy(), &case.batch).unwrap();
         let [loss, hidden, lm_head, bias] = by_grpo(&config, Implementation::Fused, &case);
         assert_eq!(loss, [output.loss as f32], "{name}");
@@ -99,7 +99,7 @@ fn logits_match_candle(
     let expected = plain::loss(&config, &leaf.to_dtype(DType::F32).unwrap(), &case.batch).unwrap();
     let expected = gradient(&expected.backward().unwrap(), &leaf);
 
-    let grpo = grpo_candle::GrpoLoss::builder(config).build(&backend_cpu::CpuBackend::new()).unwrap();
+    let grpo = grpo_candle::GrpoLoss::builder(config).build(&grpo_backend_cpu::CpuBackend::new()).unwrap();
     let scores = grpo.score_from_logits(&leaf, &case.batch).unwrap();
     let step = grpo.loss_from_logits(&leaf, &case.batch).unwrap();
     assert_eq!(step.scores, scores);

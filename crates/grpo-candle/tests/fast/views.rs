@@ -3,7 +3,7 @@
 use super::case::{Leaves, gradient, grpo, laid_out, values};
 use candle_core::{DType, IndexOp, Tensor, Var};
 use grpo_core::{HeadLayout, Implementation, LossConfig};
-use testkit::{Case, Shape};
+use grpo_testkit::{Case, Shape};
 
 fn setup() -> (LossConfig, Case, Leaves) {
     let config = LossConfig::default();
@@ -48,7 +48,7 @@ fn views_of_any_stride_give_the_gradients_of_contiguous_tensors() {
     let by_columns = Var::from_tensor(&hidden.t().unwrap().contiguous().unwrap()).unwrap();
     let view = by_columns.t().unwrap();
     let found = gradients(HeadLayout::VocabHidden, (&by_columns, &lm_head), (&view, &lm_head), &case);
-    assert_eq!((testkit::transposed(&found.0, h, n), found.1), expected);
+    assert_eq!((grpo_testkit::transposed(&found.0, h, n), found.1), expected);
     assert_eq!(lm_head.dims(), [v, h]);
 }
 

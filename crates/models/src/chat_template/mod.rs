@@ -35,13 +35,13 @@ use std::collections::BTreeMap;
 /// a limit is an error.
 ///
 /// ```
-/// use models::ChatTemplate;
+/// use grpo_models::ChatTemplate;
 /// use serde_json::json;
 ///
 /// let template = ChatTemplate::new("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "example");
 /// let variables = json!({"messages": [{"role": "user", "content": "Hi"}]});
 /// assert_eq!(template.render(&variables)?, "<user>Hi");
-/// # Ok::<(), models::Error>(())
+/// # Ok::<(), grpo_models::Error>(())
 /// ```
 pub struct ChatTemplate {
     origin: String,

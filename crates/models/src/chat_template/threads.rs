@@ -22,7 +22,7 @@ pub(super) fn has_stack() -> bool {
 /// directly; elsewhere, [`crate::ChatTemplate::render`] starts a thread for every text.
 ///
 /// ```
-/// assert_eq!(models::map_on_template_threads(&[1, 2, 3], 2, |n| n * n), [1, 4, 9]);
+/// assert_eq!(grpo_models::map_on_template_threads(&[1, 2, 3], 2, |n| n * n), [1, 4, 9]);
 /// ```
 ///
 /// # Panics

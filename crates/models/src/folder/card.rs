@@ -16,7 +16,7 @@ impl ModelCard {
     /// Returns the file's content: front matter in YAML (`library_name: transformers`, `base_model`, `tags: grpo`), then the text.
     ///
     /// ```
-    /// let card = models::ModelCard { base_model: Some("Qwen/Qwen3-0.6B".into()), text: "# Qwen3 on GSM8K".into() };
+    /// let card = grpo_models::ModelCard { base_model: Some("Qwen/Qwen3-0.6B".into()), text: "# Qwen3 on GSM8K".into() };
     /// assert!(card.render().starts_with("---\nlibrary_name: transformers\nbase_model: \"Qwen/Qwen3-0.6B\"\ntags:\n- grpo\n"));
     /// ```
     pub fn render(&self) -> String {

@@ -72,7 +72,7 @@ impl Default for ExportOptions {
 /// dropped before, nothing remains.
 ///
 /// ```
-/// use models::{ExportOptions, FolderWriter, ModelConfig, ModelFolder};
+/// use grpo_models::{ExportOptions, FolderWriter, ModelConfig, ModelFolder};
 ///
 /// let place = tempfile::tempdir()?;
 /// let target = place.path().join("model");

@@ -29,11 +29,11 @@ use std::path::{Path, PathBuf};
 /// A model folder without its weights, which [`ModelFolder::weights`] opens.
 ///
 /// ```no_run
-/// let folder = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+/// let folder = grpo_models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
 /// println!("{} with {} weights", folder.family(), folder.config().parameter_count());
 /// let weights = folder.weights()?;
 /// weights.check(folder.config())?;
-/// # Ok::<(), models::Error>(())
+/// # Ok::<(), grpo_models::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ModelFolder {

@@ -209,9 +209,9 @@ pub(crate) fn wrapped(own: &str) -> String {
 /// names are returned unchanged.
 ///
 /// ```
-/// let name = models::text_tensor("model.language_model.layers.0.self_attn.q_proj.weight");
+/// let name = grpo_models::text_tensor("model.language_model.layers.0.self_attn.q_proj.weight");
 /// assert_eq!(name, "model.layers.0.self_attn.q_proj.weight");
-/// assert_eq!(models::text_tensor("lm_head.weight"), "lm_head.weight");
+/// assert_eq!(grpo_models::text_tensor("lm_head.weight"), "lm_head.weight");
 /// ```
 pub fn text_tensor(name: &str) -> Cow<'_, str> {
     if let Some(of_adapter) = name.strip_prefix(PEFT) {

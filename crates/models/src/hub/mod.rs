@@ -49,7 +49,7 @@ pub fn locate_weights(model: &str, revision: Option<&str>, described: &Path) -> 
 /// Hugging Face's hub and the local cache, which is shared with other programs (`huggingface_hub` in Python).
 ///
 /// ```
-/// use models::Hub;
+/// use grpo_models::Hub;
 ///
 /// let cache = tempfile::tempdir()?;
 /// let hub = Hub { cache: cache.path().into(), offline: true, ..Hub::from_env() };

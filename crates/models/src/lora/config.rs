@@ -21,14 +21,14 @@ pub(super) const HEAD_MODULE: &str = "lm_head";
 /// B `[out, r]`, and only A and B are trained. Fields have the names of PEFT's `LoraConfig`.
 ///
 /// ```
-/// use models::{LoraConfig, ModelConfig, TargetModules};
+/// use grpo_models::{LoraConfig, ModelConfig, TargetModules};
 ///
 /// let model = ModelConfig::default();
 /// let lora = LoraConfig { target_modules: TargetModules::Names(vec!["q_proj".into(), "lm_head".into()]), ..Default::default() };
 /// let names: Vec<String> = lora.resolve(&model)?.into_iter().map(|matrix| matrix.name).collect();
 /// assert_eq!(names, ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj", "lm_head"]);
 /// assert_eq!(lora.scaling(), 2.0);
-/// # Ok::<(), models::Error>(())
+/// # Ok::<(), grpo_models::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -244,13 +244,13 @@ impl LoraConfig {
     /// unties the head (`tie_word_embeddings: false`), because the embedding does not change.
     ///
     /// ```
-    /// use models::{LoraConfig, ModelConfig, TargetModules};
+    /// use grpo_models::{LoraConfig, ModelConfig, TargetModules};
     ///
     /// let tied = ModelConfig { tie_word_embeddings: true, ..ModelConfig::default() };
     /// let head = LoraConfig { target_modules: TargetModules::Names(vec!["lm_head".into()]), ..LoraConfig::default() };
     /// assert!(!head.merged_into(&tied)?.tie_word_embeddings);
     /// assert_eq!(LoraConfig::default().merged_into(&tied)?, tied);
-    /// # Ok::<(), models::Error>(())
+    /// # Ok::<(), grpo_models::Error>(())
     /// ```
     ///
     /// # Errors

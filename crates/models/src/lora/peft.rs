@@ -42,13 +42,13 @@ const NOT_SUPPORTED: &[(&str, Neutral, &str)] = &[
 /// An adapter in PEFT's layout.
 ///
 /// ```no_run
-/// let base = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
-/// let adapter = models::Adapter::open("adapter".as_ref(), base.config())?;
+/// let base = grpo_models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+/// let adapter = grpo_models::Adapter::open("adapter".as_ref(), base.config())?;
 /// adapter.check_base(&base.weights()?)?;
 /// for matrix in adapter.matrices() {
 ///     println!("{}: A {:?}", matrix.name, adapter.lora_a(matrix)?.shape());
 /// }
-/// # Ok::<(), models::Error>(())
+/// # Ok::<(), grpo_models::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Adapter {

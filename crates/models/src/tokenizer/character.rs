@@ -9,9 +9,9 @@ const ALPHABET: &str = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=()<>,:?.";
 /// A tokenizer with one token per character of a fixed alphabet; there is nothing to load or save.
 ///
 /// ```
-/// use models::{CharTokenizer, Tokenizer};
+/// use grpo_models::{CharTokenizer, Tokenizer};
 ///
-/// # fn main() -> models::Result<()> {
+/// # fn main() -> grpo_models::Result<()> {
 /// let prompt = CharTokenizer.encode_prompt("1+2=")?;
 /// assert_eq!((prompt[0], prompt.len()), (CharTokenizer::BOS, 5));
 /// # Ok(())

@@ -32,10 +32,10 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// weights, makes the texts that have it an error ([`Error::MissingToken`]).
 ///
 /// ```no_run
-/// use models::{HfTokenizer, Tokenizer};
+/// use grpo_models::{HfTokenizer, Tokenizer};
 /// use serde_json::json;
 ///
-/// # fn main() -> models::Result<()> {
+/// # fn main() -> grpo_models::Result<()> {
 /// // The stop ids are those of generation_config.json; config.json's vocab_size says how many ids the model knows.
 /// let tokenizer = HfTokenizer::open("Qwen2.5-0.5B-Instruct".as_ref(), &[151645, 151643], 151936)?;
 /// let ids = tokenizer.encode_messages(&[json!({"role": "user", "content": "What is 6 x 7?"})], None, None)?;

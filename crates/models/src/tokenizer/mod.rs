@@ -16,9 +16,9 @@ use serde_json::Value;
 /// A tokenizer. Implement it to train with the tokenizer of your own model.
 ///
 /// ```
-/// use models::{CharTokenizer, Tokenizer};
+/// use grpo_models::{CharTokenizer, Tokenizer};
 ///
-/// # fn main() -> models::Result<()> {
+/// # fn main() -> grpo_models::Result<()> {
 /// let tokenizer: &dyn Tokenizer = &CharTokenizer;
 /// let completion = tokenizer.encode_completion("42")?;
 /// assert_eq!(completion.last(), Some(&tokenizer.eos_id()));

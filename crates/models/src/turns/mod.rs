@@ -35,10 +35,10 @@ const REPLY: &str = "reply7";
 /// `role`.
 ///
 /// ```no_run
-/// use models::{HfTokenizer, Tokenizer, TurnTokens};
+/// use grpo_models::{HfTokenizer, Tokenizer, TurnTokens};
 /// use serde_json::json;
 ///
-/// # fn main() -> models::Result<()> {
+/// # fn main() -> grpo_models::Result<()> {
 /// let tokenizer = HfTokenizer::open("Qwen2.5-0.5B-Instruct".as_ref(), &[151645, 151643], 151936)?;
 /// let turns = TurnTokens::new(&tokenizer, None, "user")?;
 /// // <|im_end|> was sampled; `\n<|im_start|>user\nAnd 7 x 7?<|im_end|>\n<|im_start|>assistant\n` follows.

@@ -25,11 +25,11 @@ use std::path::{Path, PathBuf};
 /// reclaim that memory.
 ///
 /// ```no_run
-/// let weights = models::Weights::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+/// let weights = grpo_models::Weights::open("Qwen2.5-0.5B-Instruct".as_ref())?;
 /// let norm = weights.tensor("model.norm.weight")?;
 /// let mut values = vec![0.0; norm.len()];
 /// norm.read(0, &mut values)?;
-/// # Ok::<(), models::Error>(())
+/// # Ok::<(), grpo_models::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Weights {

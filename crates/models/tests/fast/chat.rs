@@ -1,7 +1,7 @@
 //! Tokenizers and chat templates of the three families against `transformers` (fixtures/chat/make.py), and broken ones.
 
 use crate::support::{fixture, fixture_json};
-use models::{ChatTemplate, Error, HfTokenizer, Tokenizer};
+use grpo_models::{ChatTemplate, Error, HfTokenizer, Tokenizer};
 use serde_json::{Value, json};
 
 const FAMILIES: [&str; 3] = ["qwen2_5", "qwen3", "llama3"];

@@ -1,7 +1,7 @@
 //! Writing of model folders.
 
 use crate::support::{Folder, qwen2, says, whole_text, with};
-use models::{
+use grpo_models::{
     Dtype, ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelConfig, ModelFolder, RopeScaling,
 };
 use safetensors::tensor::TensorView;
@@ -14,7 +14,7 @@ fn options(dtype: Dtype) -> ExportOptions {
 }
 
 /// Writes every tensor of `source`, the last first, because the order does not matter.
-fn write_all(mut writer: FolderWriter, source: &ModelFolder) -> models::Result<()> {
+fn write_all(mut writer: FolderWriter, source: &ModelFolder) -> grpo_models::Result<()> {
     let weights = source.weights()?;
     for parameter in source.config().parameters().iter().rev() {
         writer.write(&parameter.name, &weights.tensor(&parameter.name)?.to_vec())?;

@@ -1,7 +1,7 @@
 //! `config.json` of every family: its meaning, the fields that are refused, and the file of a new model.
 
 use crate::support::{Folder, qwen2, says, with};
-use models::{
+use grpo_models::{
     Activation, ClampedSwiglu, Experts, Family, LayerRope, LayerSpec, LoraConfig, ModelConfig, NormPlacement,
     RopeScaling, RopeType, TargetModules,
 };
@@ -524,7 +524,7 @@ fn adapters_of_a_gated_delta_net_are_of_its_projections() {
 
 #[test]
 fn layers_and_sizes_of_a_gated_delta_net_belong_together() {
-    let sizes = models::LinearAttention::default();
+    let sizes = grpo_models::LinearAttention::default();
     let layers = vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()];
     let error = |config: ModelConfig| config.validate().unwrap_err().to_string();
     says(&error(ModelConfig { layers: layers.clone(), ..ModelConfig::default() }), &["`model.linear_attention`"]);

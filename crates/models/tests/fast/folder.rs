@@ -1,7 +1,7 @@
 //! `config.json` and `generation_config.json`.
 
 use crate::support::{Folder, qwen2, says, whole_text, with};
-use models::{Dtype, Family, GenerationDefaults, RopeScaling};
+use grpo_models::{Dtype, Family, GenerationDefaults, RopeScaling};
 use serde_json::{Value, json};
 
 fn refused(fields: Value) -> String {

@@ -2,7 +2,7 @@
 
 use crate::hub_server::{COMMIT, Home, Model, refuse};
 use crate::support::{Folder, says};
-use models::{Hub, HubAccess, ModelFolder};
+use grpo_models::{Hub, HubAccess, ModelFolder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use crate::hub_server::{COMMIT, Home, Model, refuse, whole};
 use crate::support::says;
-use models::Hub;
+use grpo_models::Hub;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use crate::support::{Folder, says};
-use models::{Hub, ModelFolder};
+use grpo_models::{Hub, ModelFolder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,7 +1,7 @@
 //! LoRA: the adapted matrices, and PEFT's folder.
 
 use crate::support::{Folder, Tensor, Tensors, qwen2, says, whole_text, with};
-use models::{Adapter, AdapterOptions, AdapterWriter, Experts, LoraConfig, ModelCard, ModelConfig, TargetModules};
+use grpo_models::{Adapter, AdapterOptions, AdapterWriter, Experts, LoraConfig, ModelCard, ModelConfig, TargetModules};
 use safetensors::Dtype as FileDtype;
 use serde_json::{Value, json};
 use std::path::Path;

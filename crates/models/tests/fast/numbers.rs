@@ -2,7 +2,7 @@
 
 use crate::families::{delta_net, moe, of, refused};
 use crate::support::{Folder, says, with};
-use models::Family;
+use grpo_models::Family;
 use serde_json::{Value, json};
 
 /// A list with an entry per layer would take 56 GB.

@@ -1,6 +1,6 @@
 //! Quantised matrices equal those of bitsandbytes.
 
-use models::{Dtype, Experts, ExportOptions, FolderWriter, ModelConfig, Quantization, QuantizedMatrix, Weights};
+use grpo_models::{Dtype, Experts, ExportOptions, FolderWriter, ModelConfig, Quantization, QuantizedMatrix, Weights};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -72,7 +72,7 @@ fn large_matrices_of_files_are_quantised_as_a_whole() {
         assert_eq!(tensor.quantized(quantization).unwrap(), found);
         let memory = quantization.memory(&config);
         let matrices = config.layer_matrices(0);
-        let values = |matrix: &models::LayerMatrix| matrix.input * matrix.output;
+        let values = |matrix: &grpo_models::LayerMatrix| matrix.input * matrix.output;
         assert_eq!(memory.values, matrices.iter().map(values).sum::<usize>() as u64);
         let bytes = matrices.iter().map(|matrix| quantization.bytes([matrix.output, matrix.input])).sum::<u64>();
         assert_eq!(memory.bytes, bytes);

@@ -1,7 +1,7 @@
 //! A small model folder on disk.
 
+use grpo_models::{ModelConfig, ModelFolder};
 use half::{bf16, f16};
-use models::{ModelConfig, ModelFolder};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ impl Folder {
         self.path().join(name)
     }
 
-    pub(crate) fn open(&self) -> models::Result<ModelFolder> {
+    pub(crate) fn open(&self) -> grpo_models::Result<ModelFolder> {
         ModelFolder::open(self.path())
     }
 
@@ -116,7 +116,7 @@ impl Folder {
 
     /// Opens the weights and runs all checks. Returns the error's text.
     pub(crate) fn refused(&self) -> String {
-        let open = || -> models::Result<()> {
+        let open = || -> grpo_models::Result<()> {
             let folder = self.open()?;
             let weights = folder.weights()?;
             weights.check(folder.config())?;

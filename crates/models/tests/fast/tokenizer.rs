@@ -1,7 +1,7 @@
 //! Tokenizer folders that are damaged, do not match their model, or use alternative layouts.
 
 use crate::support::{fixture, fixture_json, says};
-use models::{Error, HfTokenizer, Tokenizer};
+use grpo_models::{Error, HfTokenizer, Tokenizer};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -18,7 +18,7 @@ fn folder(family: &str, change: impl FnOnce(&mut Value)) -> TempDir {
     folder
 }
 
-fn open(folder: &TempDir) -> models::Result<HfTokenizer> {
+fn open(folder: &TempDir) -> grpo_models::Result<HfTokenizer> {
     HfTokenizer::open(folder.path(), &[], 512)
 }
 
@@ -60,7 +60,7 @@ fn added_tokens_that_the_model_lacks_are_refused_where_a_text_has_them() {
     // The padding token is <image>, which the model lacks.
     assert_eq!((tokenizer.vocab_size(), tokenizer.eos_id(), tokenizer.pad_id()), (408, 402, 402));
 
-    let refused = |result: models::Result<Vec<u32>>, name: &str, missing: u32| {
+    let refused = |result: grpo_models::Result<Vec<u32>>, name: &str, missing: u32| {
         let error = result.unwrap_err();
         assert!(matches!(&error, Error::MissingToken { id, vocab_size: 408, .. } if *id == missing), "{error:?}");
         says(&error.to_string(), &[&format!("token {name:?} has the id {missing}"), "ids below 408 only"]);

@@ -1,7 +1,7 @@
 //! The tokens between the turns of conversations.
 
 use crate::support::fixture;
-use models::{ChatTemplate, Error, HfTokenizer, TRAINING_TEMPLATES, Tokenizer, TurnTokens};
+use grpo_models::{ChatTemplate, Error, HfTokenizer, TRAINING_TEMPLATES, Tokenizer, TurnTokens};
 use serde_json::{Map, Value, json};
 
 fn open(family: &str) -> HfTokenizer {
@@ -176,7 +176,7 @@ fn results_have_the_ids_and_names_of_their_calls() {
     for (result, call) in results.iter_mut().zip(&calls) {
         result["tool_call_id"] = call["id"].clone();
     }
-    models::with_names(&mut results, &calls);
+    grpo_models::with_names(&mut results, &calls);
     let ids = turns.following(&tokenizer, tokenizer.eos_id(), &calls, &results).unwrap();
     let text = tokenizer.decode_with_special(&ids).unwrap();
     let expected = "\n<|im_start|>tool\nadd/a1b2c3d4e: 3<|im_end|>\n<|im_start|>tool\nsub/f5g6h7i8j: -1<|im_end|>\n\

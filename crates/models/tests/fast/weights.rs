@@ -1,7 +1,7 @@
 //! Weights in one file and in shards, valid and damaged.
 
 use crate::support::{Folder, Tensor, Tensors, qwen2, says, with};
-use models::{Dtype, Weights};
+use grpo_models::{Dtype, Weights};
 use safetensors::Dtype as FileDtype;
 use serde_json::{Value, json};
 
@@ -288,7 +288,7 @@ fn experts_are_read_from_one_tensor_or_from_one_for_each() {
     let read = || {
         let weights = folder.open().unwrap().weights().unwrap();
         weights.check(&folder.model()).unwrap();
-        let tensor = |p: models::Parameter| (weights.tensor(&p.name).unwrap().to_vec(), p.name);
+        let tensor = |p: grpo_models::Parameter| (weights.tensor(&p.name).unwrap().to_vec(), p.name);
         folder.model().parameters().into_iter().map(tensor).collect::<Vec<_>>()
     };
     let expected = read();

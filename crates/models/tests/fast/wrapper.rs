@@ -1,7 +1,7 @@
 //! Models of images and text: reading, export and adapters of their text decoders.
 
 use crate::support::{Folder, says, with};
-use models::{
+use grpo_models::{
     Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, Family, FolderWriter, LoraConfig, ModelConfig,
     ModelFolder, RopeType, TargetModules, Wrapper,
 };

@@ -1,13 +1,13 @@
 //! transformers and peft load the folders and adapters that this crate writes.
 
-use models::{
+use grpo_models::{
     Activation, Adapter, AdapterOptions, AdapterWriter, ClampedSwiglu, Dtype, Experts, ExportOptions, Family,
     FolderWriter, GenerationDefaults, LayerRope, LayerSpec, LinearAttention, ModelConfig, ModelFolder, NormPlacement,
     RopeScaling, RopeType,
 };
 use std::path::Path;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 /// The checkpoints that libraries.py makes.
 const CHECKPOINTS: [&str; 23] = [
@@ -86,7 +86,7 @@ fn transformers_and_peft_load_exported_folders_and_adapters() {
 /// Runs libraries.py and returns its output.
 fn libraries(command: &str, place: &Path) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/libraries.py");
-    let output = testkit::python::Python::install()
+    let output = grpo_testkit::python::Python::install()
         .command()
         .arg(script)
         .arg(command)
@@ -99,7 +99,7 @@ fn libraries(command: &str, place: &Path) -> String {
 }
 
 /// Rewrites a folder with another dtype or shard size.
-fn rewrite(folder: &Path, to: &Path, dtype: Dtype, max_shard_size: u64) -> models::Result<()> {
+fn rewrite(folder: &Path, to: &Path, dtype: Dtype, max_shard_size: u64) -> grpo_models::Result<()> {
     let source = ModelFolder::open(folder)?;
     let weights = source.weights()?;
     weights.check(source.config())?;
@@ -113,7 +113,7 @@ fn rewrite(folder: &Path, to: &Path, dtype: Dtype, max_shard_size: u64) -> model
 }
 
 /// Rewrites an adapter of PEFT.
-fn rewrite_adapter(folder: &Path, from: &Path, to: &Path) -> models::Result<()> {
+fn rewrite_adapter(folder: &Path, from: &Path, to: &Path) -> grpo_models::Result<()> {
     let base = ModelFolder::open(folder)?;
     let adapter = Adapter::open(from, base.config())?;
     adapter.check_base(&base.weights()?)?;
@@ -204,7 +204,7 @@ fn new_models() -> Vec<ModelConfig> {
     ]
 }
 
-fn write_new(config: &ModelConfig, to: &Path) -> models::Result<()> {
+fn write_new(config: &ModelConfig, to: &Path) -> grpo_models::Result<()> {
     let generation = GenerationDefaults { eos_token_id: vec![2, 3], ..GenerationDefaults::default() };
     let options = ExportOptions { dtype: Dtype::F32, generation, ..ExportOptions::default() };
     let mut writer = FolderWriter::create(to, config, None, options)?;

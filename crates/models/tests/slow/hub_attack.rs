@@ -2,7 +2,7 @@
 
 use crate::hub_server::{COMMIT, Home, Model, Request, WEIGHTS, redirect, whole};
 use crate::support::{Folder, says};
-use models::Hub;
+use grpo_models::Hub;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::io::Write;

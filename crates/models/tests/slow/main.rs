@@ -12,4 +12,4 @@ mod support;
 mod template_limits;
 mod tokenizer_limits;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

@@ -1,7 +1,7 @@
 //! Chat templates that never end, grow without bound or nest without bound: each is an error in bounded time and memory.
 
 use crate::support::says;
-use models::ChatTemplate;
+use grpo_models::ChatTemplate;
 use serde_json::json;
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Tokenizers of others that make texts longer without bound, or that their library does not survive: each is an error that names the part.
 
 use crate::support::{fixture_json, says, whole_text};
-use models::{HfTokenizer, Tokenizer};
+use grpo_models::{HfTokenizer, Tokenizer};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

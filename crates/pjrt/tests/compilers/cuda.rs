@@ -1,8 +1,8 @@
 //! Compiles for a GPU without having one, with the CUDA plugin.
 
 use crate::support::array;
-use pjrt::install::Kind;
-use pjrt::{CompileOptions, DType};
+use grpo_pjrt::install::Kind;
+use grpo_pjrt::{CompileOptions, DType};
 
 /// The compiler's target description of an NVIDIA H100.
 const TARGET: &str = r#"

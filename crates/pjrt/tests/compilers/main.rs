@@ -6,4 +6,4 @@ mod support;
 mod cuda;
 mod tpu;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

@@ -1,8 +1,8 @@
 //! Compiles for TPUs without having one, with libtpu.
 
 use crate::support::array;
-use pjrt::install::Kind;
-use pjrt::{CompileOptions, DType, Error};
+use grpo_pjrt::install::Kind;
+use grpo_pjrt::{CompileOptions, DType, Error};
 
 const MATMUL: &str = "
 func.func @main(%a: tensor<1024x2048xbf16>, %b: tensor<2048x512xbf16>) -> tensor<1024x512xf32> {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::support::{DOUBLE, buffer, cpu, run};
-use pjrt::{CacheOutcome, CompileCache, CompileOptions};
+use grpo_pjrt::{CacheOutcome, CompileCache, CompileOptions};
 
 #[test]
 fn programs_are_compiled_once_and_damaged_entries_replaced() {
@@ -84,7 +84,7 @@ fn a_cache_that_cannot_be_written_is_a_warning_and_the_program_runs() {
     let folder = file.path().join("below a file");
     let (cache, client) = (CompileCache::new(&folder), cpu(1));
     for _ in 0..2 {
-        let log = testkit::logged(|| {
+        let log = grpo_testkit::logged(|| {
             let (executable, outcome) = cache.compile(&client, DOUBLE, &CompileOptions::default()).unwrap();
             assert_eq!(outcome, CacheOutcome::Uncacheable);
             let output = run(&executable, &[&buffer(&client, &[1.0f32, 2.0, 3.0, 4.0], &[4])]);

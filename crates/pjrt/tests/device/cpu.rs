@@ -1,8 +1,8 @@
 //! Executables on the XLA CPU plugin: values, errors, devices, donation, threads.
 
 use crate::support::{DOUBLE, array, buffer, compile, cpu, run, run_on_all};
+use grpo_pjrt::{Argument, Buffer, Client, Code, CompileOptions, DType, Device, Element, Error};
 use half::{bf16, f16};
-use pjrt::{Argument, Buffer, Client, Code, CompileOptions, DType, Device, Element, Error};
 
 #[test]
 fn a_bf16_product_accumulates_in_f32() {
@@ -177,10 +177,10 @@ fn invalid_calls_report_the_expected_value() {
 
 #[test]
 fn files_that_are_not_plugins_are_refused() {
-    let error = pjrt::Plugin::load("/no/such/plugin.so").unwrap_err();
+    let error = grpo_pjrt::Plugin::load("/no/such/plugin.so").unwrap_err();
     assert!(matches!(error, Error::Load { .. }), "{error}");
     let file = tempfile::NamedTempFile::new().unwrap();
-    let error = pjrt::Plugin::load(file.path()).unwrap_err();
+    let error = grpo_pjrt::Plugin::load(file.path()).unwrap_err();
     assert!(matches!(error, Error::Load { .. }), "{error}");
 }
 

@@ -1,8 +1,8 @@
 //! Real plugins for the tests, downloaded on first use.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
-use pjrt::install::{self, Kind};
-use pjrt::{ArrayType, Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
+use grpo_pjrt::install::{self, Kind};
+use grpo_pjrt::{ArrayType, Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
 
 pub fn plugin(kind: Kind) -> Plugin {
     let installed = install::install(kind, |step| eprintln!("{step:?}")).expect("the plugin can be installed");

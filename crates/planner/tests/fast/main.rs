@@ -1,10 +1,10 @@
 //! The planner's cost model, compared with compiled programs, and its choices.
 
-use backend_tpu::aot::{Chip, Target};
+use grpo_backend_tpu::aot::{Chip, Target};
 use grpo_files::Layers;
-use models::ModelConfig;
-use planner::{Candidate, Devices, Plan, longest_prompt, plan};
-use run_config::{MeshChoice, MeshConfig, RecomputeGranularity, TrainConfig};
+use grpo_models::ModelConfig;
+use grpo_planner::{Candidate, Devices, Plan, longest_prompt, plan};
+use grpo_run_config::{MeshChoice, MeshConfig, RecomputeGranularity, TrainConfig};
 use std::path::Path;
 
 const ALL: [&str; 5] = ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen3-8b", "llama-3.1-8b"];

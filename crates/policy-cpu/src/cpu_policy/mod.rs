@@ -14,8 +14,8 @@ use burn::module::Module;
 use burn::tensor::Device;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Dtype, LossOutput, Scores};
-use models::{Adapter, LoraConfig, ModelConfig, Quantization};
-use policy::{
+use grpo_models::{Adapter, LoraConfig, ModelConfig, Quantization};
+use grpo_policy::{
     Completion, Error, OptimizerSettings, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup,
     StepLoss, TensorSink, TensorSource, UpdateReport, Weights, check_optimizer, check_tensors, imitation,
 };
@@ -70,7 +70,7 @@ impl CpuPolicy {
     ///
     /// # Errors
     /// See [`Decoder::from_weights`].
-    pub fn from_weights(config: &ModelConfig, weights: &models::Weights, loss: PolicyLoss) -> Result<Self> {
+    pub fn from_weights(config: &ModelConfig, weights: &grpo_models::Weights, loss: PolicyLoss) -> Result<Self> {
         Self::of(Decoder::from_weights(config, weights, &Device::flex().autodiff())?, loss)
     }
 
@@ -81,7 +81,7 @@ impl CpuPolicy {
     /// See [`Decoder::mapped`] and [`Decoder::with_lora`].
     pub fn mapped_with_lora(
         config: &ModelConfig,
-        weights: &models::Weights,
+        weights: &grpo_models::Weights,
         lora: &LoraConfig,
         seed: u64,
         loss: PolicyLoss,
@@ -97,7 +97,7 @@ impl CpuPolicy {
     /// See [`Decoder::quantized`] and [`Decoder::with_lora`].
     pub fn quantized_with_lora(
         config: &ModelConfig,
-        weights: &models::Weights,
+        weights: &grpo_models::Weights,
         quantization: Quantization,
         lora: &LoraConfig,
         seed: u64,
@@ -158,7 +158,7 @@ impl CpuPolicy {
 
     /// Sets the dtype of the operands of matrix products in training, scoring and sampling ([`Decoder::with_products`]); f32 by default. Weights,
     /// gradients and moments keep f32 precision. The backend of the loss is the caller's, and must compute its products in the same dtype
-    /// ([`backend_cpu::CpuBackend::with_products`]).
+    /// ([`grpo_backend_cpu::CpuBackend::with_products`]).
     ///
     /// # Errors
     /// [`Error::Other`] of the loss.
@@ -178,7 +178,7 @@ impl CpuPolicy {
     ///
     /// # Errors
     /// See [`Decoder::mapped`].
-    pub fn with_reference_in_files(mut self, weights: &models::Weights) -> Result<Self> {
+    pub fn with_reference_in_files(mut self, weights: &grpo_models::Weights) -> Result<Self> {
         let model = Decoder::mapped(self.model.config(), weights, &Device::flex())?;
         let model = model.with_products(self.products());
         self.in_files = Some(if self.model.has_frozen_routers() { model.with_frozen_routers() } else { model });
@@ -223,7 +223,7 @@ impl CpuPolicy {
     /// # Errors
     /// [`Error::Argument`] if the model has no experts, or `coef` is not a number from 0.
     pub fn with_router_aux_loss(mut self, coef: f64) -> Result<Self> {
-        policy::check_router_aux_loss(self.model.config(), coef)?;
+        grpo_policy::check_router_aux_loss(self.model.config(), coef)?;
         self.router_aux_loss_coef = coef;
         Ok(self)
     }
@@ -280,7 +280,7 @@ impl Policy for CpuPolicy {
     }
 
     fn peak_flops(&self) -> Option<f64> {
-        Some(backend_cpu::peak::flops(self.products(), rayon::current_num_threads()))
+        Some(grpo_backend_cpu::peak::flops(self.products(), rayon::current_num_threads()))
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {

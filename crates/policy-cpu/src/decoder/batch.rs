@@ -2,16 +2,16 @@
 
 use super::autodiff_ops::Sequences;
 use super::routers::{MISSING, Routers};
-use backend_cpu::layers::Span;
-use policy::{Error, Result, RoutedExperts, Sequence};
+use grpo_backend_cpu::layers::Span;
+use grpo_policy::{Error, Result, RoutedExperts, Sequence};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Packed sequences as N rows. Completions of the same prompt share its rows.
 ///
 /// ```
-/// # fn main() -> policy::Result<()> {
-/// let batch = policy_cpu::decoder::PackedBatch::new(&[vec![1, 5, 9], vec![1, 7]])?;
+/// # fn main() -> grpo_policy::Result<()> {
+/// let batch = grpo_policy_cpu::decoder::PackedBatch::new(&[vec![1, 5, 9], vec![1, 7]])?;
 /// assert_eq!(batch.ids(), [1, 5, 9, 1, 7]);
 /// # Ok(())
 /// # }

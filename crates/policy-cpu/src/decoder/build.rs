@@ -3,8 +3,8 @@
 use super::weight::{Stored, Weight};
 use burn::module::Param;
 use burn::tensor::{Device, Tensor, TensorData};
-use models::ModelConfig;
-use policy::Result;
+use grpo_models::ModelConfig;
+use grpo_policy::Result;
 
 /// A source of parameter values.
 pub(crate) trait Source {

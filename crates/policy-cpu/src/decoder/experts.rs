@@ -1,4 +1,4 @@
-//! The mixture of experts of a layer as differentiable burn operations, on the kernels of [`backend_cpu::layers`].
+//! The mixture of experts of a layer as differentiable burn operations, on the kernels of [`grpo_backend_cpu::layers`].
 //!
 //! Letters in shapes: E experts, k experts of a token, I width of an expert's MLP, r rank of an expert's adapter.
 
@@ -9,16 +9,16 @@ use super::lora::LowRank;
 use super::params;
 use super::routers::Routers;
 use super::weight::{Stored, Weight};
-use backend_cpu::layers::{
-    Activation, ExpertAdapter, ExpertAdapterGrad, ExpertMatrix, ExpertWeights, ExpertsGrad, Layers, Routing,
-};
 use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::flex::FlexTensor;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use grpo_backend_cpu::layers::{
+    Activation, ExpertAdapter, ExpertAdapterGrad, ExpertMatrix, ExpertWeights, ExpertsGrad, Layers, Routing,
+};
 use grpo_burn::custom_op::{Derivative, Graph, Operand, record, tensor};
-use models::Experts;
-use policy::Result;
+use grpo_models::Experts;
+use grpo_policy::Result;
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -318,7 +318,7 @@ impl Matrices {
         };
         let biases = self.biases.as_ref().map(|biases| read("biases", biases)).transpose()?;
         let adapter =
-            self.adapter.as_ref().map(|adapter| Ok::<_, policy::Error>(adapter.view(read("lora_A", &adapter.a)?)));
+            self.adapter.as_ref().map(|adapter| Ok::<_, grpo_policy::Error>(adapter.view(read("lora_A", &adapter.a)?)));
         Ok(ExpertWeights { matrices, biases, adapter: adapter.transpose()?, dims: self.dims })
     }
 }
@@ -379,7 +379,7 @@ impl Derivative<10> for MixGrad {
 /// A matrix of all experts, packed for sampling.
 #[derive(Debug)]
 pub(super) struct PackedExperts {
-    matrices: Vec<backend_cpu::layers::PackedWeight>,
+    matrices: Vec<grpo_backend_cpu::layers::PackedWeight>,
     biases: Option<Vec<f32>>,
     /// Adapters stay separate: merging them would need an f32 copy of all experts.
     adapter: Option<Adapter<Vec<f32>>>,
@@ -400,7 +400,7 @@ impl PackedExperts {
                 experts.iter().map(|expert| Ok(kernels.pack_stored(&expert.view()?))).collect::<Result<_>>()?
             }
         };
-        let values = |biases: &Param<Tensor<2>>| Ok::<_, policy::Error>(params::to_host(biases.val()));
+        let values = |biases: &Param<Tensor<2>>| Ok::<_, grpo_policy::Error>(params::to_host(biases.val()));
         let adapter = adapter.as_ref().map(|adapter| Adapter::new(adapter, to_vec(adapter.a.val())?, experts));
         Ok(Self { matrices, biases: bias.as_ref().map(values).transpose()?, adapter: adapter.transpose()?, dims })
     }

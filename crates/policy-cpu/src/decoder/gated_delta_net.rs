@@ -3,11 +3,11 @@
 use super::autodiff_ops::{self, Sequences};
 use super::build::Builder;
 use super::layers::Linear;
-use backend_cpu::layers::DeltaHeads;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use models::LinearAttention;
-use policy::Result;
+use grpo_backend_cpu::layers::DeltaHeads;
+use grpo_models::LinearAttention;
+use grpo_policy::Result;
 use std::sync::Arc;
 
 /// Gated DeltaNet (arXiv 2412.06464): a recurrent state per value head instead of keys and values.

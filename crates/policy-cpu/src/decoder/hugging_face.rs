@@ -9,8 +9,8 @@ use super::lora::Adapted;
 use super::model::Decoder;
 use super::params::{Which, visit_parameters};
 use super::weight::Stored;
-use models::{Experts, ModelConfig, NamedTensor, Parameter, Quantization, Weights};
-use policy::{Error, FUSED_MATRICES, Result, TensorSink, TensorSource};
+use grpo_models::{Experts, ModelConfig, NamedTensor, Parameter, Quantization, Weights};
+use grpo_policy::{Error, FUSED_MATRICES, Result, TensorSink, TensorSource};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
     use crate::decoder::{Mlp, PackedBatch, Weight, to_host};
     use burn::tensor::{Device, Tensor};
-    use models::{Dtype, ExportOptions, FolderWriter};
+    use grpo_models::{Dtype, ExportOptions, FolderWriter};
 
     /// Writes the decoder to a model folder.
     fn stored(decoder: &Decoder, dtype: Dtype) -> (tempfile::TempDir, Weights) {
@@ -322,12 +322,12 @@ mod tests {
         let Mlp::Dense(mlp) = &base.layers[0].mlp else { panic!("a dense model") };
         let large = &mlp.gate_up_proj.weight;
         assert!(matches!(large, Weight::Stored(stored) if stored.view().unwrap().packs_narrow()));
-        let targets = models::TargetModules::Pattern("all-linear".into());
-        let lora = models::LoraConfig { r: 2, target_modules: targets, ..Default::default() };
+        let targets = grpo_models::TargetModules::Pattern("all-linear".into());
+        let lora = grpo_models::LoraConfig { r: 2, target_modules: targets, ..Default::default() };
         let fresh = base.clone().with_lora(&lora, 1).unwrap();
         let mut parameters = fresh.parameters();
         parameters.iter_mut().filter(|p| p.name.contains("lora_B")).enumerate().for_each(|(i, b)| {
-            b.data = rng::normal_weights(0..b.data.len(), 0.1, i as u64, "b");
+            b.data = grpo_rng::normal_weights(0..b.data.len(), 0.1, i as u64, "b");
         });
         let ids = [1, 5, 9, 7];
         let of = |decoder: &Decoder| {

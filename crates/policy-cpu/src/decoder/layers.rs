@@ -7,12 +7,12 @@ use super::gated_delta_net::GatedDeltaNet;
 use super::lora::LowRank;
 use super::values::{ValueHeads, heads};
 use super::weight::Weight;
-use backend_cpu::layers::{Activation, Heads, Layers, Scores};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use grpo_backend_cpu::layers::{Activation, Heads, Layers, Scores};
 use grpo_decoder::BlockSpec;
-use models::{LayerSpec, ModelConfig};
-use policy::Result;
+use grpo_models::{LayerSpec, ModelConfig};
+use grpo_policy::Result;
 
 /// A linear layer, `y = x W + b`.
 #[derive(Module, Debug)]
@@ -137,8 +137,8 @@ pub(super) fn activation(config: &ModelConfig) -> Activation {
         return Activation::Clamped { alpha: clamped.swiglu_alpha as f32, limit: clamped.swiglu_limit as f32 };
     }
     match config.hidden_act {
-        models::Activation::Silu => Activation::Silu,
-        models::Activation::GeluTanh => Activation::GeluTanh,
+        grpo_models::Activation::Silu => Activation::Silu,
+        grpo_models::Activation::GeluTanh => Activation::GeluTanh,
     }
 }
 
@@ -180,7 +180,7 @@ pub enum Mixer {
 impl Mixer {
     fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
         match of.config.linear_attention {
-            Some(sizes) if spec.mixer == models::Mixer::GatedDeltaNet => {
+            Some(sizes) if spec.mixer == grpo_models::Mixer::GatedDeltaNet => {
                 Ok(Self::GatedDeltaNet(GatedDeltaNet::new(of, name, sizes)?))
             }
             _ => Ok(Self::Attention(Attention::new(of, name, spec)?)),
@@ -271,7 +271,7 @@ pub struct Block {
 /// The name of the router in [`Block::linears`].
 const ROUTER: &str = "mlp.router";
 
-/// The norms of a [`Block`], in the order of [`models::NormPlacement::names`].
+/// The norms of a [`Block`], in the order of [`grpo_models::NormPlacement::names`].
 pub(super) const NORMS: [&str; 4] = ["input_norm", "attn_output_norm", "post_norm", "mlp_output_norm"];
 
 /// The name of the factor of a layer's output.

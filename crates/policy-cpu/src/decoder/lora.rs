@@ -4,11 +4,11 @@ use super::autodiff_ops;
 use super::build::Builder;
 use super::hugging_face::matrices_of;
 use super::params::{read, storage};
-use backend_cpu::layers::Layers;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use models::{AdaptedMatrix, LoraConfig, ModelConfig};
-use policy::Result;
+use grpo_backend_cpu::layers::Layers;
+use grpo_models::{AdaptedMatrix, LoraConfig, ModelConfig};
+use grpo_policy::Result;
 
 /// The adapter of a matrix, in the layout of PEFT.
 #[derive(Module, Debug)]

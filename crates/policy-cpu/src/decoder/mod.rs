@@ -1,5 +1,5 @@
-//! A decoder of the families of [`models::Family`]: RMSNorm, rotary position embeddings, grouped-query attention with or without a
-//! window or a Gated DeltaNet, SwiGLU, GeGLU or a mixture of experts. Its weights are a burn module, its operations are kernels of [`backend_cpu::layers`], and burn runs the backward
+//! A decoder of the families of [`grpo_models::Family`]: RMSNorm, rotary position embeddings, grouped-query attention with or without a
+//! window or a Gated DeltaNet, SwiGLU, GeGLU or a mixture of experts. Its weights are a burn module, its operations are kernels of [`grpo_backend_cpu::layers`], and burn runs the backward
 //! pass. Sequences are packed without padding, and completions of one prompt share its rows.
 //!
 //! Letters in shapes: N rows (tokens), B sequences, H hidden size, V vocabulary, A query heads, K key/value heads, R = A / K query heads

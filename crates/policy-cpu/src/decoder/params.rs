@@ -13,7 +13,7 @@ use burn::backend::flex::FlexTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor, TensorData};
 use grpo_burn::custom_op::{Operand, values};
-use policy::{Error, Result, TensorSink, TensorSource};
+use grpo_policy::{Error, Result, TensorSink, TensorSource};
 
 /// Copies the values of a tensor to a list.
 pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {

@@ -1,8 +1,8 @@
 //! The rotary tables of a decoder, computed lazily.
 
-use backend_cpu::layers::RopeTable;
-use models::{LayerRope, ModelConfig, Rotary};
-use policy::{Error, Result};
+use grpo_backend_cpu::layers::RopeTable;
+use grpo_models::{LayerRope, ModelConfig, Rotary};
+use grpo_policy::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Smallest number of positions of a table.
@@ -76,7 +76,7 @@ fn table(rotary: &Rotary, positions: usize) -> RopeTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::LayerSpec;
+    use grpo_models::LayerSpec;
 
     #[test]
     fn the_table_grows_up_to_the_models_limit() {

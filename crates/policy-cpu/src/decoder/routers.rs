@@ -4,11 +4,11 @@
 
 use super::autodiff_ops::{fitting, operand, read, reread};
 use super::params::to_host;
-use backend_cpu::layers::{Layers, Routing};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Tensor, TensorData};
+use grpo_backend_cpu::layers::{Layers, Routing};
 use grpo_burn::custom_op::{Derivative, Graph, record, tensor};
-use policy::{Error, Result, RouterStatistics};
+use grpo_policy::{Error, Result, RouterStatistics};
 use std::sync::Arc;
 
 /// Marks a token without recorded experts.

@@ -11,7 +11,7 @@ use super::values::with_values;
 use burn::module::Param;
 use burn::tensor::Tensor;
 use grpo_decoder::{LayerOps, Norm, Projection, Residual, block};
-use policy::{Error, Result};
+use grpo_policy::{Error, Result};
 use std::sync::Arc;
 
 /// A layer in a forward pass over packed sequences. Tensors are `[N, ..]`, f32.

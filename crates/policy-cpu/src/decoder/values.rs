@@ -3,12 +3,12 @@
 //! Legend: N rows, A query heads, K key/value heads, D head width.
 
 use super::autodiff_ops::{fitting, operand, read, reread};
-use backend_cpu::layers::{Heads, Layers};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
+use grpo_backend_cpu::layers::{Heads, Layers};
 use grpo_burn::custom_op::{Derivative, Graph, record, tensor};
-use models::{LayerSpec, ModelConfig};
-use policy::Result;
+use grpo_models::{LayerSpec, ModelConfig};
+use grpo_policy::Result;
 
 /// How the values of a layer follow from its projection.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,7 @@ fn columns(rows: &[f32], width: usize, first: usize) -> Vec<f32> {
 
 /// Returns the heads of a layer.
 pub(super) fn heads(config: &ModelConfig, spec: LayerSpec) -> Heads {
-    let models::AttentionHeads { query, key_value, width } = config.heads(spec);
+    let grpo_models::AttentionHeads { query, key_value, width } = config.heads(spec);
     Heads { query, key_value, width }
 }
 

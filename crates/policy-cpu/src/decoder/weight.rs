@@ -1,15 +1,15 @@
 //! The weights of layers, embedding and head: parameters in memory, or frozen matrices, memory-mapped or quantised.
 
 use super::params::{read, storage};
-use backend_cpu::layers::{Quantized, StoredWeight};
 use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::module::{Module, Param};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, Tensor};
+use grpo_backend_cpu::layers::{Quantized, StoredWeight};
 use grpo_burn::custom_op::elements;
 use grpo_core::TensorRef;
-use models::{Dtype, Quantization, QuantizedMatrix, WeightTensor};
-use policy::{Error, Result};
+use grpo_models::{Dtype, Quantization, QuantizedMatrix, WeightTensor};
+use grpo_policy::{Error, Result};
 use std::sync::Arc;
 
 /// A matrix of the model.

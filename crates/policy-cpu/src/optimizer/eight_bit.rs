@@ -5,8 +5,8 @@
 
 use super::{CHUNK, Largest, Update, chunks, matrices};
 use crate::decoder::{Decoder, Part, parts};
-use models::{MOMENT_BLOCK, NamedTensor};
-use policy::{MomentBlocks, OptimizerName, Result, Rule, TensorSink, TensorSource, moment_codes};
+use grpo_models::{MOMENT_BLOCK, NamedTensor};
+use grpo_policy::{MomentBlocks, OptimizerName, Result, Rule, TensorSink, TensorSource, moment_codes};
 use rayon::prelude::*;
 
 /// Fewest columns that are transposed at once: a cache line of f32.
@@ -223,7 +223,7 @@ impl Group<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use policy::OptimizerSettings;
+    use grpo_policy::OptimizerSettings;
     use safetensors::SafeTensors;
 
     /// The numbers of tests/golden/adamw_8bit/generate.py.

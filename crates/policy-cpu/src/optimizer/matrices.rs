@@ -1,9 +1,9 @@
-//! The rule of matrices ([`policy::Matrices`]) on the kernels of [`backend_cpu::layers`].
+//! The rule of matrices ([`grpo_policy::Matrices`]) on the kernels of [`grpo_backend_cpu::layers`].
 
 use super::Update;
 use crate::decoder::Part;
-use backend_cpu::layers::{Add, Layers};
-use policy::Matrices;
+use grpo_backend_cpu::layers::{Add, Layers};
+use grpo_policy::Matrices;
 
 /// A matrix `[rows, columns]` in f32.
 struct Matrix {
@@ -97,8 +97,8 @@ impl Matrices for Matrix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use policy::{OptimizerSettings, Rule};
-    use testkit::OptimizerSteps;
+    use grpo_policy::{OptimizerSettings, Rule};
+    use grpo_testkit::OptimizerSteps;
 
     fn narrow(values: &[f64]) -> Vec<f32> {
         values.iter().map(|value| *value as f32).collect()

@@ -1,4 +1,4 @@
-//! Optimizers on the CPU, with clipping by the norm of the whole gradient. [`policy::UpdateRule`] has the arithmetic of a step.
+//! Optimizers on the CPU, with clipping by the norm of the whole gradient. [`grpo_policy::UpdateRule`] has the arithmetic of a step.
 //!
 //! burn's own optimizers clip each tensor separately and identify their state by run-time ids. This one clips globally, names its state
 //! after the parameters and stores it as f32 or as codes of 8 bits, so that saving and restoring it is exact.
@@ -9,8 +9,8 @@ mod matrices;
 use crate::decoder::{Decoder, Tensors, Which, export_parts, for_each_parameter, trained_tensors, update_parameters};
 use crate::gradients::GradientSum;
 use eight_bit::TensorMoments;
-use models::NamedTensor;
-use policy::{
+use grpo_models::NamedTensor;
+use grpo_policy::{
     CLIP_EPSILON, Error, OptimizerBounds, OptimizerName, OptimizerSettings, OptimizerStep, Result, Rule, TensorSink,
     TensorSource, UpdateReport, check_moments,
 };
@@ -130,7 +130,7 @@ impl Optimizer {
         Ok(largest)
     }
 
-    /// Passes the moments of `model` to `sink`, one by one, with the names of [`policy::moment_tensors`]; together with the number of steps
+    /// Passes the moments of `model` to `sink`, one by one, with the names of [`grpo_policy::moment_tensors`]; together with the number of steps
     /// they are the whole state.
     pub(crate) fn export(&self, model: &Decoder, sink: &mut dyn TensorSink) -> Result<()> {
         for Moments { name, shape, rule, values } in &self.moments {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::decoder::PackedBatch;
 use burn::tensor::Device;
-use models::ModelConfig;
+use grpo_models::ModelConfig;
 
 /// Learning rate of tests whose result does not depend on it.
 const RATE: f64 = 7e-4;

@@ -5,12 +5,12 @@ use crate::ppo_of_torch::Ppo;
 use crate::support::{accumulate, assert_close, logits, policy, policy_loss};
 use burn::tensor::Device;
 use grpo_core::LossConfig;
-use models::NamedTensor;
-use policy::{
+use grpo_models::NamedTensor;
+use grpo_policy::{
     OptimizerSettings, Policy, PolicyState, SequenceBatch, StateGroup, TensorSource, Weights, export_all, token_batch,
 };
-use policy_cpu::decoder::Decoder;
-use policy_cpu::{CpuPolicy, PolicyLoss};
+use grpo_policy_cpu::decoder::Decoder;
+use grpo_policy_cpu::{CpuPolicy, PolicyLoss};
 
 #[test]
 fn logits_match_transformers_packed_alone_and_padded() {

@@ -3,13 +3,13 @@
 use crate::checkpoint::{self, Checkpoint, Tensors};
 use crate::support::{assert_close, policy, policy_loss};
 use grpo_core::LossOutput;
-use models::{Dtype, TrainingMemory};
-use policy::{
+use grpo_models::{Dtype, TrainingMemory};
+use grpo_policy::{
     Completion, Error, Finished, LogitsProcessors, Policy, RolloutRequest, RoutedExperts, RouterStatistics, Sampling,
     Sequence, SequenceBatch, StepLoss, Turn, Weights, token_batch,
 };
-use policy_cpu::{CpuPolicy, StepMemory};
-use rng::Purpose;
+use grpo_policy_cpu::{CpuPolicy, StepMemory};
+use grpo_rng::Purpose;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 

@@ -1,12 +1,12 @@
 //! Sampling from a model whose products are divided among threads, in batches of different sizes.
 
 use crate::support::policy_loss;
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_core::Dtype;
-use models::ModelConfig;
-use policy::{LogitsProcessors, Policy, RolloutRequest, Sampling};
-use policy_cpu::{CpuPolicy, PolicyLoss};
-use rng::Purpose;
+use grpo_models::ModelConfig;
+use grpo_policy::{LogitsProcessors, Policy, RolloutRequest, Sampling};
+use grpo_policy_cpu::{CpuPolicy, PolicyLoss};
+use grpo_rng::Purpose;
 use std::sync::Arc;
 
 #[test]

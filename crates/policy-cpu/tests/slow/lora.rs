@@ -3,10 +3,12 @@
 use crate::checkpoint::{self, Checkpoint, Tensors};
 use crate::support::{accumulate, assert_close, logits, policy, policy_loss};
 use burn::tensor::Device;
-use models::{Adapter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelFolder, TargetModules};
-use policy::{Policy, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
-use policy_cpu::CpuPolicy;
-use policy_cpu::decoder::{Decoder, Mlp, Weight};
+use grpo_models::{Adapter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelFolder, TargetModules};
+use grpo_policy::{
+    Policy, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
+};
+use grpo_policy_cpu::CpuPolicy;
+use grpo_policy_cpu::decoder::{Decoder, Mlp, Weight};
 
 /// Returns the checkpoints with adapters, and the folders of these.
 fn all_adapted() -> Vec<(&'static str, String)> {
@@ -131,7 +133,7 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
                 temperature: 1.0,
                 processors: Default::default(),
                 seed: 1,
-                purpose: rng::Purpose::Rollout,
+                purpose: grpo_rng::Purpose::Rollout,
                 step: 0,
                 first: 0,
             };

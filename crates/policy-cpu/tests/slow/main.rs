@@ -11,4 +11,4 @@ mod quantization;
 mod support;
 mod value_head;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

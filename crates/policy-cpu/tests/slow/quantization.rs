@@ -3,13 +3,15 @@
 use crate::checkpoint::Checkpoint;
 use crate::support::{accumulate, assert_close, logits, policy_loss};
 use burn::tensor::Device;
-use models::{Dtype, Experts, ExportOptions, FolderWriter, LoraConfig, Quantization, QuantizedMatrix, TargetModules};
-use models::{ModelConfig, Weights as Files};
-use policy::{
+use grpo_models::{
+    Dtype, Experts, ExportOptions, FolderWriter, LoraConfig, Quantization, QuantizedMatrix, TargetModules,
+};
+use grpo_models::{ModelConfig, Weights as Files};
+use grpo_policy::{
     OptimizerSettings, Policy, PolicyState, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
 };
-use policy_cpu::CpuPolicy;
-use policy_cpu::decoder::Decoder;
+use grpo_policy_cpu::CpuPolicy;
+use grpo_policy_cpu::decoder::Decoder;
 
 const ALL: [Quantization; 2] = [Quantization::Int8, Quantization::Nf4];
 

@@ -6,8 +6,8 @@ use grpo_core::Advantages;
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::ValueTargets;
 use grpo_core::objective::ValueLossConfig;
-use models::LoraConfig;
-use policy::{Policy, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
+use grpo_models::LoraConfig;
+use grpo_policy::{Policy, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
 
 #[test]
 fn gradients_of_the_value_loss_match_finite_differences() {

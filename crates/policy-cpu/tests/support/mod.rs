@@ -2,10 +2,10 @@
 
 use crate::checkpoint::Checkpoint;
 use grpo_core::LossConfig;
-use models::NamedTensor;
-use policy::{Policy, SequenceBatch, StepLoss, token_batch};
-use policy_cpu::decoder::{Decoder, PackedBatch};
-use policy_cpu::{CpuPolicy, PolicyLoss};
+use grpo_models::NamedTensor;
+use grpo_policy::{Policy, SequenceBatch, StepLoss, token_batch};
+use grpo_policy_cpu::decoder::{Decoder, PackedBatch};
+use grpo_policy_cpu::{CpuPolicy, PolicyLoss};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
 pub(crate) fn policy_loss() -> PolicyLoss {
     PolicyLoss {
         config: LossConfig::default().into(),
-        backend: Arc::new(backend_cpu::CpuBackend::new()),
+        backend: Arc::new(grpo_backend_cpu::CpuBackend::new()),
         implementation: grpo_core::Implementation::Fused,
         max_tokens: 64,
     }

@@ -6,8 +6,8 @@
 
 use super::parameters::{Axis, Names, Parameter, ParameterValues, Role, parameters};
 use super::{Compute, Decoder, Format, dot};
-use models::{AdaptedMatrix, Experts, LoraConfig, ModelConfig};
-use stablehlo::{Dtype, Value};
+use grpo_models::{AdaptedMatrix, Experts, LoraConfig, ModelConfig};
+use grpo_stablehlo::{Dtype, Value};
 
 /// A matrix that can have an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -91,19 +91,19 @@ impl Adapters {
     /// Creates the adapters that `lora` configures for a model.
     ///
     /// ```
-    /// use policy_pjrt::decoder::{Adapters, Axis};
+    /// use grpo_policy_pjrt::decoder::{Adapters, Axis};
     ///
-    /// let config = models::ModelConfig::default();
-    /// let adapters = Adapters::new(&config, &models::LoraConfig { r: 4, ..Default::default() })?;
+    /// let config = grpo_models::ModelConfig::default();
+    /// let adapters = Adapters::new(&config, &grpo_models::LoraConfig { r: 4, ..Default::default() })?;
     /// let a = &adapters.parameters(&config)[0];
     /// assert_eq!((&a.shape[..], &a.axes[..]), (&[2, 4, 64][..], &[Axis::Layer, Axis::Rank, Axis::Embed][..]));
     /// assert_eq!(a.tensors().last(), Some((1, "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight".to_owned())));
-    /// # Ok::<(), models::Error>(())
+    /// # Ok::<(), grpo_models::Error>(())
     /// ```
     ///
     /// # Errors
     /// See [`LoraConfig::resolve`].
-    pub fn new(config: &ModelConfig, lora: &LoraConfig) -> models::Result<Self> {
+    pub fn new(config: &ModelConfig, lora: &LoraConfig) -> grpo_models::Result<Self> {
         Ok(Self { rank: lora.r, scaling: lora.scaling(), matrices: lora.resolve(config)? })
     }
 

@@ -8,8 +8,8 @@ use super::layer_ops::{Broadcast, Dims, dot};
 use super::traced::last_columns;
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
 use crate::leaves::Leaves;
-use models::{AttentionHeads, LayerSpec, Mixer};
-use stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Value};
+use grpo_models::{AttentionHeads, LayerSpec, Mixer};
+use grpo_stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Value};
 use std::num::NonZeroUsize;
 use std::slice::Iter;
 

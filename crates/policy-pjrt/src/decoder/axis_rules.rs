@@ -1,16 +1,16 @@
 //! Assignment of tensor dimensions to the axes of a device mesh.
 
 use super::{Axis, Parameter};
-use stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType};
+use grpo_stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType};
 
 /// A table from logical axes ([`Axis`]) to axes of a mesh, as in MaxText: programs name logical axes, a run chooses the mesh axes.
 ///
 /// ```
-/// use policy_pjrt::decoder::{Axis, AxisRules, Role, parameters};
-/// use stablehlo::Mesh;
+/// use grpo_policy_pjrt::decoder::{Axis, AxisRules, Role, parameters};
+/// use grpo_stablehlo::Mesh;
 ///
 /// let rules = AxisRules::new(&Mesh::new("mesh", [("data", 2), ("fsdp", 4), ("tensor", 2)])?);
-/// let table = parameters(&models::ModelConfig::default());
+/// let table = parameters(&grpo_models::ModelConfig::default());
 /// let gate = table.iter().find(|parameter| parameter.role == Role::GateProj).unwrap();
 /// // [L, I, H]: layers are not sharded.
 /// let sharding = rules.parameter(gate)?;
@@ -18,7 +18,7 @@ use stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType};
 /// // The batch dimension of activations uses `fsdp`, so their embed dimension cannot.
 /// let hidden = rules.sharding(&[Axis::Batch, Axis::Embed])?;
 /// assert_eq!([hidden.axes(0), hidden.axes(1)], [vec!["data", "fsdp"], vec![]]);
-/// # Ok::<(), stablehlo::Error>(())
+/// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AxisRules {
@@ -143,13 +143,13 @@ impl AxisRules {
     /// Returns the parameter with the padding that it has on this mesh ([`Parameter::padding`]).
     ///
     /// ```
-    /// use policy_pjrt::decoder::{AxisRules, parameters};
+    /// use grpo_policy_pjrt::decoder::{AxisRules, parameters};
     ///
-    /// let rules = AxisRules::new(&stablehlo::Mesh::new("mesh", [("fsdp", 4)])?);
-    /// let config = models::ModelConfig { vocab_size: 53, hidden_size: 64, ..Default::default() };
+    /// let rules = AxisRules::new(&grpo_stablehlo::Mesh::new("mesh", [("fsdp", 4)])?);
+    /// let config = grpo_models::ModelConfig { vocab_size: 53, hidden_size: 64, ..Default::default() };
     /// let embedding = rules.padded(parameters(&config).swap_remove(0));
     /// assert_eq!((&embedding.shape[..], embedding.file_shape()), (&[56, 64][..], vec![53, 64]));
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     #[must_use]
     pub fn padded(&self, mut parameter: Parameter) -> Parameter {
@@ -183,8 +183,8 @@ impl AxisRules {
 mod tests {
     use super::super::{Role, parameters};
     use super::*;
-    use models::ModelConfig;
-    use stablehlo::Builder;
+    use grpo_models::ModelConfig;
+    use grpo_stablehlo::Builder;
 
     fn mesh(axes: &[(&str, usize)]) -> Mesh {
         Mesh::new("mesh", axes.iter().copied()).expect("a mesh")
@@ -235,10 +235,10 @@ mod tests {
 
     #[test]
     fn a_device_has_whole_experts() {
-        let experts = models::Experts { num_experts: 8, ..models::Experts::default() };
+        let experts = grpo_models::Experts { num_experts: 8, ..grpo_models::Experts::default() };
         let rules = AxisRules::new(&mesh(&[("fsdp", 2), ("tensor", 4)]));
-        for clamped in [None, Some(models::ClampedSwiglu::default())] {
-            let experts = models::Experts { clamped, ..experts.clone() };
+        for clamped in [None, Some(grpo_models::ClampedSwiglu::default())] {
+            let experts = grpo_models::Experts { clamped, ..experts.clone() };
             let config = ModelConfig { experts: Some(experts), ..ModelConfig::default() };
             for parameter in parameters(&config).iter().filter(|parameter| parameter.role.is_of_experts()) {
                 let sharding = rules.parameter(parameter).expect("an even split");

@@ -1,6 +1,6 @@
 //! The loop over the layers of a decoder.
 //!
-//! Layers may differ in their mixers, windows, rotary embeddings, heads and MLPs ([`models::ModelConfig::layers`]), and the differences repeat,
+//! Layers may differ in their mixers, windows, rotary embeddings, heads and MLPs ([`grpo_models::ModelConfig::layers`]), and the differences repeat,
 //! in some models behind first layers of another kind. An iteration of the loop therefore computes a whole period of layers, so a program has each
 //! kind of layer once:
 //!
@@ -18,8 +18,8 @@
 
 use super::{Axis, Decoder, Matrix, ParameterValues, Role};
 use crate::leaves::Leaves;
-use models::LayerSpec;
-use stablehlo::{Builder, Dtype, Result, Save, TensorType, Traced, Value, try_trace};
+use grpo_models::LayerSpec;
+use grpo_stablehlo::{Builder, Dtype, Result, Save, TensorType, Traced, Value, try_trace};
 use std::ops::Range;
 
 /// How a program iterates over the layers.
@@ -283,7 +283,7 @@ fn period(
     let slice_type = |group: &Value| TensorType::new(group.dtype(), &group.shape()[1..]);
     let types = carry.iter().map(|value| value.ty().clone()).chain(groups.iter().map(slice_type));
     let types: Vec<TensorType> = types.chain(constants.iter().map(type_of)).collect();
-    stablehlo::trace(&types, |f, values| {
+    grpo_stablehlo::trace(&types, |f, values| {
         let (carry, rest) = values.split_at(carry.len());
         let (groups, constants) = rest.split_at(groups.len());
         let mut carried = carry.to_vec();
@@ -326,8 +326,8 @@ fn slice(stack: &Value, index: usize) -> Value {
 #[cfg(test)]
 mod tests {
     use crate::decoder::{AxisRules, Compute, Decoder, Rows};
-    use models::{LayerRope, LayerSpec, ModelConfig};
-    use stablehlo::{Array, Builder, Dtype, Mesh, Module, Reducer, Save, TensorType, Value};
+    use grpo_models::{LayerRope, LayerSpec, ModelConfig};
+    use grpo_stablehlo::{Array, Builder, Dtype, Mesh, Module, Reducer, Save, TensorType, Value};
 
     /// Returns the program of the hidden states, and of the gradients of all parameters.
     fn module(layers: &[LayerSpec], count: usize, save: Save) -> Module {
@@ -344,7 +344,7 @@ mod tests {
         let decoder = Decoder::new(&config, Compute::F32);
         let table = decoder.parameters();
         let types: Vec<TensorType> = table.iter().map(|p| TensorType::new(Dtype::F32, &p.shape[..])).collect();
-        let loss = stablehlo::trace(&types, |f, values| {
+        let loss = grpo_stablehlo::trace(&types, |f, values| {
             let weights =
                 crate::decoder::ParameterValues::new(table.iter().map(|p| p.id()).zip(values.iter().cloned()));
             let ids = f.dense([1, 5, 2, 3, 0, 4], TensorType::new(Dtype::I32, [2, 3]));

@@ -1,7 +1,7 @@
 //! Operations shared by all layers.
 
 use super::{Compute, Decoder, ParameterValues, Role};
-use stablehlo::{DotDimensions, Dtype, GatherDimensions, Reducer, Unary, Value};
+use grpo_stablehlo::{DotDimensions, Dtype, GatherDimensions, Reducer, Unary, Value};
 
 /// Broadcasts along leading or trailing dimensions.
 pub(crate) trait Broadcast {

@@ -1,4 +1,4 @@
-//! A decoder of the families of [`models::Family`] as operations of a StableHLO program.
+//! A decoder of the families of [`grpo_models::Family`] as operations of a StableHLO program.
 //!
 //! [`Decoder`] adds its operations to a program that the caller builds: a forward pass over rows of whole sequences, or one layer with
 //! attention from the caller. [`parameters()`] lists its parameters.
@@ -40,8 +40,8 @@ pub(crate) use split::Split;
 pub(crate) use traced::LayerCache;
 
 use crate::leaves::leaves;
-use models::{ModelConfig, Quantization};
-use stablehlo::{Builder, Dtype, Precision, Result, Save, TensorType, Value};
+use grpo_models::{ModelConfig, Quantization};
+use grpo_stablehlo::{Builder, Dtype, Precision, Result, Save, TensorType, Value};
 
 /// The dtype of the operands of matrix products and of the layers' results. Sums, norms and softmax are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,10 +154,10 @@ impl LayerCache for LayerOfRows<'_> {
 /// A builder of the decoder's operations. It holds no weights: they are values of the program.
 ///
 /// ```
-/// use policy_pjrt::decoder::{Compute, Decoder, ParameterValues, Rows, parameters};
-/// use stablehlo::{Builder, Dtype, Save, TensorType};
+/// use grpo_policy_pjrt::decoder::{Compute, Decoder, ParameterValues, Rows, parameters};
+/// use grpo_stablehlo::{Builder, Dtype, Save, TensorType};
 ///
-/// let config = models::ModelConfig::default();
+/// let config = grpo_models::ModelConfig::default();
 /// let f = Builder::new();
 /// let weights = ParameterValues::arguments(&f, &parameters(&config), Dtype::F32);
 /// let ids = f.argument("ids", TensorType::new(Dtype::I32, [2, 16]));
@@ -165,7 +165,7 @@ impl LayerCache for LayerOfRows<'_> {
 /// let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), Save::Carry)?;
 /// assert_eq!(hidden.shape(), [2, 16, 64]);
 /// f.finish("forward", &[("hidden", &hidden)])?;
-/// # Ok::<(), stablehlo::Error>(())
+/// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Decoder {
@@ -413,7 +413,7 @@ impl Decoder {
 }
 
 /// Creates a tensor of zeros.
-pub(crate) fn zeros(builder: &stablehlo::Builder, dtype: Dtype, shape: &[usize]) -> Value {
+pub(crate) fn zeros(builder: &grpo_stablehlo::Builder, dtype: Dtype, shape: &[usize]) -> Value {
     let ty = TensorType::new(dtype, shape);
     match dtype {
         Dtype::Pred => builder.splat(false, ty),

@@ -7,8 +7,8 @@
 #[cfg(doc)]
 use super::Axis;
 use super::{Decoder, Format, Matrix, Parameter, Role, parameters};
-use models::{ModelConfig, Quantization, QuantizedMatrix, Result};
-use stablehlo::{Binary, Dtype, TensorType, Value};
+use grpo_models::{ModelConfig, Quantization, QuantizedMatrix, Result};
+use grpo_stablehlo::{Binary, Dtype, TensorType, Value};
 use std::ops::Range;
 
 /// Returns the bits of a code, and the number of codes of a word.
@@ -66,7 +66,7 @@ pub fn quantized_parameters(config: &ModelConfig, quantization: Option<Quantizat
 /// Checks that a device can hold the quantised matrices of a model.
 ///
 /// # Errors
-/// [`models::Error::Config`] with the key `policy.quantization` for a model with experts, for a matrix whose rows are not a multiple of 8 (nf4) or
+/// [`grpo_models::Error::Config`] with the key `policy.quantization` for a model with experts, for a matrix whose rows are not a multiple of 8 (nf4) or
 /// 4 (int8), and in nf4 for one whose columns are not a multiple of 64.
 pub fn check_quantization(config: &ModelConfig, quantization: Quantization) -> Result<()> {
     quantization.check(config)?;
@@ -77,7 +77,7 @@ pub fn check_quantization(config: &ModelConfig, quantization: Quantization) -> R
         let wrong = matrices.iter().find(|of| !of.output.is_multiple_of(rows) || !of.input.is_multiple_of(columns));
         if let Some(matrix) = wrong {
             let (name, [output, input]) = (matrix.name, [matrix.output, matrix.input]);
-            return Err(models::Error::Config {
+            return Err(grpo_models::Error::Config {
                 key: "policy.quantization",
                 expected: format!("matrices with a multiple of {rows} rows and of {columns} columns on a PJRT device"),
                 found: format!(

@@ -4,8 +4,8 @@
 
 use super::Decoder;
 use crate::leaves::leaves;
-use models::LayerRope;
-use stablehlo::{Dtype, TensorType, Unary, Value};
+use grpo_models::LayerRope;
+use grpo_stablehlo::{Dtype, TensorType, Unary, Value};
 
 /// Cosines and sines of the rotation angles of tokens, one angle per rotated pair of columns of a head.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ impl Decoder {
     }
 }
 
-fn rotary(of: &models::Rotary, positions: &Value) -> Rotary {
+fn rotary(of: &grpo_models::Rotary, positions: &Value) -> Rotary {
     let frequencies = &of.frequencies;
     let builder = positions.builder();
     let shape = [positions.shape()[0], frequencies.len(), positions.shape()[1]];

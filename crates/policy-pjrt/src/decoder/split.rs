@@ -9,7 +9,7 @@
 use super::{Axis, AxisRules, Decoder, Matrix, Parameter, ParameterValues, Role};
 use crate::error::{Error, Result};
 use crate::program::finish;
-use stablehlo::{Builder, Dtype, Manual, Module, Sharding, TensorType, Value, ValueId};
+use grpo_stablehlo::{Builder, Dtype, Manual, Module, Sharding, TensorType, Value, ValueId};
 
 /// Logical axes of the residual stream `[B, T, H]`.
 pub(crate) const RESIDUAL: [Axis; 3] = [Axis::Batch, Axis::Length, Axis::Embed];
@@ -120,14 +120,14 @@ impl Split {
     /// axes; an operand whose axes differ is resharded first. Without rules, `body` takes the whole operands.
     ///
     /// # Errors
-    /// [`stablehlo::Error::Split`] if an operand does not shard evenly; the first illegal operation of `body`.
+    /// [`grpo_stablehlo::Error::Split`] if an operand does not shard evenly; the first illegal operation of `body`.
     pub(crate) fn on_shards(
         &self,
         f: &Builder,
         operands: &[(&Value, &[Option<Axis>])],
         results: &[&[Option<Axis>]],
         body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>,
-    ) -> stablehlo::Result<Vec<Value>> {
+    ) -> grpo_stablehlo::Result<Vec<Value>> {
         let (values, axes): (Vec<&Value>, Vec<&[Option<Axis>]>) = operands.iter().copied().unzip();
         let Some(rules) = self.rules() else {
             return Ok(body(f, &values.into_iter().cloned().collect::<Vec<_>>()));
@@ -186,7 +186,7 @@ impl Split {
     }
 }
 
-fn legal<T>(result: stablehlo::Result<T>) -> T {
+fn legal<T>(result: grpo_stablehlo::Result<T>) -> T {
     result.unwrap_or_else(|_| unreachable!("a table names axes of its mesh, and each of them once"))
 }
 
@@ -195,18 +195,18 @@ impl Decoder {
     /// results; in every layer, the residual stream, queries, keys and values, the outputs of attention and MLP, and the slices of the
     /// layer's weights, with the gradients of all of these. The layer axis is never sharded. A mesh of one device changes nothing.
     ///
-    /// The partitioner does the rest: compile with [`pjrt::CompileOptions::shardy`]. The head of the loss takes hidden states and its
-    /// weight with all columns ([`backend_tpu::program::HeadSplit`]); each device computes the logits of all tokens for its shard of the
+    /// The partitioner does the rest: compile with [`grpo_pjrt::CompileOptions::shardy`]. The head of the loss takes hidden states and its
+    /// weight with all columns ([`grpo_backend_tpu::program::HeadSplit`]); each device computes the logits of all tokens for its shard of the
     /// vocabulary.
     ///
     /// ```
-    /// use policy_pjrt::decoder::{AxisRules, Compute, Decoder};
-    /// use policy_pjrt::{TrainPrograms, TrainShape};
-    /// use stablehlo::{Mesh, Save};
+    /// use grpo_policy_pjrt::decoder::{AxisRules, Compute, Decoder};
+    /// use grpo_policy_pjrt::{TrainPrograms, TrainShape};
+    /// use grpo_stablehlo::{Mesh, Save};
     ///
-    /// # fn main() -> policy_pjrt::Result<()> {
+    /// # fn main() -> grpo_policy_pjrt::Result<()> {
     /// let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
-    /// let decoder = Decoder::new(&models::ModelConfig { vocab_size: 64, ..Default::default() }, Compute::F32);
+    /// let decoder = Decoder::new(&grpo_models::ModelConfig { vocab_size: 64, ..Default::default() }, Compute::F32);
     /// let decoder = decoder.with_axis_rules(AxisRules::new(&mesh))?;
     /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, ..TrainShape::default() };
     /// let module = TrainPrograms::new(decoder, Save::Carry).gradient(&grpo_core::LossConfig::default(), None, shape)?;
@@ -227,7 +227,7 @@ impl Decoder {
     pub(crate) fn with_split(self, split: &Split) -> Result<Self> {
         let decoder = Self { split: split.clone(), ..self };
         split.check_parameters(&decoder.parameters())?;
-        for models::AttentionHeads { query, key_value: kv, .. } in decoder.config.heads_of_layers() {
+        for grpo_models::AttentionHeads { query, key_value: kv, .. } in decoder.config.heads_of_layers() {
             split.check(
                 "key/value heads and the query heads of each",
                 &[(Axis::Kv, kv), (Axis::Heads, query / kv.max(1))],

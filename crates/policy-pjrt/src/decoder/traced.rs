@@ -5,8 +5,8 @@ use super::layer_loop::Layer;
 use super::split::RESIDUAL;
 use super::{Axis, Decoder, Heads, Matrix, Role, Rotaries, Routing};
 use grpo_decoder::{BlockSpec, LayerOps, Norm, Projection, Residual, block};
-use models::{Activation, Mixer};
-use stablehlo::{Dtype, Error, Result, Unary, Value};
+use grpo_models::{Activation, Mixer};
+use grpo_stablehlo::{Dtype, Error, Result, Unary, Value};
 
 /// 2 sqrt(2/pi), of the tanh approximation of GELU.
 const TWICE_ROOT: f64 = 1.595_769_121_605_730_8;

@@ -11,29 +11,29 @@ use crate::train::Optimizer;
 use crate::weights::DeviceWeights;
 use grpo_core::LossConfig;
 use grpo_core::objective::ValueLossConfig;
-use models::{Adapter, LoraConfig, ModelConfig};
-use policy::{AdapterTensors, InitialWeights, TensorSource, check_tensors};
-use stablehlo::Dtype;
+use grpo_models::{Adapter, LoraConfig, ModelConfig};
+use grpo_policy::{AdapterTensors, InitialWeights, TensorSource, check_tensors};
+use grpo_stablehlo::Dtype;
 use std::sync::Arc;
 
 impl PjrtPolicy {
     /// Creates a policy from stored weights with fresh LoRA adapters: [`PjrtPolicy::with_lora`], with frozen weights that stay bf16 if
     /// all of them are stored in bf16, and otherwise have f32 precision. With [`PjrtPolicyOptions::quantization`], the matrices of layers are
-    /// quantised, and [`policy::Policy::export_model`] is an error.
+    /// quantised, and [`grpo_policy::Policy::export_model`] is an error.
     ///
     /// # Errors
     /// See [`PjrtPolicy::from_weights`] and [`PjrtPolicy::with_lora`].
     pub fn from_weights_with_lora(
         runtime: &Runtime,
         config: &ModelConfig,
-        weights: &models::Weights,
+        weights: &grpo_models::Weights,
         lora: &LoraConfig,
         seed: u64,
         loss: impl Into<Arc<LossConfig>>,
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
         let storage = match TrainingSizes::frozen_dtype(weights) {
-            models::Dtype::Bf16 => Storage::Plain(Dtype::Bf16),
+            grpo_models::Dtype::Bf16 => Storage::Plain(Dtype::Bf16),
             _ => Storage::of_masters(options.compute.dtype()),
         };
         let weights = DeviceWeights::from_files(runtime, config, weights, storage, options.quantization)?;

@@ -8,7 +8,7 @@ use crate::decoder::{Axis, Decoder, Rows};
 use crate::error::Result;
 use crate::program::program_error;
 use crate::rollout::check_sequences;
-use stablehlo::{Builder, Dtype, Module, Save, TensorType};
+use grpo_stablehlo::{Builder, Dtype, Module, Save, TensorType};
 
 /// Number of positions whose logits `[ROWS, V]` are computed per call.
 const ROWS: usize = 64;

@@ -15,15 +15,15 @@ use crate::runtime::Runtime;
 use crate::storage::Storage;
 use crate::train::{Device, Loss, Moments, Optimizer, TrainPrograms, default_tiling};
 use crate::weights::DeviceWeights;
-use backend_tpu::aot::Chip;
+use grpo_backend_tpu::aot::Chip;
 use grpo_core::{LossConfig, LossOutput, Scores, Tiling};
-use models::{ModelConfig, Quantization};
-use policy::{
+use grpo_models::{ModelConfig, Quantization};
+use grpo_policy::{
     Completion, InitialWeights, OptimizerName, OptimizerSettings, Policy, PolicyState, RolloutRequest,
     RouterStatistics, SequenceBatch, StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
+use grpo_stablehlo::{Dtype, Save};
 use smart_default::SmartDefault;
-use stablehlo::{Dtype, Save};
 use std::sync::Arc;
 use steps::upload;
 
@@ -36,11 +36,11 @@ use steps::upload;
 /// changes it.
 ///
 /// ```no_run
-/// use backend_tpu::plugins::Kind;
-/// use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+/// use grpo_backend_tpu::plugins::Kind;
+/// use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 ///
-/// # fn main() -> policy_pjrt::Result<()> {
-/// let folder = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+/// # fn main() -> grpo_policy_pjrt::Result<()> {
+/// let folder = grpo_models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
 /// let runtime = Runtime::open(Kind::Cpu, None)?;
 /// let loss = grpo_core::LossConfig::default();
 /// let options = PjrtPolicyOptions::default();
@@ -102,7 +102,7 @@ pub struct PjrtPolicyOptions {
     /// `true` if a failed step can be rolled back, which holds weights and moments twice during the step.
     #[default(true)]
     pub can_roll_back: bool,
-    /// The peak of matmuls of all devices together in flop/s, for devices that [`backend_tpu::aot::Chip`] does not list.
+    /// The peak of matmuls of all devices together in flop/s, for devices that [`grpo_backend_tpu::aot::Chip`] does not list.
     pub peak_flops: Option<f64>,
     /// `true` if the routers of experts are not trained.
     pub freeze_router: bool,
@@ -130,7 +130,7 @@ impl PjrtPolicy {
     pub fn from_weights(
         runtime: &Runtime,
         config: &ModelConfig,
-        weights: &models::Weights,
+        weights: &grpo_models::Weights,
         loss: impl Into<Arc<LossConfig>>,
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
@@ -180,13 +180,13 @@ impl PjrtPolicy {
     ) -> Result<Self> {
         let loss = loss.into();
         loss.validate()?;
-        policy::loss_of_model(&loss, config)?;
+        grpo_policy::loss_of_model(&loss, config)?;
         let decoder = Decoder::new(config, options.compute)
             .with_attention(options.attention)
             .with_quantization(options.quantization)
             .with_expert_products(options.expert_products);
         let decoder = if options.freeze_router { decoder.with_frozen_routers() } else { decoder };
-        policy::check_router_aux_loss(config, options.router_aux_loss_coef)?;
+        grpo_policy::check_router_aux_loss(config, options.router_aux_loss_coef)?;
         let decoder = if options.router_aux_loss_coef > 0.0 { decoder.with_router_aux_loss() } else { decoder };
         let decoder = decoder.with_split(runtime.split())?;
         Ok(Self {
@@ -262,7 +262,7 @@ impl PjrtPolicy {
 fn check_unquantized(operation: &'static str, options: &PjrtPolicyOptions) -> Result<()> {
     let Some(quantization) = options.quantization else { return Ok(()) };
     let expected = "PjrtPolicyOptions::quantization None: only the weights of from_weights_with_lora are quantised";
-    Err(policy::Error::argument(operation, expected, quantization.name()).into())
+    Err(grpo_policy::Error::argument(operation, expected, quantization.name()).into())
 }
 
 /// Creates the rollout of `decoder` on its mesh.
@@ -271,7 +271,7 @@ fn rollout(runtime: &Runtime, decoder: Decoder, options: &PjrtPolicyOptions) -> 
     let runtime = match &options.rollout_rules {
         Some(rules) if rules.mesh().devices() != devices => {
             let expected = format!("a mesh of the {devices} devices of the runtime");
-            return Err(policy::Error::argument("rollout_rules", expected, rules.mesh()).into());
+            return Err(grpo_policy::Error::argument("rollout_rules", expected, rules.mesh()).into());
         }
         Some(rules) => runtime.clone().on_mesh(rules.clone())?,
         None => runtime.clone(),
@@ -285,7 +285,7 @@ fn modules(decoder: Decoder, weights: Dtype, options: &PjrtPolicyOptions) -> Tra
 }
 
 fn no_ref_policy(operation: &'static str) -> Error {
-    policy::Error::argument(operation, "a reference policy: freeze_ref_policy makes one", "none").into()
+    grpo_policy::Error::argument(operation, "a reference policy: freeze_ref_policy makes one", "none").into()
 }
 
 impl Policy for PjrtPolicy {
@@ -302,18 +302,18 @@ impl Policy for PjrtPolicy {
     }
 
     fn peak_flops(&self) -> Option<f64> {
-        let of_device = |device: &pjrt::Device| Some(Chip::of_kind(&device.description().ok()?.kind)?.peak_flops);
+        let of_device = |device: &grpo_pjrt::Device| Some(Chip::of_kind(&device.description().ok()?.kind)?.peak_flops);
         let of_all = || self.runtime.devices().iter().map(of_device).sum();
         // The makers state the peak of bf16.
         self.options.peak_flops.or_else(|| (self.options.compute == Compute::Bf16).then(of_all).flatten())
     }
 
-    fn generate(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+    fn generate(&mut self, request: &RolloutRequest<'_>) -> grpo_policy::Result<Vec<Completion>> {
         let weights = self.sampled()?;
         Ok(self.rollout.generate(&weights, request)?)
     }
 
-    fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> policy::Result<Scores> {
+    fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> grpo_policy::Result<Scores> {
         self.rollout.forget_turns();
         self.weights()?;
         let of_model = self.modules.of_model();
@@ -338,9 +338,9 @@ impl Policy for PjrtPolicy {
         self.modules.decoder().has_value_head()
     }
 
-    fn values(&mut self, batches: &[SequenceBatch<'_>]) -> policy::Result<Vec<f32>> {
+    fn values(&mut self, batches: &[SequenceBatch<'_>]) -> grpo_policy::Result<Vec<f32>> {
         if !self.has_value_head() {
-            return Err(policy::Error::NoValueHead);
+            return Err(grpo_policy::Error::NoValueHead);
         }
         self.rollout.forget_turns();
         self.weights()?;
@@ -353,7 +353,7 @@ impl Policy for PjrtPolicy {
         Ok(all)
     }
 
-    fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> policy::Result<LossOutput> {
+    fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> grpo_policy::Result<LossOutput> {
         self.rollout.forget_turns();
         let (mut sum, mut statistics) = (LossOutput::default(), RouterStatistics::default());
         for batch in batches {
@@ -366,7 +366,7 @@ impl Policy for PjrtPolicy {
         Ok(sum)
     }
 
-    fn apply(&mut self, learning_rate: f64) -> policy::Result<UpdateReport> {
+    fn apply(&mut self, learning_rate: f64) -> grpo_policy::Result<UpdateReport> {
         self.rollout.forget_turns();
         Ok(self.update(learning_rate)?)
     }
@@ -376,17 +376,17 @@ impl Policy for PjrtPolicy {
         batches: &[SequenceBatch<'_>],
         loss: StepLoss,
         learning_rate: f64,
-    ) -> policy::Result<(LossOutput, UpdateReport)> {
+    ) -> grpo_policy::Result<(LossOutput, UpdateReport)> {
         self.rollout.forget_turns();
         if let ([batch], false) = (batches, self.has_gradient)
             && let Some(done) = self.step_at_once(batch, loss, learning_rate)?
         {
             return Ok(done);
         }
-        policy::accumulate_and_apply(self, batches, loss, learning_rate)
+        grpo_policy::accumulate_and_apply(self, batches, loss, learning_rate)
     }
 
-    fn skip(&mut self) -> policy::Result<UpdateReport> {
+    fn skip(&mut self) -> grpo_policy::Result<UpdateReport> {
         if !std::mem::take(&mut self.has_gradient) {
             return Ok(UpdateReport { grad_norm: 0.0, applied: false });
         }
@@ -395,8 +395,8 @@ impl Policy for PjrtPolicy {
         Ok(UpdateReport { grad_norm, applied: false })
     }
 
-    fn reset_optimizer(&mut self, config: &OptimizerSettings) -> policy::Result<()> {
-        policy::check_optimizer(config.name, self.modules.decoder().adapters().is_some())?;
+    fn reset_optimizer(&mut self, config: &OptimizerSettings) -> grpo_policy::Result<()> {
+        grpo_policy::check_optimizer(config.name, self.modules.decoder().adapters().is_some())?;
         self.set_optimizer(config);
         (self.steps, self.moments) = (0, None);
         self.forget_gradient();
@@ -411,17 +411,17 @@ impl Policy for PjrtPolicy {
         self.ref_policy.is_some()
     }
 
-    fn freeze_ref_policy(&mut self) -> policy::Result<()> {
+    fn freeze_ref_policy(&mut self) -> grpo_policy::Result<()> {
         // The tensors are shared until an update writes new ones. With adapters, the reference policy is the model without them.
         self.ref_policy = Some(self.weights()?.subset(Role::is_of_model).without_remainders());
         Ok(())
     }
 
-    fn mix_ref_policy(&mut self, alpha: f64) -> policy::Result<()> {
+    fn mix_ref_policy(&mut self, alpha: f64) -> grpo_policy::Result<()> {
         Ok(self.mix(alpha)?)
     }
 
-    fn begin(&mut self) -> policy::Result<()> {
+    fn begin(&mut self) -> grpo_policy::Result<()> {
         if self.options.can_roll_back {
             let (weights, ref_policy) = (self.weights()?.clone(), self.ref_policy.clone());
             self.remembered =
@@ -434,41 +434,41 @@ impl Policy for PjrtPolicy {
         self.remembered = None;
     }
 
-    fn roll_back(&mut self) -> policy::Result<()> {
+    fn roll_back(&mut self) -> grpo_policy::Result<()> {
         self.rollout.forget_turns();
         let Some(Remembered { weights, ref_policy, moments, steps }) = self.remembered.take() else {
-            return Err(policy::Error::state("the policy", "a state saved by `begin`", "none"));
+            return Err(grpo_policy::Error::state("the policy", "a state saved by `begin`", "none"));
         };
         (self.weights, self.ref_policy, self.moments, self.steps) = (weights, ref_policy, moments, steps);
         self.forget_gradient();
         Ok(())
     }
 
-    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> policy::Result<()> {
+    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> grpo_policy::Result<()> {
         Ok(self.export_group(group, sink)?)
     }
 
-    fn export_model(&self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+    fn export_model(&self, sink: &mut dyn TensorSink) -> grpo_policy::Result<()> {
         if let Some(quantization) = self.options.quantization {
             let expected = "weights that are not quantised: export the adapter, or merge it into the weights of the model's folder";
-            return Err(policy::Error::argument("export_model", expected, quantization.name()));
+            return Err(grpo_policy::Error::argument("export_model", expected, quantization.name()));
         }
         Ok(self.weights()?.export_merged(self.modules.decoder(), sink)?)
     }
 
-    fn export_adapter(&self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+    fn export_adapter(&self, sink: &mut dyn TensorSink) -> grpo_policy::Result<()> {
         if self.modules.decoder().adapters().is_none() {
-            return Err(policy::Error::argument("export_adapter", "a policy with LoRA adapters", "one without"));
+            return Err(grpo_policy::Error::argument("export_adapter", "a policy with LoRA adapters", "one without"));
         }
         Ok(self.weights()?.subset(|role| matches!(role, Role::LoraA(_) | Role::LoraB(_))).export(sink)?)
     }
 
-    fn import(&mut self, state: &PolicyState<'_>) -> policy::Result<()> {
+    fn import(&mut self, state: &PolicyState<'_>) -> grpo_policy::Result<()> {
         self.rollout.forget_turns();
         Ok(self.import_state(state)?)
     }
 
-    fn import_weights(&mut self, weights: &dyn TensorSource) -> policy::Result<()> {
+    fn import_weights(&mut self, weights: &dyn TensorSource) -> grpo_policy::Result<()> {
         self.rollout.forget_turns();
         Ok(self.import_trained(weights)?)
     }

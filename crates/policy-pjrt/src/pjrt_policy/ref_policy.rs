@@ -6,7 +6,7 @@ use crate::decoder::{Parameter, Role, Split};
 use crate::error::Result;
 use crate::program::unnamed;
 use crate::storage::Storage;
-use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+use grpo_stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::sync::Arc;
 
 impl PjrtPolicy {
@@ -18,7 +18,7 @@ impl PjrtPolicy {
         if self.modules.decoder().adapters().is_some() {
             let expected = "a reference policy with weights of its own (sync_ref_model without LoRA)";
             let found = "the model beneath LoRA adapters, which is frozen";
-            return Err(policy::Error::argument("mix_ref_policy", expected, found).into());
+            return Err(grpo_policy::Error::argument("mix_ref_policy", expected, found).into());
         }
         // The reference policy has no value head.
         let decoder = self.modules.decoder();

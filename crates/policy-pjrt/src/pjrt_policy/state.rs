@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::storage::Storage;
 use crate::train::Optimizer;
 use crate::weights::DeviceWeights;
-use policy::{
+use grpo_policy::{
     PolicyState, StateGroup, TensorSink, TensorSource, Weights, check_moments, check_optimizer, check_tensors,
 };
 
@@ -111,8 +111,8 @@ impl PjrtPolicy {
 }
 
 /// Returns the tensors of `transformers` in a table.
-fn tensors_of(table: &[Parameter]) -> Vec<models::Parameter> {
-    let named = |p: &Parameter, name| models::Parameter { name, shape: p.file_shape() };
+fn tensors_of(table: &[Parameter]) -> Vec<grpo_models::Parameter> {
+    let named = |p: &Parameter, name| grpo_models::Parameter { name, shape: p.file_shape() };
     table.iter().flat_map(|p| p.tensors().map(move |(_, name)| named(p, name))).collect()
 }
 

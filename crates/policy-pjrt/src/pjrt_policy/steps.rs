@@ -8,7 +8,7 @@ use crate::train::{
 };
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossOutput, TokenBatch};
-use policy::{RoutedExperts, RouterStatistics, Sequence, SequenceBatch, StepLoss, UpdateReport, imitation};
+use grpo_policy::{RoutedExperts, RouterStatistics, Sequence, SequenceBatch, StepLoss, UpdateReport, imitation};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ impl PjrtPolicy {
 
     pub(super) fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
         if !self.has_gradient {
-            return Err(policy::Error::argument("apply", "an accumulated gradient", "none").into());
+            return Err(grpo_policy::Error::argument("apply", "an accumulated gradient", "none").into());
         }
         let (scalars, fresh, program) = self.prepare(learning_rate).inspect_err(|_| self.forget_gradient())?;
         self.has_gradient = false;
@@ -109,11 +109,11 @@ impl PjrtPolicy {
         }
         if applied.within {
             let what = "the weights, or the optimizer's moments, after the update".to_owned();
-            return Err(policy::Error::NotFinite { what, step: self.steps + 1 }.into());
+            return Err(grpo_policy::Error::NotFinite { what, step: self.steps + 1 }.into());
         }
         match self.settings.skips() {
             true => Ok(UpdateReport { grad_norm, applied: false }),
-            false => Err(policy::Error::NotFinite { what: "the gradient".into(), step: self.steps }.into()),
+            false => Err(grpo_policy::Error::NotFinite { what: "the gradient".into(), step: self.steps }.into()),
         }
     }
 }
@@ -130,7 +130,7 @@ fn loss_of(
 ) -> Result<(LossOutput, RouterStatistics)> {
     let (loss, tokens) = match loss {
         StepLoss::Grpo if grpo.of_values.is_none() && batch.tokens.value_targets().is_some() => {
-            return Err(policy::Error::NoValueHead.into());
+            return Err(grpo_policy::Error::NoValueHead.into());
         }
         StepLoss::Grpo => (grpo, Cow::Borrowed(&batch.tokens)),
         StepLoss::CrossEntropy { tokens } => (cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?)),
@@ -165,7 +165,7 @@ pub(super) fn upload(
     let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
     if tokens.tokens() != expected {
         let expected = format!("the {expected} completion tokens of the sequences");
-        return Err(policy::Error::argument("a micro-batch", expected, tokens.tokens()).into());
+        return Err(grpo_policy::Error::argument("a micro-batch", expected, tokens.tokens()).into());
     }
     tokens.validate_targets(config.vocab_size)?;
     on.upload(&rows)

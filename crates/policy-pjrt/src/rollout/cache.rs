@@ -19,8 +19,8 @@ use super::sizes::columns;
 use super::state::{CACHE, ROWS};
 use crate::decoder::{Broadcast, Compute, Decoder, Dims, zeros};
 use crate::leaves::Leaves;
-use models::{AttentionHeads, LayerSpec, ModelConfig};
-use stablehlo::{Dtype, Result, TensorType, Value};
+use grpo_models::{AttentionHeads, LayerSpec, ModelConfig};
+use grpo_stablehlo::{Dtype, Result, TensorType, Value};
 
 /// The numbers of columns of the caches of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -178,7 +178,7 @@ fn put_in_ring(cache: &Value, tokens: &Value, row: &Value, first: &Value) -> Val
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stablehlo::Builder;
+    use grpo_stablehlo::Builder;
 
     /// Positions are in the columns that [`Columns::positions`] names, after prompts and after calls.
     #[test]

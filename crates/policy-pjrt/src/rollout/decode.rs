@@ -34,8 +34,8 @@ use crate::decoder::{
 use crate::error::Result;
 use crate::leaves::{leaves, while_loop};
 use crate::program::program_error;
-use backend_tpu::plugins::Kind;
-use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
+use grpo_backend_tpu::plugins::Kind;
+use grpo_stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 /// Configuration of a decode program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -278,7 +278,7 @@ impl Decode {
 
 impl DecodeStep<'_> {
     /// Samples the next token of every unfinished sequence, and records the kept tokens and the experts.
-    fn next(&self, call: &Call, arguments: &Arguments) -> stablehlo::Result<Call> {
+    fn next(&self, call: &Call, arguments: &Arguments) -> grpo_stablehlo::Result<Call> {
         let (state, step) = (&call.rows, &call.step);
         let Decode { shape, sampler, stop_ids, .. } = self.decode;
         let Forward { logits, window, delta, routed } = self.forward(state, &call.window, step)?;
@@ -319,7 +319,7 @@ impl DecodeStep<'_> {
     }
 
     /// Computes the last token of every sequence.
-    pub(super) fn forward(&self, state: &SlotRows, window: &Window, step: &Value) -> stablehlo::Result<Forward> {
+    pub(super) fn forward(&self, state: &SlotRows, window: &Window, step: &Value) -> grpo_stablehlo::Result<Forward> {
         let Self { decode, decoder, weights, .. } = self;
         let slots = decode.shape.slots;
         let position = &state.length - state.length.like(1);
@@ -364,7 +364,7 @@ impl DecodeStep<'_> {
     }
 
     /// Writes the window into the columns of this call, and returns the caches.
-    pub(super) fn flush(&self, window: &Window) -> stablehlo::Result<Window> {
+    pub(super) fn flush(&self, window: &Window) -> grpo_stablehlo::Result<Window> {
         flush(self.decoder, self.decode.shape.columns, self.caches, &self.base, window)
     }
 }

@@ -16,10 +16,10 @@ use crate::program::{Program, Programs};
 use crate::runtime::Runtime;
 use crate::weights::DeviceWeights;
 use crate::{Argument, DeviceTensor};
-use models::ModelConfig;
-use policy::{Completion, RolloutRequest, Sampling};
+use grpo_models::ModelConfig;
+use grpo_policy::{Completion, RolloutRequest, Sampling};
+use grpo_stablehlo::Dtype;
 use smart_default::SmartDefault;
-use stablehlo::Dtype;
 use std::sync::Arc;
 
 /// Options of a rollout.
@@ -120,7 +120,9 @@ impl DeviceRollout {
         decoder.config().validate()?;
         if options.slots == 0 || options.tokens_per_call == 0 {
             let found = format!("{} and {}", options.slots, options.tokens_per_call);
-            return Err(policy::Error::argument("RolloutOptions", "at least one slot and token per call", found).into());
+            return Err(
+                grpo_policy::Error::argument("RolloutOptions", "at least one slot and token per call", found).into()
+            );
         }
         // Sampling does not use the value head.
         let decoder = decoder.without_value_head().with_split(&runtime.split().of_rollout())?;
@@ -299,21 +301,21 @@ impl DeviceRollout {
         request.check()?;
         if let Some(prompt) = prompts.iter().position(Vec::is_empty) {
             let found = format!("prompt {prompt} without tokens");
-            return Err(policy::Error::argument("generate", "at least one token per prompt", found).into());
+            return Err(grpo_policy::Error::argument("generate", "at least one token per prompt", found).into());
         }
         if let Sampling::Random { temperature, processors, .. } = &request.sampling {
             processors.validate()?;
             if !(temperature.is_finite() && *temperature > 0.0) {
-                return Err(policy::Error::argument("temperature", "a number above 0", temperature).into());
+                return Err(grpo_policy::Error::argument("temperature", "a number above 0", temperature).into());
             }
         }
         let (length, limit) = (RolloutSizes::of(request).longest(), config.max_position_embeddings);
         if length > limit {
-            return Err(policy::Error::TooLong { what: "prompt with its completion", length, limit }.into());
+            return Err(grpo_policy::Error::TooLong { what: "prompt with its completion", length, limit }.into());
         }
         if request.return_routed_experts && config.experts.is_none() {
             let expected = "a model with a mixture of experts, for routed experts";
-            return Err(policy::Error::argument("generate", expected, "a model without").into());
+            return Err(grpo_policy::Error::argument("generate", expected, "a model without").into());
         }
         Ok(check_ids(config, prompts.iter().flatten())?)
     }

@@ -16,7 +16,7 @@ use crate::decoder::{
 use crate::error::Result;
 use crate::leaves::leaves;
 use crate::program::program_error;
-use stablehlo::{Builder, Dtype, Module, Save, TensorType, Value};
+use grpo_stablehlo::{Builder, Dtype, Module, Save, TensorType, Value};
 
 /// The numbers of tokens that one call may process; more tokens need several calls.
 pub(super) const TOKENS: [usize; 2] = [16, 64];

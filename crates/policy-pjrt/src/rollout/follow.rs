@@ -15,17 +15,17 @@ use crate::error::Result;
 use crate::leaves::{for_loop, leaves};
 use crate::program::program_error;
 use crate::weights::DeviceWeights;
-use models::ModelConfig;
-use policy::{RolloutRequest, Sampling};
-use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+use grpo_models::ModelConfig;
+use grpo_policy::{RolloutRequest, Sampling};
+use grpo_stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 /// Number of sequences per call, each with W rows of logits.
 const SEQUENCES: usize = 8;
 
 /// Checks that ids are within the vocabulary.
-pub(crate) fn check_ids<'a>(config: &ModelConfig, ids: impl IntoIterator<Item = &'a u32>) -> models::Result<()> {
+pub(crate) fn check_ids<'a>(config: &ModelConfig, ids: impl IntoIterator<Item = &'a u32>) -> grpo_models::Result<()> {
     match ids.into_iter().find(|id| **id as usize >= config.vocab_size) {
-        Some(&id) => Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }),
+        Some(&id) => Err(grpo_models::Error::UnknownToken { id, vocab_size: config.vocab_size }),
         None => Ok(()),
     }
 }
@@ -33,11 +33,11 @@ pub(crate) fn check_ids<'a>(config: &ModelConfig, ids: impl IntoIterator<Item = 
 /// Checks that sequences are not empty, fit the model's context length, and have only tokens of the vocabulary.
 pub(crate) fn check_sequences(config: &ModelConfig, sequences: &[&[u32]]) -> Result<()> {
     if sequences.iter().any(|ids| ids.is_empty()) || sequences.is_empty() {
-        return Err(policy::Error::argument("logits", "sequences of at least one token", "an empty one").into());
+        return Err(grpo_policy::Error::argument("logits", "sequences of at least one token", "an empty one").into());
     }
     let limit = config.max_position_embeddings;
     if let Some(length) = sequences.iter().map(|ids| ids.len()).find(|length| *length > limit) {
-        return Err(policy::Error::TooLong { what: "sequence", length, limit }.into());
+        return Err(grpo_policy::Error::TooLong { what: "sequence", length, limit }.into());
     }
     Ok(check_ids(config, sequences.iter().copied().flatten())?)
 }

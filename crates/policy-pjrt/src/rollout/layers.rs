@@ -8,8 +8,8 @@ use crate::decoder::{
     Decoder, DeltaStates, Heads, Layer, LayerCache, Layers, NextTokens, ParameterValues, Rotaries, put_layer, zeros,
 };
 use crate::leaves::{Leaves, leaves};
-use models::ModelConfig;
-use stablehlo::{Builder, Dtype, Result, Value};
+use grpo_models::ModelConfig;
+use grpo_stablehlo::{Builder, Dtype, Result, Value};
 
 /// Keys and values of tokens, `[L, B, K, W, D]` of each cache: of the tokens of a call, or of all earlier ones.
 #[derive(Clone, Debug)]

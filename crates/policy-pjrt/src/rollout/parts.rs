@@ -2,7 +2,7 @@
 
 use crate::decoder::{Broadcast, Decoder, Dims, Heads, MASKED, dot, of_groups};
 use crate::leaves::first;
-use stablehlo::{Reducer, Value};
+use grpo_stablehlo::{Reducer, Value};
 
 /// A source of keys and values: the cache, the window, or the columns of both.
 pub(super) struct Part {

@@ -14,7 +14,7 @@ use crate::decoder::{
 use crate::error::Result;
 use crate::leaves::{Leaves, leaves};
 use crate::program::program_error;
-use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
+use grpo_stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
 
 /// Shape of a prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 //!
 //! Legend: L layers with experts, B rows, T tokens of a row, k experts of a token.
 
-use models::ModelConfig;
+use grpo_models::ModelConfig;
 
 /// Returns L k, the number of experts of a token in all layers; `None` for a model without experts.
 pub(super) fn width(config: &ModelConfig) -> Option<usize> {

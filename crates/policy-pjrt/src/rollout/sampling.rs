@@ -5,8 +5,8 @@
 
 use super::threefry::gumbel_values;
 use crate::decoder::{Axis, Broadcast, Split};
-use policy::{LogitsProcessors, Sampling};
-use stablehlo::{Builder, Comparison, Dtype, Number, Reducer, TensorType, Value};
+use grpo_policy::{LogitsProcessors, Sampling};
+use grpo_stablehlo::{Builder, Comparison, Dtype, Number, Reducer, TensorType, Value};
 
 /// The steps of sampling that a program contains; their parameters are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -242,9 +242,9 @@ fn nucleus(scores: &Value, p: &Value) -> Value {
 mod tests {
     use super::*;
     use crate::rollout::threefry::{gumbel, sample_key};
-    use rng::Purpose;
+    use grpo_rng::Purpose;
+    use grpo_stablehlo::{Array, Interpreter, Rounding};
     use serde::Deserialize;
-    use stablehlo::{Array, Interpreter, Rounding};
     use std::collections::HashSet;
 
     #[derive(Deserialize)]

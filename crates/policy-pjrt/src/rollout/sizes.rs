@@ -9,9 +9,9 @@ use super::sampling::Sampler;
 use super::state::Shape;
 use crate::decoder::{Axis, Decoder, Split};
 use crate::error::Result;
-use backend_tpu::plugins::Kind;
-use policy::{RolloutRequest, Sampling};
-use stablehlo::{Dtype, Module};
+use grpo_backend_tpu::plugins::Kind;
+use grpo_policy::{RolloutRequest, Sampling};
+use grpo_stablehlo::{Dtype, Module};
 
 /// Smallest number of slots: fewer rows take as long, and compilers sum a product of one row in another order.
 const FEWEST_SLOTS: usize = 8;
@@ -212,7 +212,7 @@ pub(crate) fn places(count: usize) -> usize {
 mod tests {
     use super::*;
     use crate::decoder::Compute;
-    use models::ModelConfig;
+    use grpo_models::ModelConfig;
 
     #[test]
     fn sizes_are_rounded_to_few_values() {

@@ -7,8 +7,8 @@ use crate::DeviceTensor;
 use crate::error::{Error, Result};
 use crate::runtime::Runtime;
 use grpo_core::batch::SamplingMask;
-use models::ModelConfig;
-use policy::{Completion, RolloutRequest, RoutedExperts};
+use grpo_models::ModelConfig;
+use grpo_policy::{Completion, RolloutRequest, RoutedExperts};
 use std::collections::VecDeque;
 
 /// A sample in a slot.
@@ -331,7 +331,7 @@ fn known(ids: &[u32], vocab: usize) -> &[u32] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use policy::Sampling;
+    use grpo_policy::Sampling;
 
     fn request(prompts: &[Vec<u32>], num_generations: usize, max_completion_length: usize) -> RolloutRequest<'_> {
         let (stop_ids, sampling) = (&[], Sampling::Greedy);
@@ -411,10 +411,10 @@ mod tests {
     /// Ends a completion after two equal tokens.
     #[derive(Debug)]
     struct Twice;
-    impl policy::StopCondition for Twice {
-        fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
+    impl grpo_policy::StopCondition for Twice {
+        fn is_met(&self, completion: &[u32]) -> grpo_policy::Result<bool> {
             match completion {
-                [.., 8, _] => Err(policy::Error::other("no text for token 8")),
+                [.., 8, _] => Err(grpo_policy::Error::other("no text for token 8")),
                 [.., a, b] => Ok(a == b),
                 _ => Ok(false),
             }

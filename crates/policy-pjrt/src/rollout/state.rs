@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::leaves::{Leaves, leaves};
 use crate::program::unnamed;
 use crate::runtime::Runtime;
-use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+use grpo_stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 /// Shape of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -151,8 +151,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    fn part<T: pjrt::Element>(&self, runtime: &Runtime, index: usize, what: &str) -> Result<Vec<T>> {
-        let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
+    fn part<T: grpo_pjrt::Element>(&self, runtime: &Runtime, index: usize, what: &str) -> Result<Vec<T>> {
+        let nothing = grpo_pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
         let tensor = self.tensors.get(index).ok_or(nothing).map_err(Error::device("reading a rollout's state"))?;
         runtime.read(tensor, what)
     }

@@ -6,8 +6,8 @@
 //!
 //! Legend: B rows, V vocabulary.
 
-use rng::Purpose;
-use stablehlo::{Binary, Dtype, TensorType, Value};
+use grpo_rng::Purpose;
+use grpo_stablehlo::{Binary, Dtype, TensorType, Value};
 
 /// A word of 32 bits, or a tensor of words.
 pub(crate) trait Word: Clone {
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn noise_of_a_sharded_vocabulary_is_that_of_a_whole_one() {
         for vocab in [12, 37] {
-            let f = stablehlo::Builder::new();
+            let f = grpo_stablehlo::Builder::new();
             let keys = f.dense([3, 4, 5, 6], TensorType::new(Dtype::U32, [2, 2]));
             let positions = f.dense([7, 8], TensorType::new(Dtype::I32, [2]));
             let [whole, sharded] = [None, Some(vocab)].map(|columns| gumbel_values(&keys, &positions, vocab, columns));

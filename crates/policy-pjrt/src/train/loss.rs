@@ -9,8 +9,8 @@ use crate::program::Programs;
 use crate::runtime::Runtime;
 use crate::weights::DeviceWeights;
 use crate::{Argument, DeviceTensor};
-use backend_tpu::TokenTables;
-use backend_tpu::program::{Role, Spec};
+use grpo_backend_tpu::TokenTables;
+use grpo_backend_tpu::program::{Role, Spec};
 use grpo_core::aggregate::batch_weights;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::backend_api::plan::Head;
@@ -18,8 +18,8 @@ use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::{TokenBatch, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossConfig, Metrics, Scores};
-use pjrt::Element;
-use policy::{OptimizerName, RouterStatistics};
+use grpo_pjrt::Element;
+use grpo_policy::{OptimizerName, RouterStatistics};
 use std::sync::Arc;
 
 /// A loss and its compiled programs, by the sizes of micro-batches.
@@ -203,7 +203,7 @@ impl Target<'_> {
 fn value_table(config: &LossConfig, batch: &TokenBatch, padded: usize) -> Result<Vec<f32>> {
     let Some(ValueTargets { old_values, returns }) = batch.value_targets() else {
         let expected = "values of the old policy and returns, which the value head is trained on";
-        return Err(policy::Error::argument("accumulate", expected, "a batch without them").into());
+        return Err(grpo_policy::Error::argument("accumulate", expected, "a batch without them").into());
     };
     let weights = batch_weights(config, batch)?;
     let mut table = vec![0.0; 3 * padded];

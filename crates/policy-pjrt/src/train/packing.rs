@@ -120,7 +120,7 @@ mod tests {
     fn micro_batches(count: usize) -> impl Iterator<Item = (Vec<usize>, usize)> {
         (0..count as u64).map(|seed| {
             let random = |name, least: f32, most: f32| -> Vec<usize> {
-                let within = rng::uniform_weights(32, 0.5, seed, name);
+                let within = grpo_rng::uniform_weights(32, 0.5, seed, name);
                 within.iter().map(|x| (least + (x + 0.5) * (most - least)).round() as usize).collect()
             };
             let (prompts, completions) = (random("prompts", 60.0, 120.0), random("completions", 20.0, 256.0));

@@ -4,8 +4,8 @@ use super::TrainShape;
 use super::packing::{Packing, bucket, rounded_up};
 use crate::decoder::{Axis, AxisRules};
 use crate::rollout::check_ids;
-use models::ModelConfig;
-use policy::{Error, Result, RoutedExperts, Sequence};
+use grpo_models::ModelConfig;
+use grpo_policy::{Error, Result, RoutedExperts, Sequence};
 
 /// The sequences of a micro-batch, packed into rows and padded with token 0.
 #[derive(Clone, Debug, PartialEq)]
@@ -215,7 +215,8 @@ mod tests {
 
     #[test]
     fn recorded_experts_are_those_of_the_packed_tokens() {
-        let experts = models::Experts { num_experts: 4, num_experts_per_tok: 1, ..models::Experts::default() };
+        let experts =
+            grpo_models::Experts { num_experts: 4, num_experts_per_tok: 1, ..grpo_models::Experts::default() };
         let config = ModelConfig { num_hidden_layers: 2, experts: Some(experts), ..ModelConfig::default() };
         let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
         let of = |ids: &[u16]| RoutedExperts { width: 2, ids: ids.to_vec() };
@@ -289,7 +290,7 @@ mod tests {
         assert!(matches!(of(&[sequence(&[], &[1])]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[1], &[])]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[1, 2, 3], &[1, 2, 3])]), Error::TooLong { length: 5, limit: 4, .. }));
-        assert!(matches!(of(&[sequence(&[1], &[12])]), Error::Model(models::Error::UnknownToken { id: 12, .. })));
+        assert!(matches!(of(&[sequence(&[1], &[12])]), Error::Model(grpo_models::Error::UnknownToken { id: 12, .. })));
         assert!(Rows::new(&config, &[sequence(&[1, 2], &[1, 2, 3])], None).is_ok());
     }
 }

@@ -6,24 +6,24 @@ use crate::error::Result;
 use crate::leaves::first;
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::program::program_error;
-use models::ModelConfig;
-use stablehlo::{Builder, Dtype, Kind, Save, TensorType, Value, try_trace};
+use grpo_models::ModelConfig;
+use grpo_stablehlo::{Builder, Dtype, Kind, Save, TensorType, Value, try_trace};
 
 /// Returns the bytes of the activations that all layers save for the backward pass of a row of `length` tokens, in addition to the inputs of
 /// layers and of groups of layers. They are counted in the derivative of the layers of a model without adapters, on one device; all weights count as
 /// trained. It is traced twice: call this once per setting and model.
 ///
 /// ```
-/// use policy_pjrt::{PjrtPolicyOptions, saved_bytes};
-/// use stablehlo::Save;
+/// use grpo_policy_pjrt::{PjrtPolicyOptions, saved_bytes};
+/// use grpo_stablehlo::Save;
 ///
 /// let of = |save| {
 ///     let options = PjrtPolicyOptions { save, ..PjrtPolicyOptions::default() };
-///     saved_bytes(&models::ModelConfig::default(), &options, 64)
+///     saved_bytes(&grpo_models::ModelConfig::default(), &options, 64)
 /// };
 /// assert_eq!(of(Save::Carry)?, 0);
 /// assert!(of(Save::Products)? < of(Save::Everything)?);
-/// # Ok::<(), policy_pjrt::Error>(())
+/// # Ok::<(), grpo_policy_pjrt::Error>(())
 /// ```
 ///
 /// # Errors
@@ -43,15 +43,15 @@ pub fn saved_bytes(config: &ModelConfig, options: &PjrtPolicyOptions, length: us
 /// mesh with these rules.
 ///
 /// ```
-/// use policy_pjrt::decoder::AxisRules;
-/// use policy_pjrt::{TrainShape, saved_on_device};
+/// use grpo_policy_pjrt::decoder::AxisRules;
+/// use grpo_policy_pjrt::{TrainShape, saved_on_device};
 ///
 /// let shape = TrainShape::uniform(6, 16, 16);
 /// assert_eq!(saved_on_device(1000, shape, None), 6000);
 /// // Eight rows with two empty ones: two for each of four groups of two devices, and half of a row's activations for a device.
-/// let mesh = stablehlo::Mesh::new("mesh", [("fsdp", 4), ("tensor", 2)])?;
+/// let mesh = grpo_stablehlo::Mesh::new("mesh", [("fsdp", 4), ("tensor", 2)])?;
 /// assert_eq!(saved_on_device(1000, shape, Some(&AxisRules::new(&mesh))), 1000);
-/// # Ok::<(), stablehlo::Error>(())
+/// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
 pub fn saved_on_device(of_row: u64, shape: TrainShape, rules: Option<&AxisRules>) -> u64 {
     let parts = |axis| rules.map_or(1, |rules| rules.parts(axis));
@@ -61,7 +61,7 @@ pub fn saved_on_device(of_row: u64, shape: TrainShape, rules: Option<&AxisRules>
 }
 
 /// Returns the bytes of everything that the forward loops over layers stack for the backward loops.
-fn stacked_bytes(decoder: &Decoder, save: &Save, length: usize) -> Result<u64, stablehlo::Error> {
+fn stacked_bytes(decoder: &Decoder, save: &Save, length: usize) -> Result<u64, grpo_stablehlo::Error> {
     let (table, model) = (decoder.parameters(), decoder.compute().dtype());
     let of_parameters = table.iter().map(|p| TensorType::new(p.dtype(model), &p.shape[..]));
     let types: Vec<TensorType> =
@@ -69,7 +69,7 @@ fn stacked_bytes(decoder: &Decoder, save: &Save, length: usize) -> Result<u64, s
     let forward = try_trace(&types, |_, values| {
         let ([ids], parameters) = first(values);
         let weights = ParameterValues::new(table.iter().map(|p| p.id()).zip(parameters.iter().cloned()));
-        Ok::<_, stablehlo::Error>(vec![decoder.residual(&weights, &Rows::of_sequences(ids), save.clone())?.0])
+        Ok::<_, grpo_stablehlo::Error>(vec![decoder.residual(&weights, &Rows::of_sequences(ids), save.clone())?.0])
     })?;
     let f = Builder::new();
     let arguments: Vec<Value> = types.iter().map(|ty| f.argument("", ty.clone())).collect();
@@ -147,7 +147,7 @@ mod tests {
 
     #[rstest]
     #[case::plain(ModelConfig::default())]
-    #[case::experts(models::ModelConfig { experts: Some(models::Experts::default()), ..ModelConfig::default() })]
+    #[case::experts(grpo_models::ModelConfig { experts: Some(grpo_models::Experts::default()), ..ModelConfig::default() })]
     fn everything_is_more_than_products(#[case] config: ModelConfig) {
         let of = |save| {
             let options = PjrtPolicyOptions { save, ..PjrtPolicyOptions::default() };

@@ -8,11 +8,11 @@ use crate::error::Result;
 use crate::program::{Program, unnamed};
 use crate::weights::DeviceWeights;
 use crate::{Argument, DeviceTensor};
-use backend_tpu::program::Role;
+use grpo_backend_tpu::program::Role;
 use grpo_core::LossConfig;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::objective::ValueLossConfig;
-use stablehlo::{Builder, Dtype, Module, Reducer, Save, Value};
+use grpo_stablehlo::{Builder, Dtype, Module, Reducer, Save, Value};
 
 impl TrainPrograms {
     /// Builds an optimizer step on one micro-batch: its loss and gradients ([`TrainPrograms::gradient`]) and [`TrainPrograms::optimizer`]
@@ -91,7 +91,7 @@ impl StepOfState<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stablehlo::{Array, TensorType};
+    use grpo_stablehlo::{Array, TensorType};
 
     #[test]
     fn loss_and_scores_of_active_tokens_must_be_finite() {

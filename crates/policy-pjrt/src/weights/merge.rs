@@ -7,8 +7,8 @@ use crate::decoder::{Decoder, Dims, Matrix, Parameter, ParameterId, Role, Split,
 use crate::error::Result;
 use crate::program::Programs;
 use crate::storage::Storage;
-use models::NamedTensor;
-use stablehlo::{Builder, Module, Value};
+use grpo_models::NamedTensor;
+use grpo_stablehlo::{Builder, Module, Value};
 
 impl DeviceWeights {
     /// Passes every tensor of the model to `sink` in f32, one by one, with the names of `transformers`; adapters are merged as W + s B A.
@@ -17,7 +17,7 @@ impl DeviceWeights {
     ///
     /// # Errors
     /// The sink's error; [`crate::Error::Device`].
-    pub(crate) fn export_merged(&self, decoder: &Decoder, sink: &mut dyn policy::TensorSink) -> Result<()> {
+    pub(crate) fn export_merged(&self, decoder: &Decoder, sink: &mut dyn grpo_policy::TensorSink) -> Result<()> {
         let position = |id| self.table.iter().position(|parameter| parameter.id() == id);
         let adapter_of =
             |matrix, number| position((Role::LoraA(matrix), number)).zip(position((Role::LoraB(matrix), number)));

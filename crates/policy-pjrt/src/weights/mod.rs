@@ -12,12 +12,12 @@ use crate::program::Programs;
 use crate::runtime::Runtime;
 use crate::storage::Storage;
 use crate::{Argument, DeviceTensor};
+use grpo_models::{MemoryTable, ModelConfig, NamedTensor, Quantization, WeightTensor, Weights};
+use grpo_pjrt::Element;
+use grpo_policy::{TensorSink, TensorSource};
+use grpo_stablehlo::Dtype;
 use half::{bf16, f16};
-use models::{MemoryTable, ModelConfig, NamedTensor, Quantization, WeightTensor, Weights};
 use moves::{Move, Step, position};
-use pjrt::Element;
-use policy::{TensorSink, TensorSource};
-use stablehlo::Dtype;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -116,7 +116,7 @@ impl DeviceWeights {
         let shapes: HashMap<&str, &[usize]> = tensors.shapes().into_iter().collect();
         Self::build(runtime, table, storage, |name, parameter| {
             let (name, shape) = (format!("{prefix}{name}"), parameter.file_shape());
-            let wrong = |found| policy::Error::state(&name, format!("a tensor of shape {shape:?}"), found);
+            let wrong = |found| grpo_policy::Error::state(&name, format!("a tensor of shape {shape:?}"), found);
             match shapes.get(&*name) {
                 None => return Err(wrong("none".to_owned()).into()),
                 Some(found) if *found != shape => return Err(wrong(format!("shape {found:?}")).into()),
@@ -127,7 +127,7 @@ impl DeviceWeights {
                 return Err(wrong(format!("{} values", values.len())).into());
             }
             if storage == Storage::Plain(Dtype::U8) {
-                let codes = policy::moment_codes(&name, &values)?;
+                let codes = grpo_policy::moment_codes(&name, &values)?;
                 return Ok((upload(runtime, &codes, parameter)?, Dtype::U8));
             }
             Ok((upload(runtime, &values, parameter)?, Dtype::F32))
@@ -188,7 +188,7 @@ impl DeviceWeights {
     pub(crate) fn export_prefixed(&self, prefix: &str, sink: &mut dyn TensorSink) -> Result<()> {
         if let Some(parameter) = self.table.iter().find(|parameter| parameter.format != Format::Values) {
             let expected = "weights that are not quantised";
-            return Err(policy::Error::argument("DeviceWeights::export", expected, parameter.name()).into());
+            return Err(grpo_policy::Error::argument("DeviceWeights::export", expected, parameter.name()).into());
         }
         let mut reader = self.reader();
         for (index, parameter) in self.table.iter().enumerate() {
@@ -371,9 +371,9 @@ fn upload<T: Element + Default>(runtime: &Runtime, values: &[T], parameter: &Par
 fn upload_stored(runtime: &Runtime, tensor: &WeightTensor<'_>, parameter: &Parameter) -> Result<(DeviceTensor, Dtype)> {
     let copy = Copying { runtime, tensor, parameter };
     Ok(match tensor.dtype() {
-        models::Dtype::F32 => (copy.as_elements::<f32>()?, Dtype::F32),
-        models::Dtype::Bf16 => (copy.as_elements::<bf16>()?, Dtype::Bf16),
-        models::Dtype::F16 => (copy.as_elements::<f16>()?, Dtype::F16),
+        grpo_models::Dtype::F32 => (copy.as_elements::<f32>()?, Dtype::F32),
+        grpo_models::Dtype::Bf16 => (copy.as_elements::<bf16>()?, Dtype::Bf16),
+        grpo_models::Dtype::F16 => (copy.as_elements::<f16>()?, Dtype::F16),
     })
 }
 

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::program::{Program, Programs, unnamed};
 use crate::runtime::Runtime;
 use crate::storage::Storage;
-use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
+use grpo_stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
 use std::sync::Arc;
 
 /// A program that moves one tensor into or out of a parameter of this shape, which may be the stack of all layers, or of all experts of all

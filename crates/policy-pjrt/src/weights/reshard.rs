@@ -5,8 +5,8 @@ use crate::decoder::{Parameter, Split, zeros};
 use crate::error::{Error, Result};
 use crate::program::{Programs, unnamed};
 use crate::runtime::Runtime;
-use backend_tpu::devices::{DeviceTensor, Layout};
-use stablehlo::{Builder, Mesh, Module, Sharding, TensorType, Value};
+use grpo_backend_tpu::devices::{DeviceTensor, Layout};
+use grpo_stablehlo::{Builder, Mesh, Module, Sharding, TensorType, Value};
 use std::sync::Arc;
 
 impl DeviceWeights {
@@ -78,7 +78,7 @@ pub fn common_refinement(a: &Mesh, b: &Mesh) -> Result<Mesh> {
     strides.dedup();
     let refuse = |reason: String| Error::Split {
         what: format!("weights on {a}, moved to {b}"),
-        source: stablehlo::Error::Mesh { mesh: "refinement".into(), reason },
+        source: grpo_stablehlo::Error::Mesh { mesh: "refinement".into(), reason },
     };
     let uneven = strides.windows(2).find(|pair| pair[1] % pair[0] != 0);
     if let Some([small, large]) = uneven {
@@ -116,7 +116,7 @@ fn refined(sharding: &Sharding, mesh: &Mesh) -> Result<Sharding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stablehlo::Dtype;
+    use grpo_stablehlo::Dtype;
 
     fn mesh(axes: &[(&str, usize)]) -> Mesh {
         Mesh::new("mesh", axes.iter().copied()).unwrap()

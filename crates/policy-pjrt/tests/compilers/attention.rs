@@ -1,10 +1,10 @@
 //! Attention, compiled for TPU.
 
 use crate::compile_at;
-use models::ModelConfig;
-use pjrt::OptimizationLevel;
-use policy_pjrt::decoder::{Attention, Compute, Decoder, Heads, Rows};
-use stablehlo::{Builder, Dtype, TensorType, Value, trace};
+use grpo_models::ModelConfig;
+use grpo_pjrt::OptimizationLevel;
+use grpo_policy_pjrt::decoder::{Attention, Compute, Decoder, Heads, Rows};
+use grpo_stablehlo::{Builder, Dtype, TensorType, Value, trace};
 
 /// Number of rows, large enough that activations exceed the on-chip memory.
 const ROWS: usize = 8;

@@ -4,19 +4,19 @@ mod attention;
 mod split;
 mod training;
 
-use backend_tpu::aot::{Analysis, Compiler, Target, user_cache};
-use backend_tpu::compile_options::options_for;
-use models::ModelConfig;
-use pjrt::install::{Kind, install};
-use pjrt::{CompileOptions, OptimizationLevel};
-use policy::{LogitsProcessors, Sampling};
-use policy_pjrt::decoder::{Compute, Decoder};
-use policy_pjrt::{RequestOptions, RolloutOptions, RolloutPrograms, RolloutSizes};
-use rng::Purpose;
-use stablehlo::{Dtype, Module};
+use grpo_backend_tpu::aot::{Analysis, Compiler, Target, user_cache};
+use grpo_backend_tpu::compile_options::options_for;
+use grpo_models::ModelConfig;
+use grpo_pjrt::install::{Kind, install};
+use grpo_pjrt::{CompileOptions, OptimizationLevel};
+use grpo_policy::{LogitsProcessors, Sampling};
+use grpo_policy_pjrt::decoder::{Compute, Decoder};
+use grpo_policy_pjrt::{RequestOptions, RolloutOptions, RolloutPrograms, RolloutSizes};
+use grpo_rng::Purpose;
+use grpo_stablehlo::{Dtype, Module};
 use std::sync::LazyLock;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 /// Compiles at a given optimisation level; large programs compile much faster at a low one. Results are cached for this user.
 pub(crate) fn compile_at(module: &Module, optimization_level: Option<OptimizationLevel>) -> Analysis {

@@ -1,15 +1,15 @@
 //! Programs sharded over four or eight chips, compiled for TPU.
 
-use backend_tpu::devices::mesh_order;
+use grpo_backend_tpu::devices::mesh_order;
 use grpo_core::Tiling;
-use models::ModelConfig;
-use pjrt::hlo::Shape;
-use pjrt::install::{Kind, install};
-use pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
-use policy::Sampling;
-use policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Decoder, Parameter, parameters};
-use policy_pjrt::{RequestOptions, RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
-use stablehlo::{Dtype, Mesh, Module, Save};
+use grpo_models::ModelConfig;
+use grpo_pjrt::hlo::Shape;
+use grpo_pjrt::install::{Kind, install};
+use grpo_pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
+use grpo_policy::Sampling;
+use grpo_policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Decoder, Parameter, parameters};
+use grpo_policy_pjrt::{RequestOptions, RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
+use grpo_stablehlo::{Dtype, Mesh, Module, Save};
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
@@ -180,8 +180,10 @@ fn chips_of_slices_are_in_the_order_of_a_ring() {
         ("v5p:2x2x2", &[0, 1, 3, 2, 6, 7, 5, 4]),
     ] {
         let chips = slice(name).devices().expect("descriptions");
-        let ids: Vec<i32> =
-            mesh_order(backend_tpu::plugins::Kind::Tpu, &chips, chips.len()).into_iter().map(|i| chips[i].id).collect();
+        let ids: Vec<i32> = mesh_order(grpo_backend_tpu::plugins::Kind::Tpu, &chips, chips.len())
+            .into_iter()
+            .map(|i| chips[i].id)
+            .collect();
         assert_eq!(ids, expected, "{name}");
     }
 }

@@ -1,11 +1,11 @@
 //! The training programs, compiled for TPU.
 
 use crate::compile_at;
-use models::{LoraConfig, ModelConfig};
-use pjrt::OptimizationLevel;
-use policy_pjrt::decoder::{Adapters, Compute, Decoder, parameters};
-use policy_pjrt::{TrainPrograms, TrainShape};
-use stablehlo::Save;
+use grpo_models::{LoraConfig, ModelConfig};
+use grpo_pjrt::OptimizationLevel;
+use grpo_policy_pjrt::decoder::{Adapters, Compute, Decoder, parameters};
+use grpo_policy_pjrt::{TrainPrograms, TrainShape};
+use grpo_stablehlo::Save;
 
 const SHAPE: TrainShape =
     TrainShape { rows: 2, length: 256, tokens: 256, shared: false, sampling_mask: false, routed_experts: false };

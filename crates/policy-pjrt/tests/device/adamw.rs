@@ -2,10 +2,10 @@
 
 use crate::remainders::{bits, config, numbers, random, split_word};
 use crate::support::{optimised, runtime};
+use grpo_policy_pjrt::decoder::{Compute, Decoder};
+use grpo_policy_pjrt::{Argument, TrainPrograms};
+use grpo_stablehlo::{Dtype, Module, Save};
 use half::bf16;
-use policy_pjrt::decoder::{Compute, Decoder};
-use policy_pjrt::{Argument, TrainPrograms};
-use stablehlo::{Dtype, Module, Save};
 
 /// The state of an optimizer on the host: f32 weights and both moments.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,10 +1,10 @@
 //! The accuracy of blockwise attention in bf16, against materialised attention.
 
 use crate::support::{blocks_of, runtime};
-use models::ModelConfig;
-use policy_pjrt::decoder::{Attention, Compute, Decoder, Heads, Rows};
-use policy_pjrt::{Argument, DeviceTensor};
-use stablehlo::{Builder, Dtype, TensorType, Value, trace};
+use grpo_models::ModelConfig;
+use grpo_policy_pjrt::decoder::{Attention, Compute, Decoder, Heads, Rows};
+use grpo_policy_pjrt::{Argument, DeviceTensor};
+use grpo_stablehlo::{Builder, Dtype, TensorType, Value, trace};
 
 /// Returns the attention output of rows with several sequences, and the gradients of queries, keys and values.
 fn evaluate(attention: Attention, compute: Compute) -> Vec<Vec<f32>> {

@@ -5,9 +5,9 @@ use crate::support::{
     Named, cross_entropy, differences, gradients, halves, on_device, runtime, to_host, weights as weights_of,
 };
 use grpo_core::LossConfig;
-use models::{ModelConfig, NamedTensor};
-use policy::{Policy, Sequence};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_models::{ModelConfig, NamedTensor};
+use grpo_policy::{Policy, Sequence};
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use rstest::rstest;
 
 /// Returns the gradients of the sequences; the policy forgets them.

@@ -7,12 +7,12 @@ use crate::support::{
     rollout, runtime, whole,
 };
 use grpo_core::LossConfig;
-use models::{LayerSpec, LinearAttention, ModelConfig};
-use policy::{LogitsProcessors, Policy, Sampling, Sequence, SequenceBatch, StepLoss};
-use policy_cpu::CpuPolicy;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, TrainShape};
+use grpo_models::{LayerSpec, LinearAttention, ModelConfig};
+use grpo_policy::{LogitsProcessors, Policy, Sampling, Sequence, SequenceBatch, StepLoss};
+use grpo_policy_cpu::CpuPolicy;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, TrainShape};
+use grpo_stablehlo::{Dtype, Save};
 use rstest::rstest;
-use stablehlo::{Dtype, Save};
 
 /// The allowed error of gradients.
 const GRADIENTS: f32 = 1e-4;

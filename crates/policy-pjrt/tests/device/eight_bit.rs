@@ -3,13 +3,15 @@
 use crate::mesh_support::{on_mesh, sequences};
 use crate::support::{Named, assert_close, by_name, host_loss, import, runtime, state, whole};
 use grpo_core::LossConfig;
-use models::{MOMENT_BLOCK, ModelConfig, NamedTensor};
-use policy::{CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks, OptimizerName, OptimizerSettings, Policy, StepLoss};
-use policy_cpu::CpuPolicy;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use grpo_models::{MOMENT_BLOCK, ModelConfig, NamedTensor};
+use grpo_policy::{
+    CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks, OptimizerName, OptimizerSettings, Policy, StepLoss,
+};
+use grpo_policy_cpu::CpuPolicy;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use grpo_testkit::margin::{assert_below, assert_below_without_margin, largest_difference};
 use rstest::rstest;
 use std::ops::Range;
-use testkit::margin::{assert_below, assert_below_without_margin, largest_difference};
 
 /// Learning rate.
 const RATE: f64 = 0.01;

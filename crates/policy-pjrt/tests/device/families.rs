@@ -2,9 +2,9 @@
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::support::{BF16, narrow, on_device, relative_difference};
-use policy_pjrt::decoder::Compute;
-use policy_pjrt::{Error, PjrtPolicyOptions, RolloutOptions};
-use testkit::margin::{assert_below, assert_below_without_margin};
+use grpo_policy_pjrt::decoder::Compute;
+use grpo_policy_pjrt::{Error, PjrtPolicyOptions, RolloutOptions};
+use grpo_testkit::margin::{assert_below, assert_below_without_margin};
 
 #[test]
 fn logits_match_transformers_with_and_without_cache() {

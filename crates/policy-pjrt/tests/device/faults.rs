@@ -3,13 +3,13 @@
 use crate::checkpoint::Checkpoint;
 use crate::mesh_support::eight;
 use crate::support::{cross_entropy, on_device, runtime, state, whole};
-use backend_tpu::plugins::Kind;
+use grpo_backend_tpu::plugins::Kind;
 use grpo_core::readable_bytes;
-use models::{ExportOptions, FolderWriter, MemoryTable, ModelConfig, NamedTensor};
-use policy::{Policy, TensorSink};
-use policy_pjrt::decoder::AxisRules;
-use policy_pjrt::{DeviceWeights, Error, PjrtPolicy, PjrtPolicyOptions, Runtime};
-use stablehlo::{Builder, CustomCall, Dtype, Mesh, TensorType};
+use grpo_models::{ExportOptions, FolderWriter, MemoryTable, ModelConfig, NamedTensor};
+use grpo_policy::{Policy, TensorSink};
+use grpo_policy_pjrt::decoder::AxisRules;
+use grpo_policy_pjrt::{DeviceWeights, Error, PjrtPolicy, PjrtPolicyOptions, Runtime};
+use grpo_stablehlo::{Builder, CustomCall, Dtype, Mesh, TensorType};
 use std::fs;
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn weights_that_do_not_fit_the_model_are_errors() {
     assert!(error.to_string().contains("f32 or bf16") && error.to_string().contains("f16"), "{error}");
     let other = ModelConfig { num_hidden_layers: config.num_hidden_layers + 1, ..config.clone() };
     let error = DeviceWeights::from_weights(runtime(), &other, weights, Dtype::F32).unwrap_err();
-    assert!(matches!(error, Error::Model(models::Error::MissingTensors { .. })), "{error}");
+    assert!(matches!(error, Error::Model(grpo_models::Error::MissingTensors { .. })), "{error}");
     let error = DeviceWeights::from_tensors(runtime(), config, &[], Dtype::F32).unwrap_err();
     assert!(error.to_string().contains("model.embed_tokens.weight"), "{error}");
 }
@@ -155,7 +155,7 @@ fn a_device_failure_during_an_update_is_reported_as_lost_weights() {
             }
         };
         assert!(error.to_string().contains(&format!("running `{program}`")), "{error}");
-        let lost = |error: policy::Error| {
+        let lost = |error: grpo_policy::Error| {
             let text = error.to_string();
             assert!(text.contains("lost the weights") && text.contains("last checkpoint"), "{text}");
         };
@@ -175,8 +175,8 @@ struct Fails {
 }
 
 impl TensorSink for Fails {
-    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
-        self.after = self.after.checked_sub(1).ok_or(policy::Error::NoValueHead)?;
+    fn tensor(&mut self, tensor: NamedTensor) -> grpo_policy::Result<()> {
+        self.after = self.after.checked_sub(1).ok_or(grpo_policy::Error::NoValueHead)?;
         Ok(self.writer.write(&tensor.name, &tensor.data)?)
     }
 }
@@ -248,7 +248,7 @@ fn a_failed_export_keeps_the_existing_folder() {
     let policy = on_device(&checkpoint, PjrtPolicyOptions::default());
     let place = tempfile::tempdir().unwrap();
     let target = place.path().join("model");
-    let export = |after: usize| -> policy::Result<()> {
+    let export = |after: usize| -> grpo_policy::Result<()> {
         let options = ExportOptions { replace: true, ..ExportOptions::default() };
         let writer = FolderWriter::create(&target, checkpoint.config(), Some(&checkpoint.folder), options)?;
         let mut sink = Fails { writer, after };
@@ -261,7 +261,7 @@ fn a_failed_export_keeps_the_existing_folder() {
     assert!(before.iter().any(|(name, bytes)| name == "model.safetensors" && bytes.len() > 1000));
     // Fails before the first tensor, after some, and before the last.
     for after in [0, 5, all - 1] {
-        assert!(matches!(export(after), Err(policy::Error::NoValueHead)));
+        assert!(matches!(export(after), Err(grpo_policy::Error::NoValueHead)));
         assert_eq!(contents(&target), before, "{after}");
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1, "nothing else is left");
     }

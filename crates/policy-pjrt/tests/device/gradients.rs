@@ -6,12 +6,12 @@ use crate::support::{
     exported, gradients, halves, host_gradients, import, on_device, on_host, runtime, state, to_host, weights,
 };
 use grpo_core::LossConfig;
-use models::{ModelConfig, NamedTensor};
-use policy::{OptimizerSettings, Policy, Weights};
-use policy_pjrt::decoder::{ATTENTION, Attention};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_models::{ModelConfig, NamedTensor};
+use grpo_policy::{OptimizerSettings, Policy, Weights};
+use grpo_policy_pjrt::decoder::{ATTENTION, Attention};
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_stablehlo::Save;
 use rstest::rstest;
-use stablehlo::Save;
 use std::collections::BTreeMap;
 
 /// Every family, and every way to compute attention and to save activations, each with several families.

@@ -2,12 +2,12 @@
 
 use crate::support::{assert_same_completions, exported, host_loss, random, request, runtime};
 use grpo_core::LossConfig;
-use models::{LayerRope, LayerSpec, ModelConfig, NamedTensor};
-use policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sampling};
-use policy_cpu::CpuPolicy;
-use policy_pjrt::decoder::Compute;
-use policy_pjrt::{DeviceRollout, DeviceWeights, RolloutOptions};
-use stablehlo::Dtype;
+use grpo_models::{LayerRope, LayerSpec, ModelConfig, NamedTensor};
+use grpo_policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sampling};
+use grpo_policy_cpu::CpuPolicy;
+use grpo_policy_pjrt::decoder::Compute;
+use grpo_policy_pjrt::{DeviceRollout, DeviceWeights, RolloutOptions};
+use grpo_stablehlo::Dtype;
 
 /// Samples per prompt: in some runs, all prompts together have more samples than slots.
 const SAMPLES: usize = 6;

@@ -7,13 +7,13 @@ use crate::support::{
     request, runtime, state, to_host, weights,
 };
 use grpo_core::LossConfig;
-use models::{Adapter, LoraConfig, TargetModules};
-use policy::{OptimizerSettings, Policy, Sampling, Weights};
-use policy_cpu::CpuPolicy;
-use policy_pjrt::decoder::ExpertProducts;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_models::{Adapter, LoraConfig, TargetModules};
+use grpo_policy::{OptimizerSettings, Policy, Sampling, Weights};
+use grpo_policy_cpu::CpuPolicy;
+use grpo_policy_pjrt::decoder::ExpertProducts;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_testkit::margin::assert_below;
 use std::num::NonZeroUsize;
-use testkit::margin::assert_below;
 
 fn lora(r: usize, target_modules: TargetModules) -> LoraConfig {
     LoraConfig { r, target_modules, ..LoraConfig::default() }
@@ -227,7 +227,7 @@ fn assert_like_the_cpu_policy(name: &str, lora: &LoraConfig, options: PjrtPolicy
 fn policy_and_reference_share_the_frozen_bf16_model() {
     let checkpoint = Checkpoint::open("llama3_bf16");
     let mut policy = device(&checkpoint, &lora(2, all_linear()), narrow());
-    assert_eq!(policy.weights().unwrap().dtype(), stablehlo::Dtype::Bf16);
+    assert_eq!(policy.weights().unwrap().dtype(), grpo_stablehlo::Dtype::Bf16);
     let before = policy.weights().unwrap().clone();
     policy.freeze_ref_policy().unwrap();
     let sequences = checkpoint.completions();

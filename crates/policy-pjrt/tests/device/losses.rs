@@ -7,14 +7,14 @@ use crate::support::{
 use crate::value_head::parts;
 use grpo_core::aggregate::token_weights;
 use grpo_core::{Advantages, LossConfig, TokenBatch};
-use models::{ModelConfig, NamedTensor};
-use policy::contract::Setup;
-use policy::{OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, Weights};
-use policy_cpu::CpuPolicy;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_models::{ModelConfig, NamedTensor};
+use grpo_policy::contract::Setup;
+use grpo_policy::{OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, Weights};
+use grpo_policy_cpu::CpuPolicy;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_testkit::family;
+use grpo_testkit::margin::assert_below;
 use rstest::rstest;
-use testkit::family;
-use testkit::margin::assert_below;
 
 /// Losses with transformed logits, which [`family::LOSSES`] does not list.
 const OF_OTHER_LOGITS: [&str; 4] = ["softcap", "softcap_logprobs", "logit_scale", "negative_scale"];
@@ -35,7 +35,7 @@ fn on_device(host: &CpuPolicy, loss: &LossConfig) -> PjrtPolicy {
 
 /// Returns pseudo-random numbers from 0 up to 1.
 fn numbers(seed: u64, name: &str, n: usize) -> Vec<f32> {
-    rng::uniform_weights(n, 0.5, seed, name).into_iter().map(|x| (x + 0.5).clamp(0.0, 0.999)).collect()
+    grpo_rng::uniform_weights(n, 0.5, seed, name).into_iter().map(|x| (x + 0.5).clamp(0.0, 0.999)).collect()
 }
 
 /// Returns four sequences; one has a single completion token.
@@ -52,7 +52,7 @@ fn sequences() -> Vec<Sequence> {
     lengths.iter().enumerate().map(sequence).collect()
 }
 
-/// Returns log-ratios on both sides of every bound of [`family::loss`], and not close to any, as in [`testkit::Case`].
+/// Returns log-ratios on both sides of every bound of [`family::loss`], and not close to any, as in [`grpo_testkit::Case`].
 fn log_ratios(name: &str, n: usize) -> Vec<f32> {
     let [sizes, kinds, signs] = [1, 2, 3].map(|seed| numbers(seed, name, n));
     let of = |i: usize| {

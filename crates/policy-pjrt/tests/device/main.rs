@@ -39,4 +39,4 @@ mod training;
 mod turns;
 mod value_head;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

@@ -1,9 +1,9 @@
 //! Sharded programs on four of eight virtual devices of XLA's CPU plugin, against the same programs on one device.
 
 use crate::mesh_support::eight;
-use pjrt::{Buffer, Client, CompileCache, CompileOptions, DType, Element, LoadedExecutable};
-use stablehlo::{Array, Dtype, Mesh, Module};
-use testkit::xla_cpu::{flags, mesh_flags, program_cache};
+use grpo_pjrt::{Buffer, Client, CompileCache, CompileOptions, DType, Element, LoadedExecutable};
+use grpo_stablehlo::{Array, Dtype, Mesh, Module};
+use grpo_testkit::xla_cpu::{flags, mesh_flags, program_cache};
 
 /// Returns meshes of four devices: weights in four shards; in two shards with two-way data parallelism; in two shards with heads over two
 /// devices.

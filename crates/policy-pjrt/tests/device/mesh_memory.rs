@@ -2,12 +2,12 @@
 
 use crate::mesh_models::of_experts;
 use crate::mesh_support::{config, loss, rules};
-use models::{Experts, LoraConfig, ModelConfig};
-use policy::OptimizerName;
-use policy_pjrt::decoder::{Adapters, Compute, Decoder};
-use policy_pjrt::{PjrtPolicyOptions, RolloutSizes, TrainPrograms, TrainShape, TrainingSizes};
+use grpo_models::{Experts, LoraConfig, ModelConfig};
+use grpo_policy::OptimizerName;
+use grpo_policy_pjrt::decoder::{Adapters, Compute, Decoder};
+use grpo_policy_pjrt::{PjrtPolicyOptions, RolloutSizes, TrainPrograms, TrainShape, TrainingSizes};
+use grpo_stablehlo::Save;
 use rstest::rstest;
-use stablehlo::Save;
 
 /// The memory table of a mesh counts what XLA's CPU reports for the arguments of one device.
 #[test]
@@ -36,7 +36,7 @@ fn check(axes: &[(&str, usize)], cases: &[usize]) {
         max_completion_length: 8,
         conversations: false,
     };
-    let weights = models::Dtype::F32;
+    let weights = grpo_models::Dtype::F32;
     let sizes = |optimizer, trained| TrainingSizes {
         micro_batch,
         rollout,
@@ -56,9 +56,9 @@ fn check(axes: &[(&str, usize)], cases: &[usize]) {
     ];
     for (config, optimizer, lora) in cases.iter().map(|case| configs[*case]) {
         let rules = rules(axes);
-        let trained = lora.map_or(models::Trained::All, |lora| {
+        let trained = lora.map_or(grpo_models::Trained::All, |lora| {
             let of_experts = lora.parameters(config).unwrap().iter().map(|parameter| parameter.len() as u64).sum();
-            models::Trained::Adapters { weights: of_experts, of_experts }
+            grpo_models::Trained::Adapters { weights: of_experts, of_experts }
         });
         let table = sizes(optimizer, trained).memory(config, &options, Some(&rules)).unwrap();
         let part = |name: &str| table.rows().iter().find(|(part, _)| part.starts_with(name)).map(|(_, bytes)| *bytes);

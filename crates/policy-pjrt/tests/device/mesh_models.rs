@@ -5,14 +5,14 @@ use crate::mesh_training::SAME;
 use crate::support::{
     assert_close, assert_same_gradients, differences, gradients, random, relative_difference, request, runtime, whole,
 };
-use models::{
+use grpo_models::{
     ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, LoraConfig, ModelConfig, NamedTensor, TargetModules,
 };
-use policy::{
+use grpo_policy::{
     LogitsProcessors, Policy, RolloutRequest, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all,
 };
-use policy_pjrt::decoder::ExpertProducts;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use grpo_policy_pjrt::decoder::ExpertProducts;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use rstest::rstest;
 use std::num::NonZeroUsize;
 
@@ -182,8 +182,9 @@ fn replayed_experts_on_meshes_match_one_device(
     };
     let (completions, loss, mismatch, expected) = on(runtime(), ExpertProducts::Dense);
     let (found, of_mesh, of_routers, gradients) = on(&on_mesh(axes), products);
-    let ids =
-        |all: &[policy::Completion]| all.iter().map(|c| (c.ids.clone(), c.routed_experts.clone())).collect::<Vec<_>>();
+    let ids = |all: &[grpo_policy::Completion]| {
+        all.iter().map(|c| (c.ids.clone(), c.routed_experts.clone())).collect::<Vec<_>>()
+    };
     assert_eq!(ids(&found), ids(&completions));
     assert_close("loss and mismatch", &[of_mesh, of_routers], &[loss, mismatch], 1e-5);
     assert_same_gradients("gradients", &gradients, &expected, EXPERTS);

@@ -3,18 +3,18 @@
 use crate::mesh_models::with_experts;
 use crate::mesh_support::{config, eight, loss, on_mesh, policy, rules, sequences};
 use crate::support::{runtime, whole};
-use models::{Experts, ModelConfig};
-use policy::contract::{Fixture, Setup};
-use policy::{OptimizerSettings, Policy, PolicyState, StateGroup, StepLoss, Weights, export_all};
-use policy_pjrt::decoder::Axis;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_models::{Experts, ModelConfig};
+use grpo_policy::contract::{Fixture, Setup};
+use grpo_policy::{OptimizerSettings, Policy, PolicyState, StateGroup, StepLoss, Weights, export_all};
+use grpo_policy_pjrt::decoder::Axis;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 
 struct OnMesh;
 
 impl Fixture for OnMesh {
     const SCORE_TOLERANCE: f32 = 0.0;
 
-    fn policy(Setup { config, loss, lora, of_values }: &Setup) -> policy::Result<Box<dyn Policy>> {
+    fn policy(Setup { config, loss, lora, of_values }: &Setup) -> grpo_policy::Result<Box<dyn Policy>> {
         // The vocabulary of the contract's model is odd: it is padded.
         let runtime = eight().clone().on_mesh(rules(&[("data", 2), ("fsdp", 2), ("tensor", 2)]))?;
         let mut policy = PjrtPolicy::new(&runtime, config, 1, loss.clone(), PjrtPolicyOptions::default())?;
@@ -28,14 +28,14 @@ impl Fixture for OnMesh {
     }
 }
 
-policy::contract_tests!(
+grpo_policy::contract_tests!(
     OnMesh:
     scores_match_the_loss_and_use_the_requested_weights,
     states_are_restored_bit_for_bit_by_import_and_roll_back,
 );
 
 mod whole_contract {
-    policy::contract_tests!(
+    grpo_policy::contract_tests!(
         #[ignore = "GRPO_TESTS=all"]
         super::OnMesh
     );

@@ -6,9 +6,9 @@ use crate::mesh_models::{Model, of_experts};
 use crate::mesh_support::{eight, loss, rules, with_moved_adapters};
 use crate::mesh_training::{assert_within, train, train_beside};
 use crate::support::{assert_close, runtime};
-use models::{LoraConfig, TargetModules};
-use policy_pjrt::decoder::{Axis, ExpertProducts};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use grpo_models::{LoraConfig, TargetModules};
+use grpo_policy_pjrt::decoder::{Axis, ExpertProducts};
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 
@@ -99,7 +99,7 @@ fn check(name: &str) {
 #[test]
 fn the_row_of_this_commit() {
     let others = &ROWS[1..];
-    check(others[testkit::tier::of_commit(others.len())].0);
+    check(others[grpo_testkit::tier::of_commit(others.len())].0);
 }
 
 /// A value of one factor.

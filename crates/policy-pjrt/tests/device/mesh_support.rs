@@ -2,15 +2,15 @@
 
 use crate::support::moved;
 use grpo_core::LossConfig;
-use models::{LoraConfig, ModelConfig};
-use pjrt::install::{Kind, install};
-use policy::contract::Setup;
-use policy::{Policy, Sequence};
-use policy_pjrt::decoder::AxisRules;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
-use stablehlo::Mesh;
+use grpo_models::{LoraConfig, ModelConfig};
+use grpo_pjrt::install::{Kind, install};
+use grpo_policy::contract::Setup;
+use grpo_policy::{Policy, Sequence};
+use grpo_policy_pjrt::decoder::AxisRules;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use grpo_stablehlo::Mesh;
+use grpo_testkit::xla_cpu::{mesh_flags, program_cache};
 use std::sync::OnceLock;
-use testkit::xla_cpu::{mesh_flags, program_cache};
 
 pub(crate) fn rules(axes: &[(&str, usize)]) -> AxisRules {
     AxisRules::new(&Mesh::new("mesh", axes.iter().copied()).unwrap())

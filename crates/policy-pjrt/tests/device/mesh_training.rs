@@ -6,10 +6,10 @@ use crate::support::{
     Named, assert_close, assert_same_gradients, assert_same_tensors, by_name, gradients, import, random, request,
     state, whole,
 };
-use models::NamedTensor;
-use policy::contract::batches;
-use policy::{LogitsProcessors, OptimizerSettings, Policy, RolloutRequest, StepLoss, TensorSource, Turn, Weights};
-use policy_pjrt::PjrtPolicy;
+use grpo_models::NamedTensor;
+use grpo_policy::contract::batches;
+use grpo_policy::{LogitsProcessors, OptimizerSettings, Policy, RolloutRequest, StepLoss, TensorSource, Turn, Weights};
+use grpo_policy_pjrt::PjrtPolicy;
 
 /// The results of a training on some mesh.
 #[derive(PartialEq)]
@@ -18,7 +18,7 @@ pub(crate) struct Trained {
     gradients: Named,
     /// The weights of both policies and the moments after each update.
     states: Vec<[Vec<NamedTensor>; 3]>,
-    pub(crate) completions: Vec<policy::Completion>,
+    pub(crate) completions: Vec<grpo_policy::Completion>,
     logits: Vec<Vec<f32>>,
     cached_logits: Vec<Vec<f32>>,
     /// The share of rows without a sequence in the last update.
@@ -86,7 +86,7 @@ fn train_from(mut policy: PjrtPolicy, leader: Option<&Trained>) -> Trained {
 }
 
 /// Returns the completions of two turns of conversations; the second one continues.
-fn two_turns(policy: &mut PjrtPolicy, prompts: &[Vec<u32>]) -> Vec<policy::Completion> {
+fn two_turns(policy: &mut PjrtPolicy, prompts: &[Vec<u32>]) -> Vec<grpo_policy::Completion> {
     let (mut conversations, mut all) = (prompts.to_vec(), vec![]);
     for number in 0..2 {
         let streams: Vec<u64> = (0..3).map(|index| (number << 32) + index).collect();

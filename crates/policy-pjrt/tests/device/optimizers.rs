@@ -3,12 +3,12 @@
 use crate::mesh_support::{on_mesh, sequences};
 use crate::support::{assert_close, by_name, host_loss, import, runtime, state, whole};
 use grpo_core::LossConfig;
-use models::ModelConfig;
-use policy::{OptimizerName, OptimizerSettings, Policy, StepLoss};
-use policy_cpu::CpuPolicy;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_models::ModelConfig;
+use grpo_policy::{OptimizerName, OptimizerSettings, Policy, StepLoss};
+use grpo_policy_cpu::CpuPolicy;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_testkit::margin::{assert_below, largest_difference};
 use rstest::rstest;
-use testkit::margin::{assert_below, largest_difference};
 
 /// Learning rate.
 const RATE: f64 = 0.01;

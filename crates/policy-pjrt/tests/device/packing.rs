@@ -6,10 +6,10 @@ use crate::support::{
     expected_gradients, gradients, host_gradients, import, moved, on_device, on_host, to_host, whole,
 };
 use crate::value_head::{batch, parts, value_loss};
-use models::{LoraConfig, TargetModules};
-use policy::{OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, Weights};
-use policy_pjrt::decoder::Attention;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, TrainShape};
+use grpo_models::{LoraConfig, TargetModules};
+use grpo_policy::{OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, Weights};
+use grpo_policy_pjrt::decoder::Attention;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, TrainShape};
 use rstest::rstest;
 
 /// Options with materialised attention, and with blocks whose boundaries lie within sequences.
@@ -59,7 +59,7 @@ fn assert_packed(names: impl IntoIterator<Item = &'static str>) {
 }
 
 /// Returns sequences for 4 rows of 16 tokens: one fills a row, three fill another one, and one row has padding.
-fn sequences(config: &models::ModelConfig) -> Vec<Sequence> {
+fn sequences(config: &grpo_models::ModelConfig) -> Vec<Sequence> {
     let lengths = [(4, 6), (3, 14), (2, 5), (1, 1), (5, 9), (2, 2), (3, 3)];
     let mut next = 7;
     let mut tokens = |count: usize| -> Vec<u32> {

@@ -3,8 +3,8 @@
 use crate::checkpoint::Checkpoint;
 use crate::prefills::rows_of_prefills;
 use crate::support::{device_weights, random, request, rollout};
-use policy::LogitsProcessors;
-use stablehlo::Dtype;
+use grpo_policy::LogitsProcessors;
+use grpo_stablehlo::Dtype;
 
 #[test]
 fn samples_of_a_prompt_share_its_prefill() {

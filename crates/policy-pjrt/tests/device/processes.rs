@@ -5,25 +5,25 @@
 use crate::mesh_support::{config, eight, policy, rules, sequences};
 use crate::mesh_training::train;
 use crate::support::{state, weights, whole};
-use backend_tpu::plugins::Kind;
-use distributed::{Options, Store};
-use models::LoraConfig;
-use policy::{OptimizerSettings, Policy, PolicyState, StepLoss};
-use policy_pjrt::decoder::AxisRules;
-use policy_pjrt::{DeviceTensor, DeviceWeights, PjrtPolicyOptions, Runtime};
+use grpo_backend_tpu::plugins::Kind;
+use grpo_distributed::{Options, Store};
+use grpo_models::LoraConfig;
+use grpo_policy::{OptimizerSettings, Policy, PolicyState, StepLoss};
+use grpo_policy_pjrt::decoder::AxisRules;
+use grpo_policy_pjrt::{DeviceTensor, DeviceWeights, PjrtPolicyOptions, Runtime};
+use grpo_stablehlo::Dtype;
+use grpo_testkit::xla_cpu::{mesh_flags, program_cache};
 use rstest::rstest;
-use stablehlo::Dtype;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
-use testkit::xla_cpu::{mesh_flags, program_cache};
 
 /// Calls `run` in every process of a simulation, whose `owners` are the processes of the devices, and returns the results.
 fn in_processes<T: Send>(owners: &[usize], run: impl Fn(&Arc<Store>, Runtime) -> T + Sync) -> Vec<T> {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let clients = eight().client().simulated_processes(owners);
     let processes = clients.len();
-    let in_process = |(process, client): (usize, pjrt::Client)| {
+    let in_process = |(process, client): (usize, grpo_pjrt::Client)| {
         let store = Arc::new(Store::open(&Options::new(&address, processes, process), &[]).unwrap());
         let runtime = Runtime::of_process(Kind::Cpu, client, &store).unwrap();
         let runtime = runtime.with_compile_cache(program_cache());

@@ -7,16 +7,18 @@ use crate::support::{
     narrow, runtime, whole,
 };
 use grpo_core::LossConfig;
-use models::{
+use grpo_models::{
     Dtype, ExportOptions, FolderWriter, LayerSpec, LinearAttention, LoraConfig, ModelConfig, Quantization,
     QuantizedMatrix, TargetModules,
 };
-use policy::{Policy, Weights};
-use policy_cpu::CpuPolicy;
-use policy_pjrt::decoder::{AxisRules, check_quantization, quantized_parameters};
-use policy_pjrt::{DeviceWeights, PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes};
+use grpo_policy::{Policy, Weights};
+use grpo_policy_cpu::CpuPolicy;
+use grpo_policy_pjrt::decoder::{AxisRules, check_quantization, quantized_parameters};
+use grpo_policy_pjrt::{
+    DeviceWeights, PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes,
+};
+use grpo_testkit::margin::assert_below;
 use rstest::rstest;
-use testkit::margin::assert_below;
 
 /// A model whose rows have two blocks of 64 values.
 pub(crate) fn config() -> ModelConfig {
@@ -40,7 +42,7 @@ pub(crate) fn weights(
     config: &ModelConfig,
     dtype: Dtype,
     quantization: Option<Quantization>,
-) -> (tempfile::TempDir, models::Weights) {
+) -> (tempfile::TempDir, grpo_models::Weights) {
     let place = tempfile::tempdir().unwrap();
     let target = place.path().join("model");
     let mut writer =
@@ -50,7 +52,7 @@ pub(crate) fn weights(
         .map(|(layer, name)| format!("model.layers.{layer}.{name}.weight"))
         .collect();
     for parameter in config.parameters() {
-        let mut values = rng::normal_weights(0..parameter.len(), 0.2, 1, &parameter.name);
+        let mut values = grpo_rng::normal_weights(0..parameter.len(), 0.2, 1, &parameter.name);
         if dtype == Dtype::Bf16 {
             values.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
         }
@@ -61,14 +63,14 @@ pub(crate) fn weights(
         writer.write(&parameter.name, &values).unwrap();
     }
     writer.finish().unwrap();
-    let weights = models::Weights::open(&target).unwrap();
+    let weights = grpo_models::Weights::open(&target).unwrap();
     (place, weights)
 }
 
 pub(crate) fn policy(
     runtime: &Runtime,
     config: &ModelConfig,
-    weights: &models::Weights,
+    weights: &grpo_models::Weights,
     options: PjrtPolicyOptions,
 ) -> PjrtPolicy {
     let loss = LossConfig::default();
@@ -225,8 +227,8 @@ fn a_quantised_model_takes_as_much_memory_as_its_table_says() {
         let table = quantized_parameters(&config, Some(quantization));
         let bytes = |of_codes: bool| {
             let tensors = weights.table().iter().zip(weights.tensors()).filter(|(p, _)| p.role.is_of_model());
-            let of = tensors.filter(|(p, _)| (p.format != policy_pjrt::decoder::Format::Values) == of_codes);
-            of.map(|(p, _)| (p.shape.iter().product::<usize>() * p.dtype(stablehlo::Dtype::Bf16).bytes()) as u64)
+            let of = tensors.filter(|(p, _)| (p.format != grpo_policy_pjrt::decoder::Format::Values) == of_codes);
+            of.map(|(p, _)| (p.shape.iter().product::<usize>() * p.dtype(grpo_stablehlo::Dtype::Bf16).bytes()) as u64)
                 .sum::<u64>()
         };
         assert_eq!(bytes(true), quantization.memory(&config).bytes, "{quantization:?}");
@@ -241,8 +243,8 @@ fn a_quantised_model_takes_as_much_memory_as_its_table_says() {
                 conversations: false,
             },
             weights: Dtype::Bf16,
-            trained: models::Trained::Adapters { weights: 1, of_experts: 0 },
-            optimizer: models::OptimizerName::AdamW,
+            trained: grpo_models::Trained::Adapters { weights: 1, of_experts: 0 },
+            optimizer: grpo_models::OptimizerName::AdamW,
             ref_policy: false,
             mixes_ref_policy: false,
         };

@@ -3,9 +3,9 @@
 use crate::mesh_support::{on_mesh, sequences};
 use crate::quantization::{config, policy, quantized, weights};
 use crate::support::{assert_close, assert_same_gradients, cross_entropy, gradients, halves, request, runtime, whole};
-use models::{Dtype, ModelConfig, Quantization};
-use policy::{Policy, Sampling, Weights};
-use policy_pjrt::Runtime;
+use grpo_models::{Dtype, ModelConfig, Quantization};
+use grpo_policy::{Policy, Sampling, Weights};
+use grpo_policy_pjrt::Runtime;
 use rstest::rstest;
 
 /// Rows of 192 values are three blocks of 64, and the 24 rows of keys are three words of eight codes, or six of four.
@@ -46,6 +46,6 @@ fn uneven_blocks_and_words_match_one_device(#[case] quantization: Quantization, 
     assert_close("log-probabilities", &found.logp, &expected.logp, 1e-5);
     assert_close("entropies", &found.entropy, &expected.entropy, 1e-5);
     assert_same_gradients("gradients", &found_gradients, &expected_gradients, 1e-5);
-    let ids = |all: &[policy::Completion]| all.iter().map(|one| one.ids.clone()).collect::<Vec<_>>();
+    let ids = |all: &[grpo_policy::Completion]| all.iter().map(|one| one.ids.clone()).collect::<Vec<_>>();
     assert_eq!(ids(&completions), ids(&expected_completions));
 }

@@ -6,14 +6,16 @@ use crate::support::{
     request, runtime, state, weights, whole,
 };
 use grpo_core::LossConfig;
+use grpo_models::{LoraConfig, ModelConfig, NamedTensor};
+use grpo_policy::{LogitsProcessors, OptimizerSettings, Policy, Sampling, StateGroup, Weights, export_all};
+use grpo_policy_pjrt::decoder::{Compute, Decoder};
+use grpo_policy_pjrt::{
+    Argument, DeviceTensor, DeviceWeights, PjrtPolicy, PjrtPolicyOptions, TrainPrograms, TrainShape,
+};
+use grpo_stablehlo::{Dtype, Module, Save, TensorType};
 use half::bf16;
-use models::{LoraConfig, ModelConfig, NamedTensor};
-use policy::{LogitsProcessors, OptimizerSettings, Policy, Sampling, StateGroup, Weights, export_all};
-use policy_pjrt::decoder::{Compute, Decoder};
-use policy_pjrt::{Argument, DeviceTensor, DeviceWeights, PjrtPolicy, PjrtPolicyOptions, TrainPrograms, TrainShape};
 use rand::{Rng, RngExt};
 use rstest::rstest;
-use stablehlo::{Dtype, Module, Save, TensorType};
 use std::sync::Arc;
 
 pub(crate) fn config() -> ModelConfig {
@@ -22,7 +24,7 @@ pub(crate) fn config() -> ModelConfig {
 
 /// Returns a random generator with a fixed seed.
 pub(crate) fn random(seed: u64) -> impl Rng {
-    rng::stream(seed, rng::Purpose::Weights, 0, 0)
+    grpo_rng::stream(seed, grpo_rng::Purpose::Weights, 0, 0)
 }
 
 /// Returns `count` numbers between -`size` and `size`.
@@ -50,7 +52,7 @@ fn finite_f32_weights_are_restored_exactly_and_read_as_the_nearest_bf16() {
         let word = random.next_u32();
         if word.is_multiple_of(5) || !f32::from_bits(word).is_finite() { edges.next().unwrap() } else { word }
     };
-    let mut tensor = |p: models::Parameter| {
+    let mut tensor = |p: grpo_models::Parameter| {
         let data = (0..p.len()).map(|_| f32::from_bits(word())).collect();
         NamedTensor { name: p.name, shape: p.shape, data }
     };
@@ -178,7 +180,7 @@ fn a_bf16_policy_is_restored_bit_for_bit_by_import_and_roll_back(#[case] can_rol
     assert_ne!(after, before);
     match can_roll_back {
         true => policy.roll_back().unwrap(),
-        false => assert!(matches!(policy.roll_back(), Err(policy::Error::State { .. }))),
+        false => assert!(matches!(policy.roll_back(), Err(grpo_policy::Error::State { .. }))),
     }
     // After an import of the exported tensors, the next step is the same.
     let [weights, of_ref, moments] = &before;

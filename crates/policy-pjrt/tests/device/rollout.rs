@@ -2,12 +2,12 @@
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::support::{assert_same_completions, device_weights, on_device, on_host, random, request, rollout, runtime};
-use policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sampling};
-use policy_pjrt::decoder::Compute;
-use policy_pjrt::{DeviceRollout, DeviceWeights, Error, PjrtPolicyOptions, RolloutOptions};
+use grpo_policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sampling};
+use grpo_policy_pjrt::decoder::Compute;
+use grpo_policy_pjrt::{DeviceRollout, DeviceWeights, Error, PjrtPolicyOptions, RolloutOptions};
+use grpo_stablehlo::Dtype;
+use grpo_testkit::margin::assert_below;
 use rstest::rstest;
-use stablehlo::Dtype;
-use testkit::margin::assert_below;
 
 /// The size of the vocabulary of qwen2.
 const VOCAB: usize = 256;
@@ -70,8 +70,8 @@ fn a_cache_filled_to_its_last_column_matches_the_cpu_policy() {
 /// Ends a completion after two adjacent tokens whose sum is divisible by 5.
 #[derive(Debug)]
 struct Fives;
-impl policy::StopCondition for Fives {
-    fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
+impl grpo_policy::StopCondition for Fives {
+    fn is_met(&self, completion: &[u32]) -> grpo_policy::Result<bool> {
         Ok(matches!(completion, [.., a, b] if (a + b) % 5 == 0))
     }
 }
@@ -86,7 +86,7 @@ impl policy::StopCondition for Fives {
 fn a_stop_condition_ends_completions_where_it_does_on_the_host(#[case] slots: usize, #[case] tokens_per_call: usize) {
     let (checkpoint, prompts) = (Checkpoint::open("qwen2"), prompts());
     let (mut host, weights) = (on_host(&checkpoint), device_weights(&checkpoint, Dtype::F32));
-    let request = |stop: Option<&'static dyn policy::StopCondition>, stop_ids| RolloutRequest {
+    let request = |stop: Option<&'static dyn grpo_policy::StopCondition>, stop_ids| RolloutRequest {
         stop,
         ..request(&prompts, 4, 11, stop_ids, Sampling::Greedy)
     };
@@ -242,7 +242,7 @@ fn invalid_requests_are_errors() {
     assert!(policy(of(&legal, 1, 1, random(1.0, top_p, 0))).contains("top_p"));
     assert!(policy(of(&legal, 1, 1, random(0.0, LogitsProcessors::default(), 0))).contains("temperature"));
     let unknown = of(&[vec![1, vocab]], 1, 1, Sampling::Greedy);
-    assert!(matches!(unknown, Error::Model(models::Error::UnknownToken { id, .. }) if id == vocab));
+    assert!(matches!(unknown, Error::Model(grpo_models::Error::UnknownToken { id, .. }) if id == vocab));
     let options = RolloutOptions { slots: 0, tokens_per_call: 4 };
     assert!(DeviceRollout::new(runtime(), checkpoint.config(), Compute::F32, options).is_err());
 }

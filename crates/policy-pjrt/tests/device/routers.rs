@@ -6,15 +6,15 @@ use crate::support::{
     on_device, on_host, random, request, to_host, whole,
 };
 use grpo_core::LossOutput;
-use policy::{
+use grpo_policy::{
     Completion, LogitsProcessors, Policy, RolloutRequest, RoutedExperts, Sampling, Sequence, SequenceBatch, Turn,
     Weights, token_batch,
 };
-use policy_pjrt::decoder::ExpertProducts;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
-use stablehlo::Save;
+use grpo_policy_pjrt::decoder::ExpertProducts;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_stablehlo::Save;
+use grpo_testkit::margin::assert_below;
 use std::num::NonZeroUsize;
-use testkit::margin::assert_below;
 
 const COEF: f64 = 0.5;
 
@@ -74,7 +74,7 @@ fn loads_and_load_balancing_losses_match_transformers_and_the_cpu_policy() {
         policy.skip().unwrap();
 
         // The loss and AdamW in one program.
-        policy.reset_optimizer(&policy::OptimizerSettings::default()).unwrap();
+        policy.reset_optimizer(&grpo_policy::OptimizerSettings::default()).unwrap();
         let (at_once, report) = policy.step(&[whole(&sequences)], loss, 1e-3).unwrap();
         assert!(report.applied);
         assert_near(name, report.grad_norm, of_one);
@@ -164,7 +164,7 @@ fn replayed<'a>(sequences: &'a [Sequence], routed_experts: &'a [RoutedExperts]) 
 }
 
 /// Returns the experts of sequences in transformers.
-fn of_transformers(expected: &std::collections::BTreeMap<String, models::NamedTensor>) -> Vec<RoutedExperts> {
+fn of_transformers(expected: &std::collections::BTreeMap<String, grpo_models::NamedTensor>) -> Vec<RoutedExperts> {
     let experts = &expected["replayed.experts"];
     let width = experts.shape[2] * experts.shape[3];
     let rows = experts.data.chunks_exact(experts.shape[1] * width);
@@ -223,7 +223,7 @@ fn assert_replayed_experts(names: impl IntoIterator<Item = &'static str>, all: &
             both(&mut device, &mut host, |policy| policy.skip().unwrap());
 
             // The loss and AdamW in one program.
-            device.reset_optimizer(&policy::OptimizerSettings::default()).unwrap();
+            device.reset_optimizer(&grpo_policy::OptimizerSettings::default()).unwrap();
             let (at_once, report) = device.step(&[batch()], loss, 1e-3).unwrap();
             assert!(report.applied, "{what}");
             assert_same_metrics(&what, &at_once, &of_host);
@@ -279,7 +279,7 @@ fn assert_routed_experts(names: impl IntoIterator<Item = &'static str>) {
     let prompts = [vec![5, 9, 12, 40], vec![33, 7], vec![1, 20, 21, 22, 23, 24]];
     for name in names {
         let checkpoint = Checkpoint::open(name);
-        let rollout = policy_pjrt::RolloutOptions { slots: 4, tokens_per_call: 4 };
+        let rollout = grpo_policy_pjrt::RolloutOptions { slots: 4, tokens_per_call: 4 };
         let mut device = on_device(&checkpoint, PjrtPolicyOptions { rollout, ..PjrtPolicyOptions::default() });
         let mut host = on_host(&checkpoint);
         let of_request = request(&prompts, 2, 10, &[], Sampling::Greedy);

@@ -3,21 +3,21 @@
 use crate::checkpoint::Checkpoint;
 use crate::mesh::{meshes, run};
 use crate::support::blocks_of;
-use backend_tpu::TokenTables;
-use backend_tpu::plugins::Kind;
-use backend_tpu::program::Role;
+use grpo_backend_tpu::TokenTables;
+use grpo_backend_tpu::plugins::Kind;
+use grpo_backend_tpu::program::Role;
 use grpo_core::aggregate::token_weights;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Advantages, ImportanceSamplingLevel, LossConfig, Tiling};
-use models::{LoraConfig, Weights};
-use policy::{LogitsProcessors, Sampling, Sequence, token_batch};
-use policy_pjrt::decoder::{Adapters, Attention, AxisRules, Compute, Decoder, Parameter};
-use policy_pjrt::{RequestOptions, RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
-use rng::Purpose;
+use grpo_models::{LoraConfig, Weights};
+use grpo_policy::{LogitsProcessors, Sampling, Sequence, token_batch};
+use grpo_policy_pjrt::decoder::{Adapters, Attention, AxisRules, Compute, Decoder, Parameter};
+use grpo_policy_pjrt::{RequestOptions, RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
+use grpo_rng::Purpose;
+use grpo_stablehlo::{Array, Dtype, Mesh, Module, Save, TensorType};
+use grpo_testkit::margin::{assert_below, largest_difference};
 use rstest::rstest;
-use stablehlo::{Array, Dtype, Mesh, Module, Save, TensorType};
-use testkit::margin::{assert_below, largest_difference};
 
 /// Rows and completion tokens divisible by four.
 const ROWS: usize = 4;
@@ -80,7 +80,7 @@ fn rows_of(sequences: &[Sequence]) -> Vec<Array> {
 fn weights(table: &[Parameter], weights: Option<&Weights>) -> Vec<Array> {
     let values = |p: &Parameter| match weights.filter(|_| p.role.is_of_model()) {
         Some(weights) => p.tensors().flat_map(|(_, name)| weights.tensor(&name).unwrap().to_vec()).collect(),
-        None => rng::uniform_weights(p.shape.iter().product(), 0.1, 5, p.name()),
+        None => grpo_rng::uniform_weights(p.shape.iter().product(), 0.1, 5, p.name()),
     };
     table.iter().map(|p| floats(&p.shape, values(p))).collect()
 }
@@ -115,7 +115,8 @@ impl Case {
         let trained = decoder.trained();
         let mut arguments = parameters;
         // Accumulators of an earlier micro-batch.
-        let sum = |p: &Parameter| floats(&p.shape, rng::uniform_weights(p.shape.iter().product(), 1e-3, 6, p.name()));
+        let sum =
+            |p: &Parameter| floats(&p.shape, grpo_rng::uniform_weights(p.shape.iter().product(), 1e-3, 6, p.name()));
         arguments.extend(trained.iter().map(sum));
         arguments.extend(rows_of(&sequences));
         arguments.push(ints(&spec.type_of(Role::TokenIds).shape, &tables.ids));
@@ -208,7 +209,7 @@ fn sharded_gradients_of_every_family_match_one_device() {
 /// Returns nonzero first and second moments.
 fn moments(table: &[Parameter]) -> Vec<Array> {
     let of = |seed: u64, size: f64, of: fn(f32) -> f32| {
-        let values = move |p: &Parameter| rng::uniform_weights(p.shape.iter().product(), size, seed, p.name());
+        let values = move |p: &Parameter| grpo_rng::uniform_weights(p.shape.iter().product(), size, seed, p.name());
         table.iter().map(move |p| floats(&p.shape, values(p).into_iter().map(of)))
     };
     of(7, 1e-2, |x| x).chain(of(8, 1e-1, |x| x * x)).collect()
@@ -427,7 +428,7 @@ fn zeros(ty: &TensorType) -> Array {
 
 #[test]
 fn uneven_shards_are_an_error_that_names_the_dimension() {
-    let config = models::ModelConfig { vocab_size: 64, ..models::ModelConfig::default() };
+    let config = grpo_models::ModelConfig { vocab_size: 64, ..grpo_models::ModelConfig::default() };
     let rules = |axes: &[(&str, usize)]| AxisRules::new(&Mesh::new("mesh", axes.iter().copied()).unwrap());
     let of = |axes: &[(&str, usize)]| Decoder::new(&config, Compute::F32).with_axis_rules(rules(axes));
     let error = of(&[("fsdp", 3)]).unwrap_err().to_string();

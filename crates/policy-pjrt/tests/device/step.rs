@@ -7,10 +7,10 @@ use crate::support::{
 use crate::value_head;
 use grpo_core::Advantages;
 use grpo_core::objective::ValueLossConfig;
-use models::LoraConfig;
-use policy::{Error, OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, accumulate_and_apply};
-use policy_pjrt::decoder::Compute;
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_models::LoraConfig;
+use grpo_policy::{Error, OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, accumulate_and_apply};
+use grpo_policy_pjrt::decoder::Compute;
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use rstest::rstest;
 
 const RATE: f64 = 0.01;

@@ -2,22 +2,22 @@
 
 use crate::checkpoint::{self, Checkpoint, Tensors};
 use grpo_core::{Implementation, LossConfig, LossOutput, Scores};
-use models::NamedTensor;
-use pjrt::install::{Kind, install};
-use policy::{
+use grpo_models::NamedTensor;
+use grpo_pjrt::install::{Kind, install};
+use grpo_policy::{
     Completion, LogitsProcessors, OptimizerSettings, Policy, PolicyState, RolloutRequest, Sampling, Sequence,
     SequenceBatch, StateGroup, StepLoss, TensorSource, Weights, export_all, token_batch,
 };
-use policy_cpu::{CpuPolicy, PolicyLoss};
-use policy_pjrt::decoder::{Attention, Compute};
-use policy_pjrt::{DeviceRollout, DeviceWeights, PjrtPolicy, PjrtPolicyOptions, RolloutOptions, Runtime};
-use rng::Purpose;
-use stablehlo::Dtype;
+use grpo_policy_cpu::{CpuPolicy, PolicyLoss};
+use grpo_policy_pjrt::decoder::{Attention, Compute};
+use grpo_policy_pjrt::{DeviceRollout, DeviceWeights, PjrtPolicy, PjrtPolicyOptions, RolloutOptions, Runtime};
+use grpo_rng::Purpose;
+use grpo_stablehlo::Dtype;
+use grpo_testkit::margin::{assert_below, largest_difference};
+use grpo_testkit::xla_cpu::{flags, program_cache};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
-use testkit::margin::{assert_below, largest_difference};
-use testkit::xla_cpu::{flags, program_cache};
 
 /// Returns XLA's CPU runtime with default compiler options; installs the plugin if it is missing.
 pub(crate) fn optimised() -> &'static Runtime {
@@ -51,7 +51,7 @@ pub(crate) fn on_host(checkpoint: &Checkpoint) -> CpuPolicy {
 pub(crate) fn host_loss(config: LossConfig) -> PolicyLoss {
     PolicyLoss {
         config: config.into(),
-        backend: Arc::new(backend_cpu::CpuBackend::new()),
+        backend: Arc::new(grpo_backend_cpu::CpuBackend::new()),
         implementation: Implementation::Fused,
         max_tokens: 64,
     }

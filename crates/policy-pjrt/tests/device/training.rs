@@ -1,10 +1,10 @@
 //! The contract of [`Policy`] on a device, and the accuracy of bf16 products.
 
 use crate::support::{BF16, gradients, narrow, runtime, whole};
-use policy::contract::{Fixture, Setup, batches, sequences};
-use policy::{Error, Policy, StepLoss};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
-use testkit::margin::assert_below_without_margin;
+use grpo_policy::contract::{Fixture, Setup, batches, sequences};
+use grpo_policy::{Error, Policy, StepLoss};
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_testkit::margin::assert_below_without_margin;
 
 struct OnDevice;
 
@@ -12,7 +12,7 @@ impl Fixture for OnDevice {
     // Scores equal those of the loss bit for bit: the ratio is exactly 1 on policy.
     const SCORE_TOLERANCE: f32 = 0.0;
 
-    fn policy(Setup { config, loss, lora, of_values }: &Setup) -> policy::Result<Box<dyn Policy>> {
+    fn policy(Setup { config, loss, lora, of_values }: &Setup) -> grpo_policy::Result<Box<dyn Policy>> {
         let mut policy = PjrtPolicy::new(runtime(), config, 1, loss.clone(), PjrtPolicyOptions::default())?;
         if let Some(lora) = lora {
             policy = policy.with_lora(lora, 1)?;
@@ -24,7 +24,7 @@ impl Fixture for OnDevice {
     }
 }
 
-policy::contract_tests!(
+grpo_policy::contract_tests!(
     OnDevice:
     scores_match_the_loss_and_use_the_requested_weights,
     scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler,
@@ -39,7 +39,7 @@ policy::contract_tests!(
 );
 
 mod whole_contract {
-    policy::contract_tests!(
+    grpo_policy::contract_tests!(
         #[ignore = "GRPO_TESTS=all"]
         super::OnDevice
     );

@@ -5,10 +5,12 @@ use crate::prefills::{prompts_of_prefills, rows_of_prefills};
 use crate::support::{
     assert_same_completions, cross_entropy, device_weights, on_device, random, request, rollout, whole,
 };
-use policy::{Completion, LogitsProcessors, Policy, RolloutRequest, Sequence, StateGroup, Turn, Weights, export_all};
-use policy_pjrt::{DeviceRollout, DeviceWeights, PjrtPolicy, PjrtPolicyOptions};
+use grpo_policy::{
+    Completion, LogitsProcessors, Policy, RolloutRequest, Sequence, StateGroup, Turn, Weights, export_all,
+};
+use grpo_policy_pjrt::{DeviceRollout, DeviceWeights, PjrtPolicy, PjrtPolicyOptions};
+use grpo_stablehlo::Dtype;
 use rstest::rstest;
-use stablehlo::Dtype;
 
 /// Largest number of tokens of a conversation behind its prompt.
 const LONGEST: usize = 160;
@@ -16,8 +18,8 @@ const LONGEST: usize = 160;
 /// Ends a turn after two adjacent tokens whose sum is divisible by 5.
 #[derive(Debug)]
 struct Fives;
-impl policy::StopCondition for Fives {
-    fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
+impl grpo_policy::StopCondition for Fives {
+    fn is_met(&self, completion: &[u32]) -> grpo_policy::Result<bool> {
         Ok(matches!(completion, [.., a, b] if (a + b) % 5 == 0))
     }
 }

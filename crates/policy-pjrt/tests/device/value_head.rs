@@ -10,9 +10,9 @@ use grpo_core::aggregate::token_weights;
 use grpo_core::batch::ValueTargets;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Advantages, LossConfig};
-use models::LoraConfig;
-use policy::{OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, Weights, token_batch};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use grpo_models::LoraConfig;
+use grpo_policy::{OptimizerSettings, Policy, Sequence, SequenceBatch, StepLoss, Weights, token_batch};
+use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 use rstest::rstest;
 
 pub(crate) fn value_loss() -> ValueLossConfig {

@@ -24,7 +24,7 @@
 use super::{OptimizerName, Rule};
 use crate::error::{Error, Result};
 use crate::state::{TensorSource, check_tensors};
-use models::{MOMENT_BLOCK, Parameter};
+use grpo_models::{MOMENT_BLOCK, Parameter};
 use std::sync::LazyLock;
 
 /// The prefixes of the names of 8-bit codes of first and second moments: whole numbers from 0 to 255 with the shape of the weight.
@@ -40,7 +40,7 @@ const FEWEST_VALUES: usize = 4096;
 /// least [`MOMENT_BLOCK`] values. The blocks of a row have [`MOMENT_BLOCK`] values each; the last one may have fewer.
 ///
 /// ```
-/// use policy::{MomentBlocks, OptimizerName};
+/// use grpo_policy::{MomentBlocks, OptimizerName};
 ///
 /// let optimizer = OptimizerName::AdamW8bit;
 /// let blocks = MomentBlocks::of(optimizer, &[4864, 896]).unwrap();

@@ -14,7 +14,7 @@ pub use bounds::OptimizerBounds;
 pub use eight_bit::{
     CodeBook, MOMENT_CODES, MOMENT_SCALES, MomentBlocks, check_moments, is_moment_codes, moment_codes, moment_tensors,
 };
-pub use models::{AdjustLr, OptimizerName};
+pub use grpo_models::{AdjustLr, OptimizerName};
 pub use muon::{Matrices, orthogonalised};
 pub use rule::{OptimizerStep, Rule, Slot, UpdateRule, check_optimizer};
 
@@ -25,7 +25,7 @@ pub const CLIP_EPSILON: f64 = 1e-6;
 /// learning rate is an argument of [`crate::Policy::apply`].
 ///
 /// ```
-/// let settings = policy::OptimizerSettings { skip_grad_norm: Some(10.0), ..Default::default() };
+/// let settings = grpo_policy::OptimizerSettings { skip_grad_norm: Some(10.0), ..Default::default() };
 /// assert!(settings.skips(), "a larger gradient is skipped");
 /// ```
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]

@@ -11,7 +11,7 @@
 
 use super::{CodeBook, OptimizerBounds, OptimizerSettings, Slot};
 use grpo_core::backend_api::real::Real;
-use models::AdjustLr;
+use grpo_models::AdjustLr;
 
 /// The average of gradients.
 pub(super) const SLOTS: [Slot; 1] = [Slot {

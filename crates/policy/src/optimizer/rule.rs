@@ -14,7 +14,7 @@
 
 use super::{CodeBook, Matrices, OptimizerBounds, OptimizerSettings, adamw, muon, orthogonalised, sgd};
 use grpo_core::backend_api::real::Real;
-use models::OptimizerName;
+use grpo_models::OptimizerName;
 use std::fmt::Debug;
 
 /// A tensor of an optimizer's state, with the shape of the trained tensor.
@@ -330,7 +330,7 @@ impl<R: Real + Debug> OptimizerStep<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use testkit::OptimizerSteps;
+    use grpo_testkit::OptimizerSteps;
 
     /// The name of a matrix of a layer.
     const MATRIX: &str = "model.layers.0.mlp.up_proj.weight";

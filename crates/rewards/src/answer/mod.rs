@@ -13,7 +13,7 @@ use crate::plain::{chinese_number, plain, with_persian_decimals};
 use crate::reward_fn::RewardInput;
 use crate::thoughts::behind_thoughts;
 use boxes::{end_of_last_box, last_boxes, last_hashes, last_tag};
-use data::Item;
+use grpo_data::Item;
 use json::json_answer;
 pub(crate) use letters::label;
 use letters::lone_letter;
@@ -49,7 +49,7 @@ impl AnswerFrom {
     /// Returns the answer in `text`; `None` if there is none in this form.
     ///
     /// ```
-    /// use rewards::AnswerFrom;
+    /// use grpo_rewards::AnswerFrom;
     ///
     /// let find = |from: AnswerFrom, text| from.find(text).map(|found| found.into_owned());
     /// let text = "6 x 7 is 42, so the answer is \\boxed{\\frac{84}{2}}.";

@@ -3,8 +3,8 @@
 use crate::answer::{AnswerRule, is_right};
 use crate::error::Result;
 use crate::reward_fn::{RewardFn, RewardInput};
-use data::task::character_score;
 use grpo_core::rewards::SoftOverlong;
+use grpo_data::task::character_score;
 
 /// The reward `correct`: 1 for a correct completion that ended by itself, else 0.
 ///

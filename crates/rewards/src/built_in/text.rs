@@ -58,7 +58,7 @@ impl RewardFn for Normalized {
 /// the normalisation of SQuAD's evaluation script (arXiv 1606.05250).
 ///
 /// ```
-/// assert_eq!(rewards::normalize_text("  The  U.S. Senate!"), "us senate");
+/// assert_eq!(grpo_rewards::normalize_text("  The  U.S. Senate!"), "us senate");
 /// ```
 pub fn normalize_text(text: &str) -> String {
     let letters: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();

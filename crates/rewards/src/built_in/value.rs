@@ -38,8 +38,8 @@ impl RewardFn for Numeric {
 /// of it, because data sets mean either.
 ///
 /// ```
-/// assert!(rewards::numbers_equal("1234.5", "$1,234.50", 0.0));
-/// assert!(rewards::numbers_equal("0.25", "25%", 1e-9) && rewards::numbers_equal("25", "25%", 1e-9));
+/// assert!(grpo_rewards::numbers_equal("1234.5", "$1,234.50", 0.0));
+/// assert!(grpo_rewards::numbers_equal("0.25", "25%", 1e-9) && grpo_rewards::numbers_equal("25", "25%", 1e-9));
 /// ```
 pub fn numbers_equal(reference: &str, found: &str, tolerance: f64) -> bool {
     let (Some((a, a_percent)), Some((b, b_percent))) = (parse_number(reference), parse_number(found)) else {

@@ -6,8 +6,8 @@ use crate::config::one;
 use crate::error::{Result, check};
 use crate::reward_fn::{RewardFailure, RewardFn, RewardInput, Score};
 use grpo_files::{Secrets, long_integers_as_digits, redact_url};
+use grpo_rng::{Purpose, stable_hash, stream};
 use rand::RngExt;
-use rng::{Purpose, stable_hash, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -83,11 +83,11 @@ impl HttpConfig {
 /// entry per input, in order: a number, `null`, `true` (1), `false` (0), `{"reward": one of these}` or `{"error": "why"}`.
 ///
 /// ```no_run
-/// use rewards::{Http, HttpConfig, Rewards};
+/// use grpo_rewards::{Http, HttpConfig, Rewards};
 ///
 /// let judge = Http::new("judge", HttpConfig::new("http://localhost:8000/score"), 0)?;
 /// let rewards = Rewards::from_terms(vec![(Box::new(judge), 1.0)])?;
-/// # Ok::<(), rewards::Error>(())
+/// # Ok::<(), grpo_rewards::Error>(())
 /// ```
 pub struct Http {
     name: String,

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result, check};
 use crate::reward_fn::{RewardFailure, RewardInput, Score};
-use data::Prompt;
+use grpo_data::Prompt;
 use grpo_files::{Secrets, UniqueKeys};
 use serde_json::{Value, json};
 use std::time::Duration;

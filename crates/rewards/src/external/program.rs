@@ -65,11 +65,11 @@ impl ProgramConfig {
 /// anything else, or exceeds the time limit, it is killed and restarted for the next batch.
 ///
 /// ```no_run
-/// use rewards::{Program, ProgramConfig, Rewards};
+/// use grpo_rewards::{Program, ProgramConfig, Rewards};
 ///
 /// let judge = Program::new("judge", ProgramConfig::new(vec!["python3".into(), "judge.py".into()]))?;
 /// let rewards = Rewards::from_terms(vec![(Box::new(judge), 1.0)])?;
-/// # Ok::<(), rewards::Error>(())
+/// # Ok::<(), grpo_rewards::Error>(())
 /// ```
 pub struct Program {
     name: String,

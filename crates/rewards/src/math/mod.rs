@@ -41,7 +41,7 @@ const MAX_LENGTH: usize = 1000;
 /// punctuation.
 ///
 /// ```
-/// use rewards::math::equivalent;
+/// use grpo_rewards::math::equivalent;
 ///
 /// assert!(equivalent("\\frac{3}{4}", "0.75") && equivalent("2\\sqrt{2}", "\\sqrt{8}"));
 /// assert!(equivalent("1,234 \\text{ dollars}", "\\$1234.00") && equivalent("\\{1, 2\\}", "2, 1"));

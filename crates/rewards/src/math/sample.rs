@@ -1,8 +1,8 @@
 //! Values at sample points, with bounds of their rounding errors.
 
+use grpo_rng::stable_hash;
 use num_complex::Complex64;
 use num_traits::Zero;
-use rng::stable_hash;
 use std::f64::consts::PI;
 
 /// The number of sample points for expressions with variables.

@@ -1,8 +1,8 @@
 //! Answers as written by policies and data sets: pairs of reference answer and completion, with the expected reward.
 
 use crate::support::{rewards, score, total};
-use data::Item;
-use rewards::RewardInput;
+use grpo_data::Item;
+use grpo_rewards::RewardInput;
 use serde_json::json;
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Every built-in reward, for right and wrong completions.
 
 use crate::support::{refused, rewards, score, total};
-use data::Item;
+use grpo_data::Item;
 use serde_json::json;
 
 #[test]

@@ -1,7 +1,7 @@
 //! HTTP rewards against a local server with programmed replies.
 
 use crate::support::{failure, outcomes, refused, rewards};
-use rewards::Rewards;
+use grpo_rewards::Rewards;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

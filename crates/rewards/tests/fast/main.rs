@@ -9,4 +9,4 @@ mod math;
 mod programs;
 mod support;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

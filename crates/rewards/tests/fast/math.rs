@@ -1,6 +1,6 @@
 //! Mathematical equivalence compared with the Python package math_verify: `math_table.py` generates `math_table.tsv`.
 
-use rewards::math::equivalent;
+use grpo_rewards::math::equivalent;
 
 /// `(reference, answer, reason)` of intended differences from math_verify.
 const DIFFERENCES: &[(&str, &str, &str)] = &[

@@ -1,8 +1,8 @@
 //! Reward programs, here shell scripts: answers and failures.
 
 use crate::support::{config, failure, outcomes, refused, rewards};
-use data::Item;
-use rewards::{RewardInput, Rewards};
+use grpo_data::Item;
+use grpo_rewards::{RewardInput, Rewards};
 use serde_json::{Value, json};
 use std::fs::read_to_string;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn a_program_receives_all_fields_and_answers_in_order() {
 fn columns_and_messages_reach_the_program() {
     let (folder, rewards) = judge(r#"while read -r line; do echo "$line" > "$1/seen"; echo 1; done"#, json!({}));
     let messages = vec![json!({"role": "user", "content": "hi"})];
-    let mut item = Item::new(data::Prompt::Messages { messages: messages.clone(), tools: None, documents: None });
+    let mut item = Item::new(grpo_data::Prompt::Messages { messages: messages.clone(), tools: None, documents: None });
     item.columns = std::sync::Arc::new(json!({"level": 3}).as_object().unwrap().clone());
     rewards.score(&[RewardInput { truncated: true, completion_ids: &[5, 6], ..RewardInput::new(&item, "x") }]);
     let seen: Value = serde_json::from_str(&read_to_string(folder.path().join("seen")).unwrap()).unwrap();

@@ -1,7 +1,7 @@
 //! Rewards from JSON configurations, and completions to score.
 
-use data::Item;
-use rewards::{Reward, RewardConfig, RewardInput, Rewards};
+use grpo_data::Item;
+use grpo_rewards::{Reward, RewardConfig, RewardInput, Rewards};
 use serde_json::Value;
 
 pub(crate) fn config(keys: Value) -> RewardConfig {

@@ -1,14 +1,14 @@
 //! The examples in examples/rewards/ with the PyPI packages that they use.
 
-use data::Item;
-use rewards::{Program, ProgramConfig, Reward, RewardInput, Rewards};
+use grpo_data::Item;
+use grpo_rewards::{Program, ProgramConfig, Reward, RewardInput, Rewards};
+use grpo_testkit::python::Python;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use testkit::python::Python;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 /// Returns a Python with the packages.
 fn python() -> &'static Python {
@@ -97,7 +97,7 @@ fn the_python_helper_follows_the_protocol() {
 /// Returns a row whose prompt is a conversation, with a column.
 fn conversation(column: &str, value: &str) -> Item {
     let messages = vec![json!({"role": "user", "content": "?"})];
-    let mut item = Item::new(data::Prompt::Messages { messages, tools: None, documents: None });
+    let mut item = Item::new(grpo_data::Prompt::Messages { messages, tools: None, documents: None });
     item.columns = Arc::new(json!({ column: value }).as_object().unwrap().clone());
     item
 }

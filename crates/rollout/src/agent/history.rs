@@ -6,12 +6,12 @@
 
 use crate::conversation::Tools;
 use crate::{Result, encode_prompt, exceeds};
-use agents::Parsed;
-use agents::endpoint::{ApiError, ChatReply, ChatRequest};
-use data::Prompt;
-use models::{Tokenizer, with_names};
-use policy::Completion;
-use run_config::MultiTurnConfig;
+use grpo_agents::Parsed;
+use grpo_agents::endpoint::{ApiError, ChatReply, ChatRequest};
+use grpo_data::Prompt;
+use grpo_models::{Tokenizer, with_names};
+use grpo_policy::Completion;
+use grpo_run_config::MultiTurnConfig;
 use serde_json::{Value, json};
 
 /// The maximum number of messages of the assistant if `rollout.multi_turn.max_assistant_turns` sets none: rows without end would fill the memory.

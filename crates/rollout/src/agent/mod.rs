@@ -16,14 +16,14 @@ use crate::conversation::{Conversations, Conversed, Ended, Tools, stream};
 use crate::lockstep::{Sampled, leads, share, share_list, unexpected};
 use crate::stops::Stops;
 use crate::{Error, Result, Rollout, request};
-use agents::endpoint::{Asked, ChatRequest, Delivery, Held, Job};
-use agents::{Endpoint, Failure, Outcome};
-use data::Item;
-use distributed::Store;
+use grpo_agents::endpoint::{Asked, ChatRequest, Delivery, Held, Job};
+use grpo_agents::{Endpoint, Failure, Outcome};
+use grpo_data::Item;
+use grpo_distributed::Store;
+use grpo_models::Tokenizer;
+use grpo_policy::{Completion, RolloutRequest, Sampling, Turn};
+use grpo_rewards::Conversation;
 use history::{History, Limits, Row};
-use models::Tokenizer;
-use policy::{Completion, RolloutRequest, Sampling, Turn};
-use rewards::Conversation;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,7 +112,7 @@ impl Rollout<'_> {
             Ok::<_, Error>(())
         };
         let Held { outcomes, waited } = match leads(store) {
-            true => lead(endpoint.ok_or(agents::Error::NoEndpoint)?, &jobs, store, answer)?,
+            true => lead(endpoint.ok_or(grpo_agents::Error::NoEndpoint)?, &jobs, store, answer)?,
             false => follow(store, jobs.len(), answer)?,
         };
         let ended = histories.into_iter().zip(outcomes).zip(indices);

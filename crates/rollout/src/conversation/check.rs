@@ -2,11 +2,11 @@
 
 use crate::lockstep::{Sampled, leads, share};
 use crate::{Error, Result, encode_prompt};
-use agents::{Environments, Failure, Parsed, ReasoningParser, Start, ToolCall, ToolParser};
-use data::{History, Item, Prompt};
-use distributed::Store;
-use models::{Tokenizer, TurnTokens};
-use run_config::MultiTurnConfig;
+use grpo_agents::{Environments, Failure, Parsed, ReasoningParser, Start, ToolCall, ToolParser};
+use grpo_data::{History, Item, Prompt};
+use grpo_distributed::Store;
+use grpo_models::{Tokenizer, TurnTokens};
+use grpo_run_config::MultiTurnConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -68,7 +68,7 @@ impl<'a> Tools<'a> {
     /// writes.
     ///
     /// # Errors
-    /// [`run_config::Error::Key`] if no parser does; the errors of the tokenizer.
+    /// [`grpo_run_config::Error::Key`] if no parser does; the errors of the tokenizer.
     fn format(&mut self, tools: &Value) -> Result<Format> {
         let key = tools.to_string();
         if let Some(format) = self.formats.get(&key) {
@@ -76,7 +76,7 @@ impl<'a> Tools<'a> {
         }
         let parser = self.parser.map_or_else(|| self.parser_of_template(tools), Ok)?;
         let prompt = self.prompt(tools)?;
-        let format = Format { parser, is_open: agents::opens_thoughts(&prompt, self.reasoning) };
+        let format = Format { parser, is_open: grpo_agents::opens_thoughts(&prompt, self.reasoning) };
         self.formats.insert(key, format);
         Ok(format)
     }
@@ -102,14 +102,14 @@ impl<'a> Tools<'a> {
         found.ok_or_else(|| {
             let expected = "a name of docs/agents.md, as no parser reads the calls that the chat template writes";
             let found = format!("null, and the template writes {:?}", turns.example_call());
-            run_config::Error::key(PARSER, expected, found).into()
+            grpo_run_config::Error::key(PARSER, expected, found).into()
         })
     }
 
     /// Checks that there is a parser of tool calls.
     ///
     /// # Errors
-    /// [`run_config::Error::Key`] if none reads the calls which the chat template writes.
+    /// [`grpo_run_config::Error::Key`] if none reads the calls which the chat template writes.
     pub(crate) fn check(&mut self, tools: &Value) -> Result<()> {
         self.format(tools).map(drop)
     }
@@ -123,7 +123,7 @@ impl<'a> Tools<'a> {
         let Format { parser, is_open } = self.format(tools)?;
         let ends = ids.last().is_some_and(|last| self.tokenizer.stop_ids().contains(last));
         let with_special = self.tokenizer.decode_with_special(&ids[..ids.len() - usize::from(ends)])?;
-        let tags = parser.tags().iter().copied().chain(agents::reasoning_tags(self.reasoning));
+        let tags = parser.tags().iter().copied().chain(grpo_agents::reasoning_tags(self.reasoning));
         let text = match tags.into_iter().any(|tag| with_special.contains(tag) && !text.contains(tag)) {
             true => &with_special,
             false => text,
@@ -180,7 +180,7 @@ pub struct CheckedEnvironments {
 ///
 /// # Errors
 /// [`Error::Environments`] for an environment that cannot start a conversation; [`Error::Model`] for the template;
-/// [`run_config::Error::Key`] for the parser of tool calls; [`Error::Processes`].
+/// [`grpo_run_config::Error::Key`] for the parser of tool calls; [`Error::Processes`].
 pub fn check_environments<'a>(
     environments: &mut Environments,
     tokenizer: &dyn Tokenizer,
@@ -209,7 +209,7 @@ fn check_starts<'a>(
 ) -> Result<CheckedEnvironments> {
     let (mut checked, mut found) = (Vec::new(), CheckedEnvironments::default());
     for row in rows {
-        let failed = |failure| Error::from(agents::Error::Failed { name: row.source.to_string(), failure });
+        let failed = |failure| Error::from(grpo_agents::Error::Failed { name: row.source.to_string(), failure });
         let index = environments.of_row(row).map_err(failed)?;
         if checked.contains(&index) {
             continue;
@@ -220,10 +220,10 @@ fn check_starts<'a>(
             found.rewrites_history |= tools.turns(None, "user")?.rewrites();
             continue;
         };
-        let failed = |failure| Error::from(agents::Error::Failed { name: name.to_owned(), failure });
+        let failed = |failure| Error::from(grpo_agents::Error::Failed { name: name.to_owned(), failure });
         let Start { messages, episode } = environment.reset(row, 0).map_err(failed)?;
         drop(episode);
-        agents::check_messages(&messages).map_err(failed)?;
+        grpo_agents::check_messages(&messages).map_err(failed)?;
         let prompt = beginning(row, environments.tools(index), &messages).map_err(failed)?;
         let Prompt::Messages { tools: of_row, .. } = &prompt else { continue };
         let turns = tools.turns(of_row.as_ref(), if of_row.is_some() { "tool" } else { "user" })?;

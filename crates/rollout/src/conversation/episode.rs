@@ -3,12 +3,12 @@
 use super::check::{Tools, beginning};
 use super::{Conversed, Ended};
 use crate::{Result, encode_prompt, exceeds};
-use agents::{Environment, Environments, Episode, Failure, Outcome, Parsed, Reply, Start};
-use data::{Item, Prompt};
-use models::{Tokenizer, with_names};
-use policy::Completion;
-use rewards::Conversation;
-use run_config::MultiTurnConfig;
+use grpo_agents::{Environment, Environments, Episode, Failure, Outcome, Parsed, Reply, Start};
+use grpo_data::{Item, Prompt};
+use grpo_models::{Tokenizer, with_names};
+use grpo_policy::Completion;
+use grpo_rewards::Conversation;
+use grpo_run_config::MultiTurnConfig;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -148,7 +148,7 @@ impl<'a> Talk<'a> {
     pub(super) fn reset(&mut self) {
         let Some((_, environment)) = &self.environment else { return };
         let start = environment.reset(self.item, self.worker).and_then(|Start { messages, episode }| {
-            agents::check_messages(&messages)?;
+            grpo_agents::check_messages(&messages)?;
             self.episode = Some(episode);
             Ok(messages)
         });
@@ -454,7 +454,7 @@ impl<'a> Talk<'a> {
 /// Returns an id of nine letters and digits, which Mistral's templates demand. The same key has the same id.
 fn call_id(key: [u64; 5]) -> String {
     const DIGITS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-    let mut hash = rng::stable_hash(&format!("{key:?}"));
+    let mut hash = grpo_rng::stable_hash(&format!("{key:?}"));
     let digits = (0..9).map(|_| {
         let digit = DIGITS[(hash % 36) as usize];
         hash /= 36;

@@ -3,10 +3,10 @@
 use super::check::Tools;
 use super::episode::Talk;
 use crate::{Error, Result};
-use models::Tokenizer;
-use policy::{Completion, Finished};
-use rewards::programs::lock;
-use run_config::MultiTurnConfig;
+use grpo_models::Tokenizer;
+use grpo_policy::{Completion, Finished};
+use grpo_rewards::programs::lock;
+use grpo_run_config::MultiTurnConfig;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Mutex;

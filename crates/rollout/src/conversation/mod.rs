@@ -22,12 +22,12 @@ pub use check::{CheckedEnvironments, check_environments, with_tools};
 use crate::lockstep::{Sampled, leads, share_list};
 use crate::stops::Stops;
 use crate::{Error, Result, Rollout, request};
-use agents::{Failure, Outcome};
-use data::Item;
 use episode::{Answer, Room, Talk, for_each_worker};
+use grpo_agents::{Failure, Outcome};
+use grpo_data::Item;
+use grpo_policy::{Completion, Finished, RolloutRequest, Sampling, Turn};
+use grpo_rewards::Conversation;
 use listener::{Listener, Turns};
-use policy::{Completion, Finished, RolloutRequest, Sampling, Turn};
-use rewards::Conversation;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,7 @@
 
 use crate::{EngineKind, Error, ModelSource, Result, TrainConfig, check};
 use grpo_files::KeyError;
-use policy::Sampling;
+use grpo_policy::Sampling;
 
 /// The maximum number of steps that completions may be behind.
 const MAX_STALENESS: u64 = 64;
@@ -92,9 +92,9 @@ impl TrainConfig {
 }
 
 /// Returns the error of a key as an error of this crate.
-fn of_server(error: engines::Error) -> Error {
+fn of_server(error: grpo_engines::Error) -> Error {
     match error {
-        engines::Error::Config(KeyError { key, expected, found }) => Error::Key { key, expected, found },
+        grpo_engines::Error::Config(KeyError { key, expected, found }) => Error::Key { key, expected, found },
         other => Error::key("rollout.server", "servers that can be used", other),
     }
 }

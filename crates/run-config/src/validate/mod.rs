@@ -8,8 +8,8 @@ use crate::{
     EVAL_PROBLEMS, LrSchedulerKwargs, LrSchedulerType, ModelSource, OptimizerConfig, Result, TrainConfig, check,
 };
 use grpo_core::{LossAggMode, LossConfig};
-use models::{CharTokenizer, ModelConfig, OptimizerName};
-use rewards::Rewards;
+use grpo_models::{CharTokenizer, ModelConfig, OptimizerName};
+use grpo_rewards::Rewards;
 
 /// The maximum number of sequences of a step or an evaluation.
 pub const MAX_SEQUENCES: usize = 1 << 20;

@@ -1,7 +1,7 @@
 //! Checks the sampling settings of rollouts and evaluations.
 
 use crate::{Error, Result, TrainConfig, check};
-use policy::{LogitsProcessors, Sampling};
+use grpo_policy::{LogitsProcessors, Sampling};
 
 impl TrainConfig {
     /// Checks the sampling options of the sections `rollout` and `eval`, and the metrics that an evaluation computes from its samples.
@@ -50,7 +50,7 @@ impl TrainConfig {
 /// Checks the ranges of the options of a section.
 fn validate_processors(section: &str, processors: &LogitsProcessors) -> Result<()> {
     processors.validate().map_err(|error| match error {
-        policy::Error::Argument { operation, expected, found } => {
+        grpo_policy::Error::Argument { operation, expected, found } => {
             Error::key(format!("{section}.{operation}"), expected, found)
         }
         other => other.into(),

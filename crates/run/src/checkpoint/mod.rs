@@ -20,7 +20,9 @@ use super::best::Best;
 use super::dir::set_aside;
 use crate::error::{Error, Result};
 use grpo_files::{read_regular, sync_folder};
-use policy::{StateGroup, Weights};
+use grpo_policy::{StateGroup, Weights};
+use grpo_trainer::coefficients::CoefficientState;
+use grpo_trainer::{Counters, TrainState};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
@@ -28,8 +30,6 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use tensors::Layout;
 pub use tensors::{Export, StoredTensors};
-use trainer::coefficients::CoefficientState;
-use trainer::{Counters, TrainState};
 
 /// The name and version of the format.
 pub const FORMAT: &str = "grpo-checkpoint/4";
@@ -109,7 +109,7 @@ impl Checkpoints {
     /// `SHA256SUMS` for the tensors; if it fails, no checkpoint is saved.
     ///
     /// # Errors
-    /// [`policy::Error::NotFinite`] if a tensor has a non-finite value; [`Error::File`], also if the parent of the checkpoints' folder is
+    /// [`grpo_policy::Error::NotFinite`] if a tensor has a non-finite value; [`Error::File`], also if the parent of the checkpoints' folder is
     /// gone. Existing checkpoints are kept on errors.
     pub fn write(
         &self,
@@ -283,7 +283,7 @@ fn sums_of(layouts: &[(&str, Layout)], digest: impl Fn(&str, &Layout) -> Result<
 /// Returns the lines of `SHA256SUMS` for the tensors of a checkpoint that is not written. Calls `export` as often as [`Checkpoints::write`].
 ///
 /// # Errors
-/// [`policy::Error::NotFinite`]; the errors of `export`.
+/// [`grpo_policy::Error::NotFinite`]; the errors of `export`.
 pub(crate) fn digests(optimizer_steps: u64, export: &Export<'_>) -> Result<String> {
     sums_of(&layouts(optimizer_steps, export)?, |_, layout| layout.digest(export))
 }

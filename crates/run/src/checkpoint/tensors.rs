@@ -4,8 +4,8 @@
 //! through memory maps.
 
 use crate::error::{Error, Result};
-use models::{Dtype, NamedTensor};
-use policy::{StateGroup, TensorSink, TensorSource, is_moment_codes, moment_codes};
+use grpo_models::{Dtype, NamedTensor};
+use grpo_policy::{StateGroup, TensorSink, TensorSource, is_moment_codes, moment_codes};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::fs::File;
@@ -15,8 +15,8 @@ use std::path::Path;
 /// The dtype of the codes of 8-bit moments; all other tensors are f32.
 const CODES: &str = "U8";
 
-/// Passes the tensors of a group to a sink, as [`policy::Policy::export`] does. Repeated calls export the same tensors.
-pub type Export<'a> = dyn Fn(StateGroup, &mut dyn TensorSink) -> policy::Result<()> + 'a;
+/// Passes the tensors of a group to a sink, as [`grpo_policy::Policy::export`] does. Repeated calls export the same tensors.
+pub type Export<'a> = dyn Fn(StateGroup, &mut dyn TensorSink) -> grpo_policy::Result<()> + 'a;
 
 /// The names and shapes of a group of tensors, all of them finite.
 pub(super) struct Layout {
@@ -28,7 +28,7 @@ impl Layout {
     /// Collects the layout of a group and checks that all values are finite.
     ///
     /// # Errors
-    /// [`policy::Error::NotFinite`] with `what` as the name of the group; the errors of `export`.
+    /// [`grpo_policy::Error::NotFinite`] with `what` as the name of the group; the errors of `export`.
     pub(super) fn new(export: &Export<'_>, group: StateGroup, what: &str, step: u64) -> Result<Self> {
         let (mut entries, mut is_finite) = (Vec::new(), true);
         let mut look = |tensor: NamedTensor| {
@@ -39,7 +39,7 @@ impl Layout {
         export(group, &mut look)?;
         match is_finite {
             true => Ok(Self { group, entries }),
-            false => Err(policy::Error::NotFinite { what: what.into(), step }.into()),
+            false => Err(grpo_policy::Error::NotFinite { what: what.into(), step }.into()),
         }
     }
 
@@ -103,7 +103,7 @@ impl Layout {
                     true => bytes.extend(moment_codes(&tensor.name, values)?),
                     false => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
                 }
-                write(&bytes).map_err(|error| policy::Error::other(failed.insert(error).to_string()))?;
+                write(&bytes).map_err(|error| grpo_policy::Error::other(failed.insert(error).to_string()))?;
             }
             Ok(())
         };
@@ -119,7 +119,7 @@ impl Layout {
 /// The tensors of a checkpoint's file, sorted by name. The file is mapped: values take no heap memory and are read on use. The files of a
 /// checkpoint must not change in the meantime.
 #[derive(Debug, Default)]
-pub struct StoredTensors(Option<models::Weights>);
+pub struct StoredTensors(Option<grpo_models::Weights>);
 
 impl StoredTensors {
     /// Maps a file in which all tensors are f32, or bytes if they are codes of 8-bit moments. Also returns its length in bytes and its SHA-256.
@@ -127,9 +127,9 @@ impl StoredTensors {
     /// # Errors
     /// The defect of the file as text.
     pub(super) fn open(path: &Path) -> Result<(Self, usize, [u8; 32]), String> {
-        let file = models::Weights::open_as_stored(path).map_err(|error| match error {
-            models::Error::Weights { reason, .. } => reason,
-            models::Error::File(grpo_files::Error::Io { source, .. }) => match source.kind() {
+        let file = grpo_models::Weights::open_as_stored(path).map_err(|error| match error {
+            grpo_models::Error::Weights { reason, .. } => reason,
+            grpo_models::Error::File(grpo_files::Error::Io { source, .. }) => match source.kind() {
                 ErrorKind::NotFound => "the file is missing".to_owned(),
                 _ => format!("it cannot be read: {source}"),
             },
@@ -174,13 +174,13 @@ impl TensorSource for StoredTensors {
         file.names().filter_map(shape).collect()
     }
 
-    fn values(&self, name: &str) -> policy::Result<Cow<'_, [f32]>> {
+    fn values(&self, name: &str) -> grpo_policy::Result<Cow<'_, [f32]>> {
         match &self.0 {
             Some(file) => Ok(match file.bytes(name) {
                 Some((_, codes)) => codes.iter().copied().map(f32::from).collect(),
                 None => file.tensor(name)?.values(),
             }),
-            None => Err(policy::Error::state(name, "a tensor", "none")),
+            None => Err(grpo_policy::Error::state(name, "a tensor", "none")),
         }
     }
 }

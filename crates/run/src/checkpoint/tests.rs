@@ -1,9 +1,9 @@
 use super::*;
-use models::NamedTensor;
-use policy::TensorSource;
+use grpo_models::NamedTensor;
+use grpo_policy::TensorSource;
+use grpo_trainer::coefficients::Exact;
 use proptest::prelude::*;
 use std::sync::LazyLock;
-use trainer::coefficients::Exact;
 
 /// Returns the same state with all tensors in memory, for comparison.
 pub(crate) fn in_memory(state: &TrainState<StoredTensors>) -> TrainState {
@@ -80,7 +80,7 @@ fn write(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
 
 fn save(checkpoints: &Checkpoints, step: u64, state: &TrainState) -> Result<PathBuf> {
     let position = CheckpointId::Grpo(step);
-    let export = |group, sink: &mut dyn policy::TensorSink| {
+    let export = |group, sink: &mut dyn grpo_policy::TensorSink| {
         let tensors = match group {
             StateGroup::Weights(Weights::Policy) => &state.policy,
             StateGroup::Weights(Weights::RefPolicy) => &state.ref_policy,
@@ -185,7 +185,7 @@ fn non_finite_state_is_neither_saved_nor_restored() {
             group(&mut state)[0].data[1] = value;
             let error = save(&checkpoints, 3, &state).unwrap_err();
             let is_not_finite =
-                matches!(error, Error::Trainer(trainer::Error::Policy(policy::Error::NotFinite { .. })));
+                matches!(error, Error::Trainer(grpo_trainer::Error::Policy(grpo_policy::Error::NotFinite { .. })));
             assert!(is_not_finite, "{error}");
             assert_eq!(checkpoints.names().unwrap(), ["step-000001", "step-000002"]);
             // Another program has replaced the last value, with correct digests.

@@ -4,7 +4,7 @@ use super::*;
 
 /// Returns the error of resuming with a change that is refused. Nothing that the configuration names may be loaded.
 fn refused(path: &Path, set: &[&str]) -> String {
-    let load = |_| -> trainer::Result<Trainer> { panic!("nothing is loaded before the configuration is checked") };
+    let load = |_| -> grpo_trainer::Result<Trainer> { panic!("nothing is loaded before the configuration is checked") };
     let before = metrics(path);
     let text = Run::resume_with(path, None, &assignments(set), load).err().unwrap().to_string();
     assert_eq!(metrics(path), before);

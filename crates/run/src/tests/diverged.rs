@@ -61,7 +61,7 @@ fn skipped_updates_are_counted_across_checkpoints_and_limited() {
     stopped_after(config, &path, "Grpo 2");
     let error = finish(&mut resume(&path, &[]).unwrap()).unwrap_err();
     let Error::Diverged { cause, .. } = &error else { panic!("{error}") };
-    assert!(matches!(**cause, trainer::Error::TooManySkips { skipped: 4, .. }), "{error}");
+    assert!(matches!(**cause, grpo_trainer::Error::TooManySkips { skipped: 4, .. }), "{error}");
     assert!(error.to_string().contains("--from step-000002"), "{error}");
     assert_eq!(skipped(&path), [Some(1.0); 3]);
     let read = |step| in_memory(&Checkpoints::new(path.join("checkpoints")).read(CheckpointId::Grpo(step)).unwrap().1);

@@ -1,8 +1,8 @@
 //! Rewards, policies and devices that fail during the run.
 
 use super::*;
-use policy::{Completion, Policy, RolloutEngine, RolloutRequest};
-use rewards::{RewardFailure, RewardFn, RewardInput, Rewards};
+use grpo_policy::{Completion, Policy, RolloutEngine, RolloutRequest};
+use grpo_rewards::{RewardFailure, RewardFn, RewardInput, Rewards};
 use std::sync::Arc;
 
 /// A reward that fails once the flag is set.
@@ -59,10 +59,14 @@ fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint() {
 }
 
 /// A generator that fails once the flag is set.
-struct Device(Arc<AtomicBool>, fn() -> policy_pjrt::Error);
+struct Device(Arc<AtomicBool>, fn() -> grpo_policy_pjrt::Error);
 
 impl RolloutEngine for Device {
-    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+    fn generate(
+        &mut self,
+        policy: &mut dyn Policy,
+        request: &RolloutRequest<'_>,
+    ) -> grpo_policy::Result<Vec<Completion>> {
         match self.0.load(Ordering::Relaxed) {
             true => Err((self.1)().into()),
             false => policy.generate(request),
@@ -71,14 +75,14 @@ impl RolloutEngine for Device {
 }
 
 /// Returns the error of a run whose device fails after this row.
-fn lost_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -> policy_pjrt::Error) -> Error {
+fn lost_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -> grpo_policy_pjrt::Error) -> Error {
     failed_after(config, path, row, |fails, parts| parts.engine = Box::new(Device(fails, error)))
 }
 
 #[test]
 fn a_failing_device_ends_the_run_with_the_resume_command() {
     let (_folder, path) = run_path();
-    let error = lost_after(config(), &path, "Grpo 3", || policy_pjrt::Error::Lost);
+    let error = lost_after(config(), &path, "Grpo 3", || grpo_policy_pjrt::Error::Lost);
     assert!(matches!(error, Error::PolicyFailed { .. }), "{error}");
     let text = error.to_string();
     let command = format!("`grpo train --resume {} --from step-000002`", path.display());
@@ -96,7 +100,7 @@ fn a_device_failure_before_the_first_checkpoint_starts_the_run_over() {
     let (_folder, path) = run_path();
     let mut config = config();
     config.run.save_steps = 0;
-    let text = lost_after(config, &path, "Warmup 3", || policy_pjrt::Error::Lost).to_string();
+    let text = lost_after(config, &path, "Warmup 3", || grpo_policy_pjrt::Error::Lost).to_string();
     assert!(text.contains("no checkpoint yet") && text.contains("`grpo train --resume "), "{text}");
     finish(&mut resume(&path, &[]).unwrap()).unwrap();
 }
@@ -104,7 +108,7 @@ fn a_device_failure_before_the_first_checkpoint_starts_the_run_over() {
 #[test]
 fn non_finite_logits_of_a_device_count_as_divergence() {
     let (_folder, path) = run_path();
-    let not_finite = || policy_pjrt::Error::NotFinite { sample: 1, token: 2 };
+    let not_finite = || grpo_policy_pjrt::Error::NotFinite { sample: 1, token: 2 };
     let error = lost_after(config(), &path, "Grpo 3", not_finite);
     assert!(matches!(error, Error::Diverged { .. }), "{error}");
     let text = error.to_string();

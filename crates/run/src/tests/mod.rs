@@ -1,6 +1,6 @@
 use super::*;
+use grpo_trainer::Parts;
 use tempfile::TempDir;
-use trainer::Parts;
 
 mod best_model;
 mod changed;
@@ -170,7 +170,7 @@ fn a_run_with_eight_bit_moments_resumes_with_the_same_result() {
     let shape = config.model.shape_mut();
     (shape.hidden_size, shape.intermediate_size) = (64, 64);
     for optimizer in [&mut config.optimizer, &mut config.warmup.optimizer] {
-        optimizer.settings.name = models::OptimizerName::AdamW8bit;
+        optimizer.settings.name = grpo_models::OptimizerName::AdamW8bit;
     }
     let checkpoint = stopped_after(config.clone(), &path, "Grpo 2");
     let moments = std::fs::read(path.join("checkpoints").join(checkpoint).join("optimizer.safetensors")).unwrap();

@@ -7,7 +7,7 @@ use grpo_sinks::{Sink, TensorBoard, Wandb};
 use readers::{Readers, WandbServer};
 use serde_json::{Value, json};
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 #[test]
 #[ignore = "GRPO_TESTS=all: Python packages"]

@@ -25,7 +25,7 @@ impl Value {
     /// one. The maximum is NaN if there is a NaN. The element at the returned index gets the whole cotangent.
     ///
     /// ```
-    /// use stablehlo::{Array, Builder, Dtype, TensorType};
+    /// use grpo_stablehlo::{Array, Builder, Dtype, TensorType};
     ///
     /// let f = Builder::new();
     /// let logits = f.argument("logits", TensorType::new(Dtype::F32, [2, 3]));
@@ -34,7 +34,7 @@ impl Value {
     ///
     /// let results = module.interpret(&[Array::floats(Dtype::F32, [2, 3], [0.5, 2.0, 2.0, 1.0, -1.0, 0.0])?])?;
     /// assert_eq!((results[0].to_floats(), results[1].to_ints()), (vec![2.0, 1.0], vec![1, 0]));
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     #[track_caller]
     pub fn largest(&self, dimension: usize) -> (Self, Self) {

@@ -25,7 +25,7 @@ impl Builder {
     /// per floating-point argument, of the argument's type.
     ///
     /// ```
-    /// use stablehlo::{Builder, Dtype, TensorType, trace};
+    /// use grpo_stablehlo::{Builder, Dtype, TensorType, trace};
     ///
     /// // The identity, with its gradient clipped to [-1, 1].
     /// let ty = TensorType::new(Dtype::F32, [4]);
@@ -38,7 +38,7 @@ impl Builder {
     /// let (_, pullback) = f.vjp(&clipped, &[&x], &[0])?;
     /// let dx = pullback.call(&[&ct]).remove(0);
     /// assert!(f.finish("clipped", &[("dx", &dx)])?.to_string().contains("stablehlo.clamp"));
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     #[track_caller]
     pub fn custom_vjp(&self, forward: &Traced, backward: &Traced, arguments: &[&Value], results: usize) -> Vec<Value> {

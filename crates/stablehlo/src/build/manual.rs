@@ -11,7 +11,7 @@ impl Value {
     /// sharding.
     ///
     /// ```
-    /// use stablehlo::{Builder, DotDimensions, Dtype, Mesh, Precision, TensorType};
+    /// use grpo_stablehlo::{Builder, DotDimensions, Dtype, Mesh, Precision, TensorType};
     ///
     /// let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 2)])?;
     /// let f = Builder::new();
@@ -24,7 +24,7 @@ impl Value {
     /// let module = f.finish("split", &[("hidden", &hidden)])?;
     /// assert_eq!(module.partitions, 4);
     /// assert!(module.to_string().contains("sdy.sharding_constraint"));
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     #[track_caller]
     pub fn constrain(&self, sharding: &Sharding) -> Self {

@@ -22,7 +22,7 @@ impl Builder {
     /// the last slice to the first; `save` selects the residuals.
     ///
     /// ```
-    /// use stablehlo::{Builder, DotDimensions, Dtype, Precision, Save, TensorType, trace};
+    /// use grpo_stablehlo::{Builder, DotDimensions, Dtype, Precision, Save, TensorType, trace};
     ///
     /// // Three layers with stacked weights.
     /// let (hidden, weight) = (TensorType::new(Dtype::F32, [2, 8]), TensorType::new(Dtype::F32, [8, 8]));
@@ -35,7 +35,7 @@ impl Builder {
     /// let out = f.scan(3, &layer, &[&x], &[&weights], &[], Save::Carry);
     /// let module = f.finish("layers", &[("hidden", &out.carry[0])])?;
     /// assert_eq!(module.to_string().matches("dot_general").count(), 1);
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     #[track_caller]
     pub fn scan(

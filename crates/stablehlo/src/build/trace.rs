@@ -24,17 +24,17 @@ pub(crate) type Names = Vec<Option<ValueId>>;
 /// Traces `body` into a function of `arguments`.
 ///
 /// ```
-/// use stablehlo::{Builder, Dtype, TensorType, trace};
+/// use grpo_stablehlo::{Builder, Dtype, TensorType, trace};
 ///
 /// let ty = TensorType::new(Dtype::F32, [8]);
-/// let silu = trace(&[ty.clone()], |_, x| vec![&x[0] * x[0].unary(stablehlo::Unary::Logistic)])?;
+/// let silu = trace(&[ty.clone()], |_, x| vec![&x[0] * x[0].unary(grpo_stablehlo::Unary::Logistic)])?;
 /// let f = Builder::new();
 /// let x = f.argument("x", ty);
 /// let once = f.call(&silu, &[&x]).remove(0);
 /// let twice = f.call(&silu, &[&once]).remove(0);
 /// let module = f.finish("twice", &[("y", &twice)])?;
 /// assert_eq!(module.to_string().matches("stablehlo.logistic").count(), 2);
-/// # Ok::<(), stablehlo::Error>(())
+/// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
 ///
 /// # Errors
@@ -47,7 +47,7 @@ pub fn trace(arguments: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> 
 /// Traces like [`trace`], with a `body` that can fail.
 ///
 /// ```
-/// use stablehlo::{Dtype, TensorType, try_trace};
+/// use grpo_stablehlo::{Dtype, TensorType, try_trace};
 ///
 /// let ty = TensorType::new(Dtype::F32, [8]);
 /// let halves = |parts: usize| {

@@ -7,13 +7,13 @@ use half::{bf16, f16};
 /// A dense tensor on the host, row-major: an argument or a result of [`Function::interpret`](crate::Function::interpret).
 ///
 /// ```
-/// use stablehlo::{Array, Dtype};
+/// use grpo_stablehlo::{Array, Dtype};
 ///
 /// let a = Array::floats(Dtype::F32, [2, 2], [1.0, 2.0, 3.0, 4.0])?;
 /// assert_eq!(a.ty().to_string(), "tensor<2x2xf32>");
 /// assert_eq!(a.to_floats(), [1.0, 2.0, 3.0, 4.0]);
 /// assert!(Array::ints(Dtype::I32, [3], [1, 2]).is_err());
-/// # Ok::<(), stablehlo::Error>(())
+/// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {

@@ -108,7 +108,7 @@ impl Array {
     /// executable.
     ///
     /// ```
-    /// use stablehlo::{Array, Dtype, Mesh};
+    /// use grpo_stablehlo::{Array, Dtype, Mesh};
     ///
     /// let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 2)])?;
     /// let columns = mesh.sharding(&[&[], &["tensor"]])?;
@@ -116,7 +116,7 @@ impl Array {
     /// let parts = a.parts(&columns)?;
     /// assert_eq!((parts.len(), parts[1].to_floats()), (4, vec![2.0, 3.0, 6.0, 7.0]));
     /// assert_eq!(Array::whole(&parts, &columns)?, a);
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     ///
     /// # Errors

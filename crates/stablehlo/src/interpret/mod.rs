@@ -39,7 +39,7 @@ pub enum Rounding {
 /// clamped to its bounds, and NaN becomes 0.
 ///
 /// ```
-/// use stablehlo::{Array, Builder, Dtype, Interpreter, Rounding, TensorType};
+/// use grpo_stablehlo::{Array, Builder, Dtype, Interpreter, Rounding, TensorType};
 ///
 /// let f = Builder::new();
 /// let x = f.argument("x", TensorType::scalar(Dtype::F32));
@@ -50,7 +50,7 @@ pub enum Rounding {
 /// assert_eq!(module.interpret(&[third.clone()])?[0].to_floats(), [1.0 / 3.0]);
 /// let rounding = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
 /// assert_eq!(rounding.run(&module, &[third])?[0].to_floats(), [0.333984375]);
-/// # Ok::<(), stablehlo::Error>(())
+/// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, SmartDefault)]
 pub struct Interpreter {

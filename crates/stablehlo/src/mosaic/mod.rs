@@ -6,8 +6,8 @@
 //! call for a StableHLO program, `Display` prints the text, and [`interpret`] runs it without a TPU.
 //!
 //! ```
-//! use stablehlo::mosaic::{Affine, Builder, Reducer, Semantics, Window, interpret};
-//! use stablehlo::{Array, Dtype, TensorType};
+//! use grpo_stablehlo::mosaic::{Affine, Builder, Reducer, Semantics, Window, interpret};
+//! use grpo_stablehlo::{Array, Dtype, TensorType};
 //!
 //! let k = Builder::new("row_max", &[(2, Semantics::Parallel)]);
 //! let rows = |columns| Window::new([8, columns], [Affine::grid(0), Affine::constant(0)]);
@@ -18,7 +18,7 @@
 //!
 //! let input = Array::floats(Dtype::F32, [16, 256], (0..16 * 256).map(f64::from))?;
 //! assert_eq!(interpret(&kernel, &[input])?[0].to_floats()[128], 511.0);
-//! # Ok::<(), stablehlo::Error>(())
+//! # Ok::<(), grpo_stablehlo::Error>(())
 //! ```
 
 mod build;

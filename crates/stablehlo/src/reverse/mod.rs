@@ -44,7 +44,7 @@ impl Builder {
     /// bf16. The cotangent of a value with [`Value::constrain`] has the same sharding.
     ///
     /// ```
-    /// use stablehlo::{Builder, Dtype, Reducer, TensorType, trace};
+    /// use grpo_stablehlo::{Builder, Dtype, Reducer, TensorType, trace};
     ///
     /// let ty = TensorType::new(Dtype::F32, [8]);
     /// let squares = trace(&[ty.clone()], |_, x| vec![(&x[0] * &x[0]).reduce(Reducer::Add, &[0])])?;
@@ -53,7 +53,7 @@ impl Builder {
     /// let (results, pullback) = f.vjp(&squares, &[&x], &[0])?;
     /// let gradient = pullback.call(&[&results[0].like(1.0)]).remove(0);
     /// let module = f.finish("squares", &[("loss", &results[0]), ("gradient", &gradient)])?;
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Builder {
     /// f32 accumulators without rounding. This gives f32 gradients of bf16 weights.
     ///
     /// ```
-    /// use stablehlo::{Array, Builder, DotDimensions, Dtype, Precision, TensorType, trace};
+    /// use grpo_stablehlo::{Array, Builder, DotDimensions, Dtype, Precision, TensorType, trace};
     ///
     /// let narrow = |shape: [usize; 2]| TensorType::new(Dtype::Bf16, shape);
     /// let product = trace(&[narrow([1, 2]), narrow([2, 1])], |_, a| {
@@ -88,7 +88,7 @@ impl Builder {
     /// let (results, pullback) = f.vjp_unrounded(&product, &[&x, &weight], &[1])?;
     /// let sums = pullback.add_to(&[&results[0].like(1.0)], &[&sum]);
     /// let module = f.finish("gradient", &[("sum", &sums[0])])?;
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl Builder {
     /// operations that only they depend on need no derivative.
     ///
     /// ```
-    /// use stablehlo::{Array, Builder, Dtype, Reducer, TensorType, trace};
+    /// use grpo_stablehlo::{Array, Builder, Dtype, Reducer, TensorType, trace};
     ///
     /// let ty = TensorType::new(Dtype::F32, [3]);
     /// let loss = trace(&[ty.clone()], |_, x| {
@@ -124,7 +124,7 @@ impl Builder {
     ///
     /// let x = Array::floats(Dtype::F32, [3], [1.0, -2.0, 3.0])?;
     /// assert_eq!(module.interpret(&[x])?[2].to_floats(), [2.0, -4.0, 6.0]);
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     ///
     /// # Errors

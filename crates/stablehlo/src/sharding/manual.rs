@@ -12,7 +12,7 @@ use crate::types::TensorType;
 /// sharding does not name, all devices must return the same value.
 ///
 /// ```
-/// use stablehlo::{Array, Builder, Dtype, Manual, Mesh, Reducer, TensorType};
+/// use grpo_stablehlo::{Array, Builder, Dtype, Manual, Mesh, Reducer, TensorType};
 ///
 /// // Each device subtracts the maximum of its rows.
 /// let mesh = Mesh::new("mesh", [("data", 2)])?;
@@ -31,7 +31,7 @@ use crate::types::TensorType;
 ///
 /// let numbers = module.interpret(&[Array::floats(Dtype::F32, [4, 8], (0..32).map(f64::from))?])?[0].to_floats();
 /// assert_eq!([numbers[15], numbers[31]], [0.0, 0.0]);
-/// # Ok::<(), stablehlo::Error>(())
+/// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manual {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 /// 4 is partition 4 i + j. Cheap to clone.
 ///
 /// ```
-/// use stablehlo::Mesh;
+/// use grpo_stablehlo::Mesh;
 ///
 /// let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 4)])?;
 /// assert_eq!((mesh.devices(), mesh.size("tensor")), (8, Some(4)));
-/// # Ok::<(), stablehlo::Error>(())
+/// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh(Arc<Inner>);
@@ -77,14 +77,14 @@ impl Mesh {
     /// parts. The tensor is replicated along other axes.
     ///
     /// ```
-    /// use stablehlo::{Dtype, Mesh, TensorType};
+    /// use grpo_stablehlo::{Dtype, Mesh, TensorType};
     ///
     /// let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 4)])?;
     /// let weight = mesh.sharding(&[&["tensor"], &[]])?;
     /// let part = weight.part(&TensorType::new(Dtype::F32, [64, 16]))?;
     /// assert_eq!(part.shape, [16, 16]);
     /// assert!(mesh.sharding(&[&["model"]]).is_err());
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     ///
     /// # Errors

@@ -86,13 +86,13 @@ impl Sharding {
     /// partition.
     ///
     /// ```
-    /// use stablehlo::{Dtype, Mesh, TensorType};
+    /// use grpo_stablehlo::{Dtype, Mesh, TensorType};
     ///
     /// let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 2)])?;
     /// let sharding = mesh.sharding(&[&["data"], &["tensor"]])?;
     /// let ty = TensorType::new(Dtype::F32, [8, 6]);
     /// assert_eq!(sharding.range(&ty, 2)?, [4..8, 0..3]);
-    /// # Ok::<(), stablehlo::Error>(())
+    /// # Ok::<(), grpo_stablehlo::Error>(())
     /// ```
     ///
     /// # Errors

@@ -11,7 +11,7 @@ pub mod split;
 pub mod transformer;
 pub mod windows;
 
-use stablehlo::*;
+use grpo_stablehlo::*;
 use std::collections::BTreeSet;
 use strum::{VariantArray, VariantNames};
 

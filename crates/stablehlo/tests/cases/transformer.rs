@@ -1,7 +1,7 @@
 //! A small decoder with a loss: embedding, scanned layers of causal attention and a gated feed-forward network, and the
 //! mean negative log-likelihood of the next token.
 
-use stablehlo::*;
+use grpo_stablehlo::*;
 
 /// The sizes of the decoder.
 #[derive(Clone, Copy, Debug)]

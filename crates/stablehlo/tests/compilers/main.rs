@@ -7,13 +7,13 @@ mod operations;
 mod reverse;
 mod sharding;
 
+use grpo_pjrt::install::{Kind, install};
+use grpo_pjrt::{CompileOptions, Executable, Plugin};
+use grpo_stablehlo::Builder;
+use grpo_stablehlo::mosaic::Kernel;
 use kernels::*;
-use pjrt::install::{Kind, install};
-use pjrt::{CompileOptions, Executable, Plugin};
-use stablehlo::Builder;
-use stablehlo::mosaic::Kernel;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 fn compile(kernel: &Kernel) -> Executable {
     let f = Builder::new();

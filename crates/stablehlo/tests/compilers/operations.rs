@@ -4,7 +4,7 @@
 pub(crate) mod cases;
 
 use crate::compile_text;
-use pjrt::CompileOptions;
+use grpo_pjrt::CompileOptions;
 
 #[test]
 #[ignore = "GRPO_TESTS=all"]

@@ -2,8 +2,10 @@
 
 use crate::compile_text;
 use crate::operations::cases::transformer;
-use pjrt::{CompileOptions, OptimizationLevel};
-use stablehlo::{Builder, DotDimensions, Dtype, Precision, Reducer, Save, TensorType, Traced, Unary, Value, trace};
+use grpo_pjrt::{CompileOptions, OptimizationLevel};
+use grpo_stablehlo::{
+    Builder, DotDimensions, Dtype, Precision, Reducer, Save, TensorType, Traced, Unary, Value, trace,
+};
 
 const LAYERS: usize = 6;
 const HIDDEN: usize = 512;

@@ -2,7 +2,7 @@
 
 use crate::compile_for;
 use crate::operations::cases::split;
-use pjrt::{CompileOptions, OptimizationLevel};
+use grpo_pjrt::{CompileOptions, OptimizationLevel};
 
 /// A chip takes its shards of the arguments, and returns its shards of the results.
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::device::{compile, run};
 use crate::interpreter::cases::f32s;
-use stablehlo::*;
+use grpo_stablehlo::*;
 
 /// A scatter in XLA drops a whole window that does not fit, where the specification drops only the elements outside; a
 /// gather clamps the window. Derivatives follow XLA.

@@ -1,13 +1,13 @@
 //! Runs programs on XLA's CPU plugin, which is installed on first use.
 #![allow(unreachable_pub, missing_docs)]
 
+use grpo_pjrt::install::{self, Kind};
+use grpo_pjrt::{Buffer, Client, CompileCache, CompileOptions, DType, Element, LoadedExecutable, Plugin};
+use grpo_stablehlo::{Array, Dtype, Interpreter, Module, Rounding};
+use grpo_testkit::margin::assert_below;
+use grpo_testkit::xla_cpu::program_cache;
 use half::{bf16, f16};
-use pjrt::install::{self, Kind};
-use pjrt::{Buffer, Client, CompileCache, CompileOptions, DType, Element, LoadedExecutable, Plugin};
-use stablehlo::{Array, Dtype, Interpreter, Module, Rounding};
 use std::sync::OnceLock;
-use testkit::margin::assert_below;
-use testkit::xla_cpu::program_cache;
 
 /// Returns a client with four virtual devices.
 pub fn client() -> &'static Client {
@@ -40,11 +40,11 @@ fn send(array: &Array, device: usize) -> Buffer {
 }
 
 fn receive(buffer: &Buffer) -> Array {
-    fn floats<T: Element + Into<f64>>(dtype: Dtype, buffer: &Buffer) -> stablehlo::Result<Array> {
+    fn floats<T: Element + Into<f64>>(dtype: Dtype, buffer: &Buffer) -> grpo_stablehlo::Result<Array> {
         let numbers = buffer.to_vec::<T>().expect("numbers");
         Array::floats(dtype, buffer.dims(), numbers.into_iter().map(Into::into))
     }
-    fn ints<T: Element + Into<i64>>(dtype: Dtype, buffer: &Buffer) -> stablehlo::Result<Array> {
+    fn ints<T: Element + Into<i64>>(dtype: Dtype, buffer: &Buffer) -> grpo_stablehlo::Result<Array> {
         let numbers = buffer.to_vec::<T>().expect("numbers");
         Array::ints(dtype, buffer.dims(), numbers.into_iter().map(Into::into))
     }

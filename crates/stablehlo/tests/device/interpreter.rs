@@ -5,8 +5,8 @@ pub(crate) mod cases;
 
 use crate::device::{compile, interpreter_agrees, run};
 use cases::{Random, case};
+use grpo_stablehlo::*;
 use proptest::prelude::*;
-use stablehlo::*;
 use strum::VariantArray;
 
 #[test]

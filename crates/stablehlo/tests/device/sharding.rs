@@ -2,10 +2,10 @@
 
 use crate::device::{compile, run_on_mesh};
 use crate::interpreter::cases::{case, split, ty};
+use grpo_stablehlo::*;
+use grpo_testkit::margin::{assert_below, largest_difference};
 use proptest::prelude::*;
 use split::mesh;
-use stablehlo::*;
-use testkit::margin::{assert_below, largest_difference};
 
 /// Asserts that the program on four devices agrees with the interpreter on whole tensors.
 fn agree(what: &str, module: &Module, arguments: &[Array], slack: f64) {

@@ -1,7 +1,7 @@
 //! Illegal operations are refused with the operation, the expected and found types, and the line that built it.
 
+use grpo_stablehlo::*;
 use proptest::prelude::*;
-use stablehlo::*;
 use std::panic::Location;
 
 /// Asserts the first error of a program with arguments f32 `[2, 3]`, i32 `[2]`, predicates `[2, 3]` and an i32 scalar.

@@ -4,7 +4,7 @@
 pub(crate) mod cases;
 
 use cases::{all, every_form, forms};
-use stablehlo::*;
+use grpo_stablehlo::*;
 
 /// Every operation has a case, and the interpreter runs it. `device` compares the same cases with XLA.
 #[test]

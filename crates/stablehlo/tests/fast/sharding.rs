@@ -1,6 +1,6 @@
 //! Meshes, shardings, and their errors.
 
-use stablehlo::*;
+use grpo_stablehlo::*;
 
 fn mesh() -> Mesh {
     Mesh::new("mesh", [("data", 2), ("tensor", 3)]).expect("a mesh")

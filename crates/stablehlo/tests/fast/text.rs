@@ -2,7 +2,7 @@
 //! test shows changes of the printer.
 
 use crate::interpret::cases::windows;
-use stablehlo::*;
+use grpo_stablehlo::*;
 
 #[test]
 fn every_printed_form() {

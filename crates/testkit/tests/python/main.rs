@@ -1,8 +1,8 @@
 //! Tests of the Python environment that all tests share.
 
-use testkit::python::Python;
+use grpo_testkit::python::Python;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 /// A script that prints each installed requirement of its arguments that is missing or has a wrong version, and each package that the folder
 /// contains twice. CUDA requirements of torch are excluded.

@@ -9,15 +9,15 @@ use grpo_core::batch::{SamplingMask, ValueTargets};
 use grpo_core::objective::explained_variance;
 use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
-use policy::{RoutedExperts, Sequence, SequenceBatch, Weights, token_batch};
-use rewards::{Reward, Rewards};
+use grpo_policy::{RoutedExperts, Sequence, SequenceBatch, Weights, token_batch};
+use grpo_rewards::{Reward, Rewards};
 use std::borrow::Cow;
 use std::ops::Range;
 
 /// The completions of one step, ready for training.
 pub(super) struct Generation {
     pub(super) sequences: Vec<Sequence>,
-    /// The experts of each sequence that training replays; empty without [`run_config::PolicyConfig::replay_routing`].
+    /// The experts of each sequence that training replays; empty without [`grpo_run_config::PolicyConfig::replay_routing`].
     pub(super) routed_experts: Vec<RoutedExperts>,
     pub(super) batch: TokenBatch,
     /// The sampler's log-probabilities `[N]`, NaN where unknown, if the loss does not read them from the batch.

@@ -3,13 +3,13 @@
 use super::{PhaseTimes, Sample, StepContext};
 use crate::ahead::Drawn;
 use crate::error::{Error, Result};
-use data::Item;
 use grpo_core::Metrics;
-use policy::{Completion, Sampling};
-use rewards::{Failures, Reward, RewardInput, Rewards};
-use rng::Purpose;
-use rollout::{Completed, Conversed};
-use run_config::{FilterGroupsConfig, REWARD};
+use grpo_data::Item;
+use grpo_policy::{Completion, Sampling};
+use grpo_rewards::{Failures, Reward, RewardInput, Rewards};
+use grpo_rng::Purpose;
+use grpo_rollout::{Completed, Conversed};
+use grpo_run_config::{FilterGroupsConfig, REWARD};
 
 /// A prompt and its completions.
 pub(super) struct Group {

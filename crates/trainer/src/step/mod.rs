@@ -16,9 +16,9 @@ pub use speed::Speed;
 
 use advantage::Generation;
 use grpo_core::{LossConfig, Metrics};
-use policy::WeightVersion;
-use rewards::{Failures, Reward};
-use run_config::{GrpoConfig, TrainConfig};
+use grpo_policy::WeightVersion;
+use grpo_rewards::{Failures, Reward};
+use grpo_run_config::{GrpoConfig, TrainConfig};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ pub struct StepReport {
     ///
     /// Over the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` if the loss has a KL term;
     /// `frac_rows_empty`, the share of rows without a sequence, of policies that pad rows (on a device);
-    /// with a mixture of experts `moe/..` and `aux_loss` ([`policy::RouterStatistics::record`]);
+    /// with a mixture of experts `moe/..` and `aux_loss` ([`grpo_policy::RouterStatistics::record`]);
     /// `skipped_updates`, the number of skipped updates, with `optimizer.skip_grad_norm`; for PPO `value_loss`, `value_pred_mean`,
     /// `return_mean`, `value_clip_ratio`, and over all samples `explained_variance`; `entropy_coef` with an entropy bonus;
     /// `sampling/..` if the loss corrects for the sampler. With `rollout.max_staleness`, over all samples `sampling/staleness`, the mean
@@ -111,7 +111,7 @@ pub(crate) struct StepContext<'a> {
 /// Does GRPO step number `step` (from 0).
 ///
 /// # Errors
-/// The errors of [`crate::Trainer::grpo_step`]. The policy may then be in the middle of the step; [`policy::Policy::roll_back`] restores it.
+/// The errors of [`crate::Trainer::grpo_step`]. The policy may then be in the middle of the step; [`grpo_policy::Policy::roll_back`] restores it.
 pub(crate) fn grpo_step(context: &mut StepContext<'_>, step: u64) -> Result<StepReport> {
     let grpo = &context.config.grpo;
     let (mut metrics, mut times) = (Metrics::default(), PhaseTimes::default());

@@ -3,8 +3,8 @@
 use super::StepContext;
 use super::advantage::Generation;
 use grpo_core::TokenBatch;
-use models::{ModelConfig, TokenCounts};
-use policy::Sequence;
+use grpo_models::{ModelConfig, TokenCounts};
+use grpo_policy::Sequence;
 use std::ops::Range;
 
 /// The speed of a step.
@@ -84,7 +84,7 @@ fn work(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use policy::token_batch;
+    use grpo_policy::token_batch;
 
     #[test]
     fn a_prompt_counts_once_for_its_completions_in_a_micro_batch() {

@@ -8,7 +8,7 @@ use crate::updates::check_scores;
 use grpo_core::batch::{Rows, StepData};
 use grpo_core::controllers::AdaptiveEntropy;
 use grpo_core::{LossOutput, Metric, Metrics, Scores, TokenBatch, record_sampler_difference};
-use policy::{StepLoss, Weights};
+use grpo_policy::{StepLoss, Weights};
 use std::ops::Range;
 
 /// Does one optimizer step on the sequences of `samples`. Returns `true` if it was applied, `false` if skipped.

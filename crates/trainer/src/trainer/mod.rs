@@ -18,12 +18,12 @@ use crate::prepared::{Overview, Prepared};
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
-use data::{Dataset, Item};
-use distributed::Store;
 use grpo_core::LossConfig;
-use policy::Policy;
-use rewards::{Failures, Rewards};
-use run_config::TrainConfig;
+use grpo_data::{Dataset, Item};
+use grpo_distributed::Store;
+use grpo_policy::Policy;
+use grpo_rewards::{Failures, Rewards};
+use grpo_run_config::TrainConfig;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -212,8 +212,8 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Argument`] if the phase is not GRPO; the errors of the parts, the advantages and the loss; [`Error::TooFewGroups`] if dynamic
-    /// sampling reached its limit; [`rewards::Error::TooManyFailures`] if a reward function failed too often in a row;
-    /// [`policy::Error::NotFinite`] if the loss is not finite. After an error, the state of the run is as before the step, except for state
+    /// sampling reached its limit; [`grpo_rewards::Error::TooManyFailures`] if a reward function failed too often in a row;
+    /// [`grpo_policy::Error::NotFinite`] if the loss is not finite. After an error, the state of the run is as before the step, except for state
     /// of a custom engine. A device that fails during an update may lose the weights, which the policy reports; the run must then continue
     /// from a checkpoint.
     pub fn grpo_step(&mut self) -> Result<StepReport> {
@@ -342,11 +342,11 @@ fn updates(config: &TrainConfig, warm: bool) -> Updates {
 /// Checks that the policy has a value head exactly if values are trained.
 fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
     match (config.grpo.value_loss().is_some(), policy.has_value_head()) {
-        (true, false) => Err(policy::Error::NoValueHead.into()),
+        (true, false) => Err(grpo_policy::Error::NoValueHead.into()),
         (false, true) => {
             let found = format!("{:?}", config.grpo.advantages.estimator);
             let expected = "gae, because the policy has a value head to train";
-            Err(run_config::Error::key("grpo.advantages.estimator", expected, found).into())
+            Err(grpo_run_config::Error::key("grpo.advantages.estimator", expected, found).into())
         }
         _ => Ok(()),
     }

@@ -2,13 +2,13 @@
 
 use crate::error::Result;
 use crate::eval::PassRule;
-use agents::Environments;
-use data::{Dataset, Item};
-use distributed::Store;
-use models::Tokenizer;
-use rewards::{RewardInput, Rewards};
-use rollout::{CheckedEnvironments, check_environments, encode_prompt};
-use run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
+use grpo_agents::Environments;
+use grpo_data::{Dataset, Item};
+use grpo_distributed::Store;
+use grpo_models::Tokenizer;
+use grpo_rewards::{RewardInput, Rewards};
+use grpo_rollout::{CheckedEnvironments, check_environments, encode_prompt};
+use grpo_run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
 use std::collections::BTreeSet;
 
 /// The number of training problems that decide when the warm-up may end.
@@ -165,7 +165,7 @@ fn held_out(config: &TrainConfig, dataset: &dyn Dataset) -> Result<Vec<Item>> {
     check(few, larger, &expected, format!("{of_each} for each of {count} problems"))?;
     match dataset.held_out(count) {
         // By default, tasks with few problems are evaluated on all of them.
-        Err(data::Error::TooFewProblems { found, .. }) if config.eval.num_problems.is_none() && found > 0 => {
+        Err(grpo_data::Error::TooFewProblems { found, .. }) if config.eval.num_problems.is_none() && found > 0 => {
             Ok(dataset.held_out(found)?)
         }
         items => Ok(items?),

@@ -4,8 +4,8 @@ use super::{Trainer, updates};
 use crate::coefficients::{CoefficientState, Coefficients};
 use crate::error::Result;
 use crate::updates::Updates;
-use models::NamedTensor;
-use policy::{Error, PolicyState, StateGroup, TensorSource, Weights, export_all};
+use grpo_models::NamedTensor;
+use grpo_policy::{Error, PolicyState, StateGroup, TensorSource, Weights, export_all};
 use serde::{Deserialize, Serialize};
 
 /// Counters of a run's progress.
@@ -63,7 +63,7 @@ impl Trainer {
     /// Returns the state to save, in memory.
     ///
     /// # Errors
-    /// The errors of [`policy::Policy::export`].
+    /// The errors of [`grpo_policy::Policy::export`].
     pub fn state(&self) -> Result<TrainState> {
         let group = |group| export_all(&*self.parts.policy, group);
         Ok(TrainState {
@@ -78,7 +78,7 @@ impl Trainer {
     /// Replaces the weights of the policy. Optimizer, reference policy and counters stay unchanged.
     ///
     /// # Errors
-    /// [`policy::Error::State`] if the weights belong to another model; the trainer is then unchanged.
+    /// [`grpo_policy::Error::State`] if the weights belong to another model; the trainer is then unchanged.
     pub fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
         self.parts.policy.import_weights(weights)?;
         self.forget_samples();
@@ -97,7 +97,7 @@ impl Trainer {
     /// Restores the state of a run with the same configuration.
     ///
     /// # Errors
-    /// [`policy::Error::State`] if the state does not match the configuration; the trainer is then unchanged.
+    /// [`grpo_policy::Error::State`] if the state does not match the configuration; the trainer is then unchanged.
     pub fn restore<T: TensorSource>(&mut self, state: &TrainState<T>) -> Result<()> {
         let counters = state.counters;
         for (what, limit, found) in [

@@ -4,8 +4,8 @@ use crate::error::Result;
 use crate::eval::{EvalReport, PassRule};
 use crate::step::{Sample, StepReport};
 use grpo_files::counted;
-use rewards::{Correct, RewardFn, Rewards};
-use run_config::{OptimizerConfig, REWARD, TrainConfig};
+use grpo_rewards::{Correct, RewardFn, Rewards};
+use grpo_run_config::{OptimizerConfig, REWARD, TrainConfig};
 
 /// The number of characters of a sample in a warning.
 const SHOWN: usize = 300;
@@ -191,7 +191,7 @@ mod tests {
     fn a_warmup_longer_than_the_run_is_a_warning() {
         let log = |warmup_steps: f64, updates| {
             let optimizer = OptimizerConfig { warmup_steps, ..OptimizerConfig::default() };
-            testkit::logged(|| warn_of_long_warmup("optimizer", &optimizer, updates))
+            grpo_testkit::logged(|| warn_of_long_warmup("optimizer", &optimizer, updates))
         };
         let text = log(100.0, 40);
         for part in

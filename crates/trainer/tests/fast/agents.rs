@@ -3,13 +3,13 @@
 use crate::conversations::{CALL, QUESTION, Questions, RESULT, Script, answers, config, tokenizer};
 pub(crate) use crate::support::agents::{Client, Function, Hold, trainer, user};
 use grpo_core::advantages::{AdvantageEstimator, Whitening};
-use models::{HfTokenizer, Tokenizer};
-use policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest};
+use grpo_models::{HfTokenizer, Tokenizer};
+use grpo_policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest};
+use grpo_trainer::agents::{Agent, Calculator, Environment, Environments, Failure};
+use grpo_trainer::step::StepReport;
+use grpo_trainer::{Error, Parts, Result, TrainConfig, Trainer, agents};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
-use trainer::agents::{Agent, Calculator, Environment, Environments, Failure};
-use trainer::step::StepReport;
-use trainer::{Error, Parts, Result, TrainConfig, Trainer, agents};
 
 /// Returns the report of a step with two conversations, and the prompts of all answers.
 fn step(config: TrainConfig, hold: Hold, turns: [&[&'static str]; 2]) -> (StepReport, Vec<String>) {
@@ -110,7 +110,7 @@ fn rewritten_turns_of_an_agent_become_rows() {
     };
     let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}\
         {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-    let run = |history: data::History| {
+    let run = |history: grpo_data::History| {
         let mut config = config(json!({}));
         config.data.history = history;
         let prompts = Arc::new(Mutex::new(Vec::new()));
@@ -126,7 +126,7 @@ fn rewritten_turns_of_an_agent_become_rows() {
         let prompts = prompts.lock().unwrap().clone();
         (report, prompts)
     };
-    let (report, prompts) = run(data::History::Fork);
+    let (report, prompts) = run(grpo_data::History::Fork);
     let next = prompts.iter().filter(|prompt| prompt.contains("two")).collect::<Vec<_>>();
     assert!(next.len() == 2 && next[0] == next[1] && !next[0].contains("think"), "{next:?}");
     assert_eq!(trained(&report), [THOUGHT, "42", "b", "42"].map(tokens).iter().sum::<f64>());
@@ -338,7 +338,7 @@ fn with_special_tag() -> HfTokenizer {
 struct Calls(HfTokenizer, &'static str);
 
 impl RolloutEngine for Calls {
-    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> grpo_policy::Result<Vec<Completion>> {
         let completion = |index: usize| {
             let text = if request.stream(index) >> 32 == 0 { self.1 } else { "42<|im_end|>" };
             let ids = self.0.encode_rendered(text)?;

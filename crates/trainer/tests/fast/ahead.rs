@@ -1,11 +1,11 @@
 //! Batches that an engine samples while the policy trains.
 
 use super::scored;
-use data::task::Addition;
-use models::{CharTokenizer, Tokenizer};
-use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, WeightVersion};
+use grpo_data::task::Addition;
+use grpo_models::{CharTokenizer, Tokenizer};
+use grpo_policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, WeightVersion};
+use grpo_trainer::{Error, Parts, TrainConfig, Trainer};
 use std::sync::{Arc, Mutex};
-use trainer::{Error, Parts, TrainConfig, Trainer};
 
 /// An event of the engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +38,7 @@ impl Recorder {
     }
 }
 
-fn completions(request: &RolloutRequest<'_>, version: u64) -> policy::Result<Vec<Completion>> {
+fn completions(request: &RolloutRequest<'_>, version: u64) -> grpo_policy::Result<Vec<Completion>> {
     let one = |index: usize| {
         let ids =
             [CharTokenizer.encode(if index.is_multiple_of(2) { "7" } else { "8" })?, vec![CharTokenizer::EOS]].concat();
@@ -50,18 +50,18 @@ fn completions(request: &RolloutRequest<'_>, version: u64) -> policy::Result<Vec
 }
 
 impl RolloutEngine for Recorder {
-    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> grpo_policy::Result<Vec<Completion>> {
         self.events.lock().unwrap().push(Event::Generated(request.prompts.len()));
         completions(request, self.current)
     }
 
-    fn update_weights(&mut self, _: &dyn Policy, version: u64) -> policy::Result<()> {
+    fn update_weights(&mut self, _: &dyn Policy, version: u64) -> grpo_policy::Result<()> {
         self.current = version;
         self.events.lock().unwrap().push(Event::Weights(version));
         Ok(())
     }
 
-    fn start(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Pending> {
+    fn start(&mut self, request: &RolloutRequest<'_>) -> grpo_policy::Result<Pending> {
         self.events.lock().unwrap().push(Event::Started(request.prompts.to_vec()));
         let (events, version) = (Arc::clone(&self.events), (self.version)(self.current));
         Ok(Pending::new(move |request| {
@@ -87,7 +87,7 @@ fn run(max_staleness: u64, engine: impl RolloutEngine + 'static) -> Trainer {
     let task = Arc::new(Addition { max_number: 99, zero_pad: false });
     let mut parts = Parts::from_config(&config(0)).unwrap().with_engine(engine);
     parts.rewards = scored("sevens", |input| Some(f32::from(u8::from(input.completion == "7"))));
-    parts.dataset = Box::new(data::TaskMixture::from_tasks(vec![(task, 1.0)], 0.1, 0).unwrap());
+    parts.dataset = Box::new(grpo_data::TaskMixture::from_tasks(vec![(task, 1.0)], 0.1, 0).unwrap());
     Trainer::with_parts(config(max_staleness), parts).unwrap()
 }
 
@@ -153,15 +153,19 @@ fn completions_that_are_too_old_are_dropped_counted_and_sampled_again() {
 struct Partly(Recorder);
 
 impl RolloutEngine for Partly {
-    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+    fn generate(
+        &mut self,
+        policy: &mut dyn Policy,
+        request: &RolloutRequest<'_>,
+    ) -> grpo_policy::Result<Vec<Completion>> {
         self.0.generate(policy, request)
     }
 
-    fn update_weights(&mut self, policy: &dyn Policy, version: u64) -> policy::Result<()> {
+    fn update_weights(&mut self, policy: &dyn Policy, version: u64) -> grpo_policy::Result<()> {
         self.0.update_weights(policy, version)
     }
 
-    fn start(&mut self, _: &RolloutRequest<'_>) -> policy::Result<Pending> {
+    fn start(&mut self, _: &RolloutRequest<'_>) -> grpo_policy::Result<Pending> {
         let version = self.0.current;
         Ok(Pending::new(move |request| {
             let mut all = completions(request, version)?;
@@ -266,7 +270,7 @@ fn pending_batches_of_other_weights_are_dropped() {
 struct Waits;
 
 impl RolloutEngine for Waits {
-    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> grpo_policy::Result<Vec<Completion>> {
         completions(request, 0)
     }
 }

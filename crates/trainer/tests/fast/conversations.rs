@@ -4,17 +4,17 @@ use super::fake::{Fake, Program};
 use super::scored;
 pub(crate) use crate::support::conversations::{QUESTION, Questions, Turns, config, letters, tokenizer, trainer, user};
 use agents::{Calculator, Environment, Episode, Failure, Reply, Start};
-use data::{Item, Prompt};
-use engines::{EngineKind, Run, ServerConfig, ServerEngine};
-use models::{ExportOptions, FolderWriter, HfTokenizer, ModelFolder, Tokenizer};
-use policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest, TensorSource};
-use rewards::{RewardInput, Rewards};
+use grpo_data::{Item, Prompt};
+use grpo_engines::{EngineKind, Run, ServerConfig, ServerEngine};
+use grpo_models::{ExportOptions, FolderWriter, HfTokenizer, ModelFolder, Tokenizer};
+use grpo_policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest, TensorSource};
+use grpo_rewards::{RewardInput, Rewards};
+use grpo_trainer::step::StepReport;
+use grpo_trainer::{Error, Result, agents};
 use serde_json::{Value, json};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use trainer::step::StepReport;
-use trainer::{Error, Result, agents};
 
 /// An engine that writes the turns of every conversation, and records its prompts as text.
 pub(crate) struct Script {
@@ -24,7 +24,7 @@ pub(crate) struct Script {
 }
 
 impl RolloutEngine for Script {
-    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> grpo_policy::Result<Vec<Completion>> {
         let completion = |index: usize| {
             let prompt = &request.prompts[index / request.num_generations];
             self.prompts.lock().unwrap().push(self.tokenizer.decode_with_special(prompt)?);
@@ -62,12 +62,16 @@ fn step(
 struct Waiting(Script, Receiver<()>);
 
 impl RolloutEngine for Waiting {
-    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+    fn generate(
+        &mut self,
+        policy: &mut dyn Policy,
+        request: &RolloutRequest<'_>,
+    ) -> grpo_policy::Result<Vec<Completion>> {
         let completions = self.0.generate(policy, request)?;
         request.report(0, &completions[0]);
         if completions.len() > 1 {
             let answered = self.1.recv_timeout(Duration::from_secs(60));
-            answered.map_err(|_| policy::Error::other("the environment waits for the second completion"))?;
+            answered.map_err(|_| grpo_policy::Error::other("the environment waits for the second completion"))?;
         }
         Ok(completions)
     }
@@ -309,7 +313,7 @@ fn a_conversation_that_begins_beyond_the_context_of_the_engine_fails() {
     #[derive(Debug)]
     struct Narrow;
     impl RolloutEngine for Narrow {
-        fn generate(&mut self, _: &mut dyn Policy, _: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+        fn generate(&mut self, _: &mut dyn Policy, _: &RolloutRequest<'_>) -> grpo_policy::Result<Vec<Completion>> {
             panic!("no conversation fits")
         }
 
@@ -359,7 +363,7 @@ fn special_tokens_of_an_environment_stay_text() {
             &mut self,
             policy: &mut dyn Policy,
             request: &RolloutRequest<'_>,
-        ) -> policy::Result<Vec<Completion>> {
+        ) -> grpo_policy::Result<Vec<Completion>> {
             self.0.lock().unwrap().extend(request.prompts.iter().cloned());
             self.1.generate(policy, request)
         }
@@ -387,7 +391,7 @@ fn conversations_are_sampled_by_a_server() {
     let (shape, folder) = (config.model.shape_mut().clone(), tempfile::tempdir().unwrap());
     let model = folder.path().join("model");
     let mut writer = FolderWriter::create(&model, &shape, None, ExportOptions::default()).unwrap();
-    let weights = policy::InitialWeights::of_model(&shape, 9).unwrap();
+    let weights = grpo_policy::InitialWeights::of_model(&shape, 9).unwrap();
     for parameter in shape.parameters() {
         writer.write(&parameter.name, &weights.values(&parameter.name).unwrap()).unwrap();
     }
@@ -433,7 +437,7 @@ fn prompts_behind_one_that_the_template_refuses_are_not_rendered() {
     let prompt =
         |text: &str| Prompt::Messages { messages: vec![user(text).messages.remove(0)], tools: None, documents: None };
     let prompts = ["a", "b", "c", "b"].map(prompt);
-    let counted = trainer::count_tokens(&tokenizer, &data::DataConfig::default(), &prompts.each_ref(), 0);
+    let counted = grpo_trainer::count_tokens(&tokenizer, &grpo_data::DataConfig::default(), &prompts.each_ref(), 0);
     let errors = counted.iter().map(|count| count.as_ref().map_err(ToString::to_string));
     let [first, second, third, last] = &errors.collect::<Vec<_>>()[..] else { panic!("four results") };
     assert!(first.is_ok() && second.as_ref().is_err_and(|error| error.contains("refused")), "{first:?} {second:?}");

@@ -1,6 +1,6 @@
 //! Configuration keys that the documentation mentions exist.
 
-use run_config::keys::keys;
+use grpo_run_config::keys::keys;
 
 const PAGES: [(&str, &str); 3] = [
     ("docs/from-trl.md", include_str!("../../../../docs/from-trl.md")),

@@ -2,12 +2,12 @@
 
 use crate::conversations::{Questions, Script, answers, config, tokenizer};
 use agents::{Calculator, Environment, Environments, Episode, Failure, Reply, Start};
-use data::{History, Item};
-use models::{HfTokenizer, Tokenizer};
+use grpo_data::{History, Item};
+use grpo_models::{HfTokenizer, Tokenizer};
+use grpo_trainer::step::StepReport;
+use grpo_trainer::{Parts, TrainConfig, Trainer, agents};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
-use trainer::step::StepReport;
-use trainer::{Parts, TrainConfig, Trainer, agents};
 
 /// Writes the id of a call, and the id and the name of the call of a result.
 const IDS: &str = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\

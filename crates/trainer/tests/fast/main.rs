@@ -18,6 +18,6 @@ mod stop_tokens;
 #[path = "../support/mod.rs"]
 mod support;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 use support::{Scored, scored};

@@ -2,18 +2,18 @@
 
 use super::scored;
 use super::support::Latin1;
-use data::{Dataset, Item};
 use grpo_core::{LossOutput, Scores};
-use models::{CharTokenizer, NamedTensor, Tokenizer};
-use policy::{
+use grpo_data::{Dataset, Item};
+use grpo_models::{CharTokenizer, NamedTensor, Tokenizer};
+use grpo_policy::{
     Completion, CompletionSampler, Error, OptimizerSettings, Policy, PolicyState, Result, RolloutRequest,
     SequenceBatch, StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
-use rewards::Rewards;
+use grpo_rewards::Rewards;
+use grpo_trainer::{Parts, Phase, TrainConfig, Trainer};
 use std::borrow::Cow;
 use std::iter::repeat_n;
 use std::sync::{Arc, Mutex};
-use trainer::{Parts, Phase, TrainConfig, Trainer};
 
 /// A policy with one logit per token, independent of the context: softmax over V weights, trained by plain gradient descent.
 #[derive(Clone)]
@@ -237,7 +237,7 @@ impl Policy for Minimal {
 struct Prompts(u64);
 
 impl Dataset for Prompts {
-    fn next_batch(&mut self, count: usize) -> data::Result<Vec<Item>> {
+    fn next_batch(&mut self, count: usize) -> grpo_data::Result<Vec<Item>> {
         self.0 += count as u64;
         Ok(vec![Item::new("7"); count])
     }
@@ -274,7 +274,7 @@ fn run(config: TrainConfig) -> Trainer {
 }
 
 /// Starts a run whose policy and data set have the required methods only.
-fn minimal(settings: impl FnOnce(&mut TrainConfig)) -> trainer::Result<Trainer> {
+fn minimal(settings: impl FnOnce(&mut TrainConfig)) -> grpo_trainer::Result<Trainer> {
     let mut config = TrainConfig::default();
     config.rollout.max_completion_length = Some(4);
     config.optimizer.learning_rate = 10.0;
@@ -306,7 +306,7 @@ fn a_policy_that_returns_no_scores_is_an_error() {
 
 #[test]
 fn runs_that_need_optional_methods_name_the_missing_capability() {
-    let failure = |run: trainer::Result<Trainer>| run.and_then(|mut run| run.grpo_step()).unwrap_err().to_string();
+    let failure = |run: grpo_trainer::Result<Trainer>| run.and_then(|mut run| run.grpo_step()).unwrap_err().to_string();
     let error = failure(minimal(|config| config.loss.beta = 0.1));
     assert!(error.contains("expected a policy with a reference policy, for loss.beta"), "{error}");
     let error = failure(minimal(|config| config.grpo.num_iterations = 2));

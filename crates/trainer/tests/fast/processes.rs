@@ -4,7 +4,9 @@ use crate::agents::{Client, user};
 use crate::conversations::{Questions, config, tokenizer};
 use crate::scored;
 use data::Item;
-use distributed::{Options, Store};
+use grpo_distributed::{Options, Store};
+use grpo_trainer::agents::{Agent, Connection, Environment, Environments, Episode, Failure, Reply, Start};
+use grpo_trainer::{Error, Parts, Result, TrainConfig, Trainer, agents, data, policy};
 use policy::{PolicyEngine, StateGroup, export_all};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -14,8 +16,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use trainer::agents::{Agent, Connection, Environment, Environments, Episode, Failure, Reply, Start};
-use trainer::{Error, Parts, Result, TrainConfig, Trainer, agents, data, policy};
 
 type Answer<T> = std::result::Result<T, Failure>;
 
@@ -194,7 +194,7 @@ fn an_environment_that_cannot_start_ends_the_leader_and_the_follower_names_it() 
         assert!(error.to_string().contains("nobody is there"), "{error}");
         drop(of_leader);
         let error = follower.join().unwrap();
-        assert!(matches!(&error, Error::Processes(distributed::Error::Peer { process: 0, .. })), "{error}");
+        assert!(matches!(&error, Error::Processes(grpo_distributed::Error::Peer { process: 0, .. })), "{error}");
     });
 }
 
@@ -236,7 +236,7 @@ fn a_process_that_fails_while_an_environment_answers_is_named_by_the_other() {
             drop(go);
             let [leader, follower] = threads.map(|thread| thread.join().unwrap().unwrap_err());
             for error in [leader, follower] {
-                let Error::Processes(distributed::Error::Peer { process, reason, .. }) = &error else {
+                let Error::Processes(grpo_distributed::Error::Peer { process, reason, .. }) = &error else {
                     panic!("{error}");
                 };
                 assert!(*process == failed && reason.contains("it was ended"), "{error}");

@@ -2,11 +2,11 @@
 
 use super::own_policy::Unigram;
 use grpo_core::{LossConfig, Metrics};
-use models::{CharTokenizer, ModelConfig, Tokenizer};
-use policy::{Completion, Policy, Result, RolloutEngine, RolloutRequest};
-use run_config::{PolicyDtype, RolloutConfig};
+use grpo_models::{CharTokenizer, ModelConfig, Tokenizer};
+use grpo_policy::{Completion, Policy, Result, RolloutEngine, RolloutRequest};
+use grpo_run_config::{PolicyDtype, RolloutConfig};
+use grpo_trainer::{Parts, TrainConfig, Trainer};
 use std::sync::Arc;
-use trainer::{Parts, TrainConfig, Trainer};
 
 /// Returns one step with one update and one micro-batch, on prompts of different lengths.
 pub(crate) fn config() -> TrainConfig {
@@ -126,7 +126,7 @@ fn faulty_rollouts_are_detected() {
 fn runs_warn_of_samplers_with_other_log_probabilities() {
     let log_of_step = |completion: fn(&mut Completion)| {
         let mut run = trainer(Engine { prompt: <[u32]>::to_vec, completion });
-        testkit::logged(|| drop(run.grpo_step().unwrap()))
+        grpo_testkit::logged(|| drop(run.grpo_step().unwrap()))
     };
     let warning = "step 1: the sampler's log-probabilities differ from the policy's by";
     let faithful = log_of_step(|_| ());

@@ -1,11 +1,11 @@
 //! Mixtures of experts: loads, the load balancing loss, and replayed routing.
 
 use super::rollout::config;
-use models::{Experts, ModelConfig};
-use policy::{Completion, Policy, PolicyEngine, Result, RolloutEngine, RolloutRequest};
+use grpo_models::{Experts, ModelConfig};
+use grpo_policy::{Completion, Policy, PolicyEngine, Result, RolloutEngine, RolloutRequest};
+use grpo_trainer::step::StepReport;
+use grpo_trainer::{Parts, TrainConfig, Trainer};
 use std::sync::{Arc, Mutex};
-use trainer::step::StepReport;
-use trainer::{Parts, TrainConfig, Trainer};
 
 /// Returns the settings of one step of a model with four experts.
 fn with_experts() -> TrainConfig {

@@ -1,11 +1,11 @@
 //! A model with several stop tokens: each of them ends completions, in rollouts and in evaluations.
 
-use models::{ExportOptions, FolderWriter, GenerationDefaults, ModelConfig};
-use policy::{Completion, Policy, PolicyEngine, Result, RolloutEngine, RolloutRequest};
+use grpo_models::{ExportOptions, FolderWriter, GenerationDefaults, ModelConfig};
+use grpo_policy::{Completion, Policy, PolicyEngine, Result, RolloutEngine, RolloutRequest};
+use grpo_trainer::{ModelSource, Parts, TrainConfig, Trainer};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use trainer::{ModelSource, Parts, TrainConfig, Trainer};
 
 /// `<|im_end|>`, the tokenizer's own EOS, `<|endoftext|>` and `<|im_start|>`.
 const STOP_IDS: [u32; 3] = [402, 400, 401];
@@ -38,7 +38,7 @@ fn folder(path: &Path) {
         ..ModelConfig::default()
     };
     let generation = GenerationDefaults { eos_token_id: STOP_IDS.to_vec(), ..GenerationDefaults::default() };
-    let options = ExportOptions { dtype: models::Dtype::F32, generation, ..ExportOptions::default() };
+    let options = ExportOptions { dtype: grpo_models::Dtype::F32, generation, ..ExportOptions::default() };
     let mut writer = FolderWriter::create(path, &shape, None, options).unwrap();
     for parameter in shape.parameters() {
         let values: Vec<f32> = (0..parameter.len()).map(|i| 0.1 * (i as f32).sin()).collect();

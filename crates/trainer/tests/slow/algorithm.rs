@@ -2,11 +2,11 @@
 
 use crate::support::*;
 use grpo_core::AdvantageEstimator;
-use models::NamedTensor;
+use grpo_models::NamedTensor;
+use grpo_run_config::KlControlType;
+use grpo_trainer::coefficients::Exact;
+use grpo_trainer::{Error, Parts, TrainConfig, Trainer};
 use rstest::rstest;
-use run_config::KlControlType;
-use trainer::coefficients::Exact;
-use trainer::{Error, Parts, TrainConfig, Trainer};
 
 /// Returns a configuration with the KL in the reward only and completions of one token.
 fn one_token_kl() -> TrainConfig {
@@ -32,7 +32,7 @@ fn kl_in_reward_is_subtracted_from_the_reward() {
     let kl = second.metric("actor/reward_kl_penalty");
     assert!(kl.abs() > 1e-4, "{kl}");
     // reinforce has no baseline: the advantage is the reward minus the coefficient times the KL.
-    let missing = |s: &trainer::step::Sample| f64::from(s.reward.total.unwrap_or(f32::NAN) - s.advantage);
+    let missing = |s: &grpo_trainer::step::Sample| f64::from(s.reward.total.unwrap_or(f32::NAN) - s.advantage);
     let taken = second.samples.iter().map(missing).sum::<f64>() / second.samples.len() as f64;
     assert!((taken - 0.5 * kl).abs() < 1e-6, "{taken} and {kl}");
     assert_eq!(second.metric("actor/reward_kl_penalty_coeff"), 0.5);
@@ -284,7 +284,7 @@ fn completions_without_a_reward_do_not_train_values() {
 fn ppo_requires_a_value_head_and_nothing_else_allows_one() {
     let parts = |config: &TrainConfig| Parts::from_config(config).unwrap();
     let without = Trainer::with_parts(ppo(), parts(&small())).err().unwrap();
-    assert!(matches!(without, Error::Policy(policy::Error::NoValueHead)), "{without}");
+    assert!(matches!(without, Error::Policy(grpo_policy::Error::NoValueHead)), "{without}");
     let idle = Trainer::with_parts(small(), parts(&ppo())).err().unwrap().to_string();
     assert!(idle.contains("grpo.advantages.estimator") && idle.contains("value head"), "{idle}");
 }

@@ -3,9 +3,9 @@
 use crate::support::agents::Hold;
 use crate::support::conversations::{QUESTION, letters};
 use crate::support::{agents, conversations, scored};
-use policy::PolicyEngine;
+use grpo_policy::PolicyEngine;
+use grpo_trainer::step::StepReport;
 use serde_json::json;
-use trainer::step::StepReport;
 
 #[test]
 fn a_policy_learns_from_conversations_and_repeats_them() {

@@ -3,11 +3,11 @@
 use crate::support::{Latin1, scored};
 use grpo_core::{AdvantageEstimator, LossConfig};
 use grpo_files::Layers;
-use models::NamedTensor;
+use grpo_models::NamedTensor;
+use grpo_testkit::family;
+use grpo_trainer::{Error, ModelSource, Parts, TrainConfig, Trainer};
 use rstest::rstest;
 use std::path::{Path, PathBuf};
-use testkit::family;
-use trainer::{Error, ModelSource, Parts, TrainConfig, Trainer};
 
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -35,7 +35,7 @@ fn config(model: &str, loss: LossConfig) -> TrainConfig {
 
 fn trainer(config: TrainConfig) -> Result<Trainer, Error> {
     let ModelSource::Pretrained(model) = &config.model else { unreachable!("every model here is read") };
-    let vocab_size = models::ModelFolder::open(Path::new(model))?.config().vocab_size;
+    let vocab_size = grpo_models::ModelFolder::open(Path::new(model))?.config().vocab_size;
     // The mean character code, which differs between the completions of a group.
     let rewards = scored("mean_code", |input| {
         let codes = input.completion.chars().map(u32::from);
@@ -104,7 +104,7 @@ fn assert_trains(model: &str, name: &str, loss: LossConfig) {
 #[track_caller]
 fn refused(config: TrainConfig) -> String {
     match trainer(config).err() {
-        Some(Error::Config(run_config::Error::Key { key, .. })) => key,
+        Some(Error::Config(grpo_run_config::Error::Key { key, .. })) => key,
         other => panic!("{other:?}"),
     }
 }

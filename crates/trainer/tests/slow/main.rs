@@ -8,4 +8,4 @@ mod restart;
 #[path = "../support/mod.rs"]
 mod support;
 
-testkit::tiers!();
+grpo_testkit::tiers!();

@@ -1,10 +1,10 @@
 //! PPO reaches the same reward as GRPO on a task that takes seconds.
 
-use data::TaskMixture;
-use data::task::Comparison;
 use grpo_core::AdvantageEstimator;
+use grpo_data::TaskMixture;
+use grpo_data::task::Comparison;
+use grpo_trainer::{Parts, Phase, TrainConfig, Trainer};
 use std::sync::Arc;
-use trainer::{Parts, Phase, TrainConfig, Trainer};
 
 /// Returns a run that compares two numbers, after a warm-up that teaches the answer format.
 fn config(estimator: AdvantageEstimator) -> TrainConfig {
@@ -31,7 +31,7 @@ fn config(estimator: AdvantageEstimator) -> TrainConfig {
 
 /// Returns the mean reward of the first and of the last ten steps.
 fn learn(config: TrainConfig) -> [f64; 2] {
-    let tasks: data::WeightedTasks = vec![(Arc::new(Comparison { max_number: 20 }), 1.0)];
+    let tasks: grpo_data::WeightedTasks = vec![(Arc::new(Comparison { max_number: 20 }), 1.0)];
     let dataset = Box::new(TaskMixture::from_tasks(tasks, 0.1, config.seed).unwrap());
     let mut parts = Parts::from_config(&config).unwrap();
     parts.dataset = dataset;

@@ -1,8 +1,8 @@
 //! Runs give the same bits with any number of threads, after an interruption, and with other micro-batches.
 
 use crate::support::*;
+use grpo_trainer::{Error, Phase, TrainConfig, TrainState, Trainer};
 use rstest::rstest;
-use trainer::{Error, Phase, TrainConfig, TrainState, Trainer};
 
 #[track_caller]
 fn assert_same_bits(a: &TrainState, b: &TrainState) {
@@ -78,13 +78,13 @@ fn a_mismatched_state_is_refused_and_changes_nothing() {
     let mut refuse = |change: &dyn Fn(&mut TrainState)| {
         let mut state = good.clone();
         change(&mut state);
-        assert!(matches!(run.restore(&state), Err(Error::Policy(policy::Error::State { .. }))));
+        assert!(matches!(run.restore(&state), Err(Error::Policy(grpo_policy::Error::State { .. }))));
         assert_same_bits(&run.state().unwrap(), &fresh);
     };
     refuse(&|s| s.policy.truncate(1));
     refuse(&|s| s.optimizer.truncate(1));
     refuse(&|s| s.ref_policy.clear());
-    refuse(&|s| s.coefficients.kl_coef = Some(trainer::coefficients::Exact(0.1)));
+    refuse(&|s| s.coefficients.kl_coef = Some(grpo_trainer::coefficients::Exact(0.1)));
     refuse(&|s| s.counters.grpo_steps = 99);
     refuse(&|s| s.counters.warm = false);
     refuse(&|s| s.policy[0].shape.reverse());
@@ -113,7 +113,7 @@ fn results_do_not_depend_on_micro_batches(#[case] loss: &str) {
         let mut run = warmed_up(config);
         let report = run.grpo_step().unwrap();
         let masks = run.config().loss.mask_truncated_completions;
-        let counts = |sample: &trainer::step::Sample| sample.advantage != 0.0 && !(masks && sample.truncated);
+        let counts = |sample: &grpo_trainer::step::Sample| sample.advantage != 0.0 && !(masks && sample.truncated);
         let trains = report.samples.iter().any(counts);
         assert_eq!(report.metric("grad_norm") > 0.0, trains);
         weights(&run)

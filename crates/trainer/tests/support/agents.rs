@@ -1,13 +1,13 @@
 //! Agents that hold conversations over the endpoint.
 
 use super::conversations::{Questions, tokenizer};
-use data::Item;
-use policy::RolloutEngine;
-use rewards::Rewards;
+use grpo_data::Item;
+use grpo_policy::RolloutEngine;
+use grpo_rewards::Rewards;
+use grpo_trainer::agents::{Agent, Connection, Environments, Failure};
+use grpo_trainer::{Parts, Result, TrainConfig, Trainer};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
-use trainer::agents::{Agent, Connection, Environments, Failure};
-use trainer::{Parts, Result, TrainConfig, Trainer};
 
 /// A function as an agent: its arguments are the connection and the index of the conversation in the run.
 pub(crate) struct Function(

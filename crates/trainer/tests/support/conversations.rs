@@ -1,13 +1,13 @@
 //! Conversations with an environment, with the tokenizer and template of Qwen2.5.
 
 use agents::{Environment, Environments, Episode, Failure, Reply, Start};
-use data::{Dataset, Item, Prompt};
-use models::{HfTokenizer, ModelConfig};
-use policy::RolloutEngine;
-use rewards::Rewards;
+use grpo_data::{Dataset, Item, Prompt};
+use grpo_models::{HfTokenizer, ModelConfig};
+use grpo_policy::RolloutEngine;
+use grpo_rewards::Rewards;
+use grpo_trainer::{Parts, Result, TrainConfig, Trainer, agents};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use trainer::{Parts, Result, TrainConfig, Trainer, agents};
 
 pub(crate) const QUESTION: &str = "What is 6 x 7?";
 
@@ -20,12 +20,12 @@ pub(crate) fn tokenizer() -> HfTokenizer {
 pub(crate) struct Questions(pub(crate) u64);
 
 impl Dataset for Questions {
-    fn next_batch(&mut self, count: usize) -> data::Result<Vec<Item>> {
+    fn next_batch(&mut self, count: usize) -> grpo_data::Result<Vec<Item>> {
         self.0 += count as u64;
         self.probe(count)
     }
 
-    fn probe(&self, count: usize) -> data::Result<Vec<Item>> {
+    fn probe(&self, count: usize) -> grpo_data::Result<Vec<Item>> {
         let messages = vec![json!({"role": "user", "content": QUESTION})];
         let item = Item::new(Prompt::Messages { messages, tools: None, documents: None }).with_answer("42");
         Ok(vec![item; count])

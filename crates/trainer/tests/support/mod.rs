@@ -6,10 +6,10 @@ pub(crate) mod agents;
 pub(crate) mod conversations;
 
 use grpo_core::rewards::SoftOverlong;
-use models::{NamedTensor, Tokenizer};
-use rewards::{RewardFn, RewardInput, Rewards};
-use run_config::{GrpoConfig, KlControlType, RolloutConfig, WarmupConfig};
-use trainer::{Phase, TrainConfig, TrainState, Trainer};
+use grpo_models::{NamedTensor, Tokenizer};
+use grpo_rewards::{RewardFn, RewardInput, Rewards};
+use grpo_run_config::{GrpoConfig, KlControlType, RolloutConfig, WarmupConfig};
+use grpo_trainer::{Phase, TrainConfig, TrainState, Trainer};
 
 /// A reward function from a closure.
 pub(crate) struct Scored<F>(pub(crate) &'static str, pub(crate) F);
@@ -62,15 +62,15 @@ impl Tokenizer for Latin1 {
         0
     }
 
-    fn encode(&self, text: &str) -> models::Result<Vec<u32>> {
+    fn encode(&self, text: &str) -> grpo_models::Result<Vec<u32>> {
         Ok(text.chars().map(u32::from).collect())
     }
 
-    fn encode_prompt(&self, text: &str) -> models::Result<Vec<u32>> {
+    fn encode_prompt(&self, text: &str) -> grpo_models::Result<Vec<u32>> {
         self.encode(text)
     }
 
-    fn decode(&self, ids: &[u32]) -> models::Result<String> {
+    fn decode(&self, ids: &[u32]) -> grpo_models::Result<String> {
         Ok(ids.iter().filter_map(|id| char::from_u32(*id)).collect())
     }
 }
@@ -78,7 +78,7 @@ impl Tokenizer for Latin1 {
 /// Returns a short run with off-policy updates, micro-batches and a reference policy.
 pub(crate) fn small() -> TrainConfig {
     let mut config = TrainConfig {
-        model: models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() }.into(),
+        model: grpo_models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() }.into(),
         warmup: WarmupConfig { steps: 3, until_pass_at_1: None, batch_size: 48, ..TrainConfig::built_in().warmup },
         rollout: RolloutConfig { max_completion_length: Some(4), batch_size: 8, ..Default::default() },
         grpo: GrpoConfig {
@@ -127,7 +127,7 @@ pub(crate) fn ppo() -> TrainConfig {
 
 /// Returns LoRA with a KL to the base model.
 pub(crate) fn adapters() -> TrainConfig {
-    let mut config = TrainConfig { lora: Some(models::LoraConfig { r: 2, ..Default::default() }), ..small() };
+    let mut config = TrainConfig { lora: Some(grpo_models::LoraConfig { r: 2, ..Default::default() }), ..small() };
     config.loss.beta = 0.05;
     config
 }

@@ -3,11 +3,11 @@
 //! The model sees one digit and predicts the next one. The reward of a completion is the share of its digits that count up from the
 //! prompt, modulo 10. The program fails if the model does not learn that.
 
-use backend_cpu::CpuBackend; // the package grpo-backend-cpu
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::{Device, Gradients, Int, Tensor};
 use burn_nn::{Embedding, EmbeddingConfig, Linear, LinearConfig}; // `burn::nn` of the crate `burn`
+use grpo_backend_cpu::CpuBackend;
 use grpo_burn::GrpoLoss;
 use grpo_core::{AdvantageConfig, HeadLayout, LossConfig, Metrics, TokenBatch};
 use rand::{RngExt, SeedableRng, rngs::StdRng};

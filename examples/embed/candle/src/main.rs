@@ -3,8 +3,8 @@
 //! The model sees one digit and predicts the next one. The reward of a completion is the share of its digits that count up from the
 //! prompt, modulo 10. The program fails if the model does not learn that.
 
-use backend_cpu::CpuBackend; // the package grpo-backend-cpu
 use candle_core::{D, Device, Tensor, Var};
+use grpo_backend_cpu::CpuBackend;
 use grpo_candle::GrpoLoss;
 use grpo_core::{AdvantageConfig, LossConfig, Metrics, TokenBatch};
 use rand::{RngExt, SeedableRng, rngs::StdRng};

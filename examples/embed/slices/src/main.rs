@@ -3,7 +3,7 @@
 //! The model sees one digit and predicts the next one. The reward of a completion is the share of its digits that count up from the
 //! prompt, modulo 10. The program fails if the model does not learn that.
 
-use backend_cpu::CpuBackend; // the package grpo-backend-cpu
+use grpo_backend_cpu::CpuBackend;
 use grpo_core::{AdvantageConfig, Grads, GrpoLoss, LossConfig, Metrics, TokenBatch};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 

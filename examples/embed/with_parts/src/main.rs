@@ -2,15 +2,15 @@
 //!
 //! The prompts are digits, and the reward is the share of characters that count up, modulo 10. The program fails if this is not learned.
 
-use backend_cpu::CpuBackend; // the package grpo-backend-cpu
+use grpo_backend_cpu::CpuBackend;
+use grpo_trainer::data::{self, Dataset, Item};
+use grpo_trainer::grpo_core::{Grads, GrpoLoss, HeadLayout, LossOutput, Scores};
+use grpo_trainer::models::CharTokenizer;
+use grpo_trainer::policy::{self, Completion, CompletionSampler, OptimizerSettings, Policy};
+use grpo_trainer::policy::{RolloutRequest, Sequence, SequenceBatch, StepLoss, UpdateReport, Weights};
+use grpo_trainer::rewards::{RewardFn, RewardInput, Rewards};
+use grpo_trainer::{Parts, Phase, TrainConfig, Trainer};
 use std::iter::repeat_n;
-use trainer::data::{self, Dataset, Item};
-use trainer::grpo_core::{Grads, GrpoLoss, HeadLayout, LossOutput, Scores};
-use trainer::models::CharTokenizer;
-use trainer::policy::{self, Completion, CompletionSampler, OptimizerSettings, Policy};
-use trainer::policy::{RolloutRequest, Sequence, SequenceBatch, StepLoss, UpdateReport, Weights};
-use trainer::rewards::{RewardFn, RewardInput, Rewards};
-use trainer::{Parts, Phase, TrainConfig, Trainer}; // the package grpo-trainer
 
 const VOCAB: usize = CharTokenizer::VOCAB_SIZE;
 const LENGTH: usize = 4; // tokens of a completion
@@ -119,7 +119,7 @@ impl RewardFn for CountsUp {
     }
 }
 
-fn main() -> trainer::Result<()> {
+fn main() -> grpo_trainer::Result<()> {
     let mut config = TrainConfig::default();
     config.rollout.max_completion_length = Some(LENGTH);
     config.grpo.num_generations = 16;

@@ -57,7 +57,7 @@ impl Heads {
 /// Which scores of queries and keys count, and their scale.
 ///
 /// ```
-/// use backend_cpu::layers::Scores;
+/// use grpo_backend_cpu::layers::Scores;
 ///
 /// // Each row attends to itself and to the 511 rows before it.
 /// let sliding = Scores { window: Some(512), ..Scores::default() };
@@ -87,7 +87,7 @@ impl Scores {
 /// prefix.
 ///
 /// ```
-/// use backend_cpu::layers::Span;
+/// use grpo_backend_cpu::layers::Span;
 ///
 /// // A prompt of three tokens and two completions of it, which share its keys and values.
 /// let prompt = Span { rows: 0..3, prefix: 0..0 };

@@ -56,7 +56,7 @@ impl Layers {
     /// [`Error::Shape`] if `logits` is not `[N, experts]`, or `top` is 0 or above `experts`.
     ///
     /// ```
-    /// use backend_cpu::layers::Layers;
+    /// use grpo_backend_cpu::layers::Layers;
     ///
     /// let routing = Layers::new().route(&[0.0, 2.0, 2.0, 1.0], 4, 2, true)?;
     /// assert_eq!((routing.weights.as_slice(), routing.loads()), (&[0.5, 0.5][..], vec![0, 1, 1, 0]));
@@ -145,7 +145,7 @@ impl Layers {
     /// [`Error::Shape`] if `logits` is not `[N, experts]`.
     ///
     /// ```
-    /// use backend_cpu::layers::Layers;
+    /// use grpo_backend_cpu::layers::Layers;
     ///
     /// let sums = Layers::new().expert_shares(&[0.0, 0.0, 1.0, 1.0], &[1.0, 2.0], 2)?;
     /// assert_eq!(sums, [1.5, 1.5]);

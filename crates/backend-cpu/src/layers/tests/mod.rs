@@ -4,12 +4,12 @@
 mod attention;
 mod packed;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 use super::*;
 use crate::arch::IsaToken;
 use approx::assert_relative_eq;
-use testkit::margin::{assert_below, largest_difference};
+use grpo_testkit::margin::{assert_below, largest_difference};
 
 pub(super) fn noise(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -1,8 +1,8 @@
 //! A softmax with nearly all probability on one entry.
 
 use super::*;
+use grpo_testkit::config;
 use rstest::rstest;
-use testkit::config;
 
 /// The gradient 1 - p of a target that is `gap` above two others: naive f32 rounds p to 1, so that the policy could
 /// never change.

@@ -1,8 +1,8 @@
 //! Denominators of means: empty batches, and tokens whose policy term is removed.
 
 use super::*;
+use grpo_testkit::{Shape, config};
 use rstest::rstest;
-use testkit::{Shape, config};
 
 /// Returns the configuration of a loss type under `semantics`, or the error if there is none.
 fn legal(semantics: &str, loss_type: &str) -> Result<LossConfig> {

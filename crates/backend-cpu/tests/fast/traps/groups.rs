@@ -2,7 +2,7 @@
 
 use super::*;
 use grpo_core::advantages::DynamicSampling;
-use testkit::config;
+use grpo_testkit::config;
 
 /// The naive mean and standard deviation (ddof 1), in f32.
 fn naive(rewards: &[f32]) -> (f32, f32) {

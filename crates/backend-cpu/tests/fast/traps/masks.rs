@@ -1,9 +1,9 @@
 //! Values at masked positions.
 
 use super::*;
+use grpo_testkit::family::{LOSSES, others};
+use grpo_testkit::{EXACT, Shape, config, difference, loss};
 use rstest::rstest;
-use testkit::family::{LOSSES, others};
-use testkit::{EXACT, Shape, config, difference, loss};
 
 /// No loss reads the NaN and infinity that all lists have at masked tokens. A product with the mask would.
 #[test]

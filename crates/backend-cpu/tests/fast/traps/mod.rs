@@ -15,11 +15,11 @@ mod sizes;
 mod steps;
 mod tiles;
 
-use backend_cpu::oracle::{Evaluation, Policy, evaluate};
-use backend_cpu::{CpuBackend, Isa};
+use grpo_backend_cpu::oracle::{Evaluation, Policy, evaluate};
+use grpo_backend_cpu::{CpuBackend, Isa};
 use grpo_core::*;
-use testkit::cpu::{implementations, plan, takes_logits};
-use testkit::{Case, Tensor, run, transposed};
+use grpo_testkit::cpu::{implementations, plan, takes_logits};
+use grpo_testkit::{Case, Tensor, run, transposed};
 
 /// The results of one implementation for precomputed logits.
 struct Found {

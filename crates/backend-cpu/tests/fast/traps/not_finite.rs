@@ -3,16 +3,16 @@
 //! is used, whose derivative is 0, and a diverged policy trains on.
 
 use super::*;
+use grpo_testkit::cpu::backends;
+use grpo_testkit::family::{LOSSES, others};
+use grpo_testkit::{Output, Shape, config, loss};
 use rstest::rstest;
-use testkit::cpu::backends;
-use testkit::family::{LOSSES, others};
-use testkit::{Output, Shape, config, loss};
 
 /// Returns the tokens of `case` that contribute to the loss.
 fn counted(loss: &LossConfig, case: &Case) -> Vec<usize> {
     let score = |batch: &TokenBatch| {
         case.with_policy(|policy| {
-            let scores = backend_cpu::oracle::score(loss, policy, batch)?;
+            let scores = grpo_backend_cpu::oracle::score(loss, policy, batch)?;
             Ok::<_, Error>(grpo_core::batch::PolicyValues { logp: scores.logp, entropy: scores.entropy })
         })
     };

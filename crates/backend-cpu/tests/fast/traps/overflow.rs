@@ -1,8 +1,8 @@
 //! Overflow and underflow of exp in f32, and products with the result.
 
 use super::*;
+use grpo_testkit::config;
 use rstest::rstest;
-use testkit::config;
 
 /// Returns logits (l, 0), for which log p_0 = l for very negative l.
 fn unlikely(logp: f32, old: f32, reference: f32, advantage: f32) -> ([f32; 2], TokenBatch) {

@@ -1,10 +1,10 @@
 //! Values that are rounded to bf16, and values that must not be.
 
 use super::*;
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
+use grpo_testkit::{ROUNDED, Tensor, config, difference};
 use half::bf16;
 use rstest::rstest;
-use testkit::{ROUNDED, Tensor, config, difference};
 
 /// Returns a bf16 number within `scale` of `middle`.
 fn value(i: usize, middle: f32, scale: f32) -> f32 {

@@ -1,8 +1,8 @@
 //! A sampler that draws from a part of the vocabulary and reports renormalised log-probabilities.
 
 use super::*;
+use grpo_testkit::config;
 use rstest::rstest;
-use testkit::config;
 
 /// Under top_p 0.8, two of four tokens remain, with 0.8 of the mass.
 const P: [f64; 4] = [0.5, 0.3, 0.15, 0.05];

@@ -1,9 +1,9 @@
 //! Sizes beyond 32 bits, and beyond the memory of any machine.
 
 use super::*;
+use grpo_testkit::config;
 use half::bf16;
 use rstest::rstest;
-use testkit::config;
 
 fn request(implementation: Implementation, max_tokens: usize, policy: PolicySpec) -> PlanRequest {
     PlanRequest {

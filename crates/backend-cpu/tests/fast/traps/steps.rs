@@ -2,8 +2,8 @@
 
 use super::*;
 use grpo_core::batch::{Rows, StepData};
+use grpo_testkit::config;
 use rstest::rstest;
-use testkit::config;
 
 /// Sequences of one, three and two tokens, each with p = 1/2: on policy, a token's term is -A and its derivative -A.
 fn six() -> ([f32; 12], TokenBatch) {

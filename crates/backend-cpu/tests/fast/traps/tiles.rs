@@ -1,10 +1,10 @@
 //! Tiles beyond the vocabulary's edge.
 
 use super::*;
+use grpo_testkit::{EXACT, config, difference, normal};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
-use testkit::{EXACT, config, difference, normal};
 
 /// Naive: a last tile that is padded with zeros has additional logits of 0.
 #[rstest]

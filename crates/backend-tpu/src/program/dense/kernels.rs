@@ -8,8 +8,8 @@ use crate::program::numerics::MosaicBlocks;
 use crate::program::softmax::{Columns, RowGrad, Statistics};
 use crate::program::spec::Spec;
 use grpo_core::error::{Error, Result};
-use stablehlo::Value;
-use stablehlo::mosaic::Kernel;
+use grpo_stablehlo::Value;
+use grpo_stablehlo::mosaic::Kernel;
 
 pub(crate) struct Kernels {
     spec: KernelSpec,
@@ -41,7 +41,7 @@ impl Kernels {
         let scale = scale(spec);
         let kernel =
             KernelSpec { time_block, vocab_block, ..KernelSpec::new(batch, n / batch, v, logits.dtype(), scale) };
-        let refused = |e: stablehlo::Error| Error::Config(e.to_string());
+        let refused = |e: grpo_stablehlo::Error| Error::Config(e.to_string());
         Ok(Self {
             statistics: statistics_kernel(&kernel).map_err(refused)?,
             gradient: dlogits_kernel(&kernel).map_err(refused)?,

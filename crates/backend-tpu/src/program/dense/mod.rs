@@ -21,8 +21,8 @@ use super::spec::{Spec, dtype};
 use super::tokens::TokenLoss;
 use super::transform::Transform;
 use grpo_core::error::Result;
+use grpo_stablehlo::{Dtype, Reducer, Value};
 use kernels::Kernels;
-use stablehlo::{Dtype, Reducer, Value};
 
 /// Computes the results of `pass` from the arguments in `frame`. The gradient with respect to precomputed logits is
 /// added to its own buffer, or replaces the logits.

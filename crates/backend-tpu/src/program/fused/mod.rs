@@ -34,8 +34,8 @@ use super::softmax::{Columns, Entries, Factors, RowGrad, Statistics, Tile};
 use super::spec::{Spec, dtype};
 use super::tokens::{TokenLoss, Tokens};
 use super::transform::Transform;
+use grpo_stablehlo::{Dtype, Reducer, TensorType, Value};
 use panels::Panels;
-use stablehlo::{Dtype, Reducer, TensorType, Value};
 use window::{Window, add_at, place, window, windows};
 
 /// Computes the results of `pass` from the arguments in `frame`.

@@ -8,7 +8,7 @@ use super::window::{Window, add_at};
 use crate::program::products::Head;
 use crate::program::sampling_mask::kept_from;
 use crate::program::softmax::Entries;
-use stablehlo::{Dtype, TensorType, Value};
+use grpo_stablehlo::{Dtype, TensorType, Value};
 
 /// The panels of a vocabulary.
 pub(super) struct Panels {

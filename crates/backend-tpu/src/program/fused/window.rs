@@ -4,7 +4,7 @@
 //! overlap with another window are masked.
 
 use crate::program::frame::accumulate;
-use stablehlo::{Dtype, TensorType, Value};
+use grpo_stablehlo::{Dtype, TensorType, Value};
 
 /// A window of a loop.
 pub(super) struct Window {

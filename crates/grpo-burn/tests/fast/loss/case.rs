@@ -1,8 +1,8 @@
 //! A small problem with advantages of both signs, ratios on both sides of the clip, a
 //! fully masked sequence, a sequence of one token, and holes in the mask.
 
-use backend_cpu::CpuBackend;
 use burn::tensor::{Device, Tensor, TensorData};
+use grpo_backend_cpu::CpuBackend;
 use grpo_burn::GrpoLoss;
 use grpo_core::{Advantages, HeadLayout, Implementation, LossConfig, TokenBatch};
 use rand::{RngExt, SeedableRng};

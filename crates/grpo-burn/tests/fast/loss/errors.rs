@@ -78,7 +78,7 @@ fn errors_of_the_loss_library_are_passed_on() {
     let result = grpo.loss(hidden.clone(), head.clone(), None, &outside.batch());
     assert!(matches!(result, Err(Error::Loss(grpo_core::Error::Value { .. }))), "{result:?}");
     let config = LossConfig { temperature: 0.0, ..LossConfig::default() };
-    let backend = backend_cpu::CpuBackend::new();
+    let backend = grpo_backend_cpu::CpuBackend::new();
     assert_says(GrpoLoss::builder(config).build(&backend), &["temperature"]);
     let tiling = Tiling { token_chunk: Some(0), ..Tiling::default() };
     let without_tiles = GrpoLoss::builder(LossConfig::default()).tiling(tiling).build(&backend).unwrap();

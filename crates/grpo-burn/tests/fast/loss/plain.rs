@@ -7,7 +7,7 @@ use grpo_core::{GrpoLoss, Implementation, LossConfig};
 /// Returns the loss of logits `[N, V]` in the implementation `reference`.
 pub(crate) fn slices(config: &LossConfig) -> GrpoLoss {
     let loss = GrpoLoss::builder(config.clone()).logits(V).implementation(Implementation::Reference);
-    loss.build(&backend_cpu::CpuBackend::new()).expect("a legal configuration")
+    loss.build(&grpo_backend_cpu::CpuBackend::new()).expect("a legal configuration")
 }
 
 /// Returns a scalar with the loss and the gradients of logits `[N, V]`: linear in the logits, so burn differentiates it exactly.

@@ -1,6 +1,6 @@
 //! A backend that records its requests.
 
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_core::{
     Backend, Error, GradsMut, LogitTransform, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores,
     TensorMut, TokenBatch,

@@ -126,12 +126,12 @@ impl Family {
     /// Returns the first family whose `config.json` can describe `config`.
     ///
     /// ```
-    /// use models::{Family, ModelConfig};
+    /// use grpo_models::{Family, ModelConfig};
     ///
     /// assert_eq!(Family::of(&ModelConfig::default())?, Family::Qwen2);
     /// let norms = ModelConfig { attention_bias: false, qk_norm: true, ..ModelConfig::default() };
     /// assert_eq!(Family::of(&norms)?, Family::Qwen3);
-    /// # Ok::<(), models::Error>(())
+    /// # Ok::<(), grpo_models::Error>(())
     /// ```
     ///
     /// # Errors

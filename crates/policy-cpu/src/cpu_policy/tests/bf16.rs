@@ -1,8 +1,8 @@
 //! The contract of [`Policy`] and more on [`CpuPolicy`] with bf16 products.
 
 use super::*;
-use policy::contract::{batches, sequences};
-use policy::export_all;
+use grpo_policy::contract::{batches, sequences};
+use grpo_policy::export_all;
 
 struct CpuBf16;
 
@@ -17,7 +17,7 @@ impl Fixture for CpuBf16 {
     }
 }
 
-policy::contract_tests!(
+grpo_policy::contract_tests!(
     CpuBf16:
     scores_match_the_loss_and_use_the_requested_weights,
     scores_of_a_sampling_mask_are_the_log_probabilities_of_the_sampler,
@@ -33,7 +33,7 @@ policy::contract_tests!(
     checkpoints_have_the_tensors_of_transformers_and_peft,
 );
 // The moments do not depend on the dtype of products.
-policy::contract_tests!(
+grpo_policy::contract_tests!(
     #[ignore = "GRPO_TESTS=all"]
     CpuBf16:
     eight_bit_moments_are_restored_bit_for_bit_and_only_with_their_optimizer,
@@ -77,11 +77,11 @@ fn assert_close(exact: &[Vec<f32>], rounded: &[Vec<f32>]) {
 #[test]
 fn bf16_gradients_of_adapters_of_experts_are_close_to_f32() {
     let lora = LoraConfig {
-        target_modules: models::TargetModules::Names(vec!["q_proj".into()]),
+        target_modules: grpo_models::TargetModules::Names(vec!["q_proj".into()]),
         target_parameters: vec!["experts.gate_up_proj".into(), "experts.down_proj".into()],
         ..LoraConfig::default()
     };
-    let config = ModelConfig { experts: Some(models::Experts::default()), ..Setup::default().config };
+    let config = ModelConfig { experts: Some(grpo_models::Experts::default()), ..Setup::default().config };
     let setup = Setup { config, lora: Some(lora), ..Setup::default() };
     let sequences = sequences();
     // After an update, both matrices of every adapter have a gradient.

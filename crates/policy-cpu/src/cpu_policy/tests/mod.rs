@@ -1,9 +1,9 @@
 //! The contract of [`Policy`] on [`CpuPolicy`].
 
 use super::*;
-use backend_cpu::CpuBackend;
+use grpo_backend_cpu::CpuBackend;
 use grpo_core::Implementation;
-use policy::contract::{Fixture, Setup};
+use grpo_policy::contract::{Fixture, Setup};
 use std::sync::Arc;
 
 struct Cpu;
@@ -35,11 +35,11 @@ fn of(Setup { config, loss, lora, of_values }: &Setup, dtype: Dtype) -> Result<C
     policy.with_products(dtype)
 }
 
-policy::contract_tests!(Cpu);
+grpo_policy::contract_tests!(Cpu);
 
 mod bf16;
 
-testkit::tiers!();
+grpo_testkit::tiers!();
 
 /// Packed weights and caches are of the weights before an update, and exports need their memory.
 #[test]
@@ -47,8 +47,8 @@ fn an_update_and_exports_drop_packed_weights_and_caches() {
     let setup = Setup::default();
     let loss = PolicyLoss::cross_entropy(Dtype::F32);
     let mut policy = CpuPolicy::new(&setup.config, 1, loss).unwrap();
-    let sequences = policy::contract::sequences();
-    let tokens = policy::token_batch(&sequences).unwrap();
+    let sequences = grpo_policy::contract::sequences();
+    let tokens = grpo_policy::token_batch(&sequences).unwrap();
     let batch = SequenceBatch { routed_experts: &[], sequences: &sequences, tokens };
     policy.accumulate(&[batch], StepLoss::CrossEntropy { tokens: 5 }).unwrap();
     let request = RolloutRequest {
@@ -57,8 +57,8 @@ fn an_update_and_exports_drop_packed_weights_and_caches() {
         max_completion_length: 2,
         stop_ids: &[],
         stop: None,
-        sampling: policy::Sampling::Greedy,
-        turn: Some(policy::Turn { streams: &[0], limits: &[2], finished: None }),
+        sampling: grpo_policy::Sampling::Greedy,
+        turn: Some(grpo_policy::Turn { streams: &[0], limits: &[2], finished: None }),
         return_sampling_mask: false,
         return_routed_experts: false,
     };

@@ -1,11 +1,13 @@
 //! Attention and Gated DeltaNets over packed sequences.
 
 use super::{fitting, operand, read, reread};
-use backend_cpu::layers::{AttentionGrad, DeltaGrad, DeltaHeads, DeltaWeights, Heads, Layers, RopeTable, Scores, Span};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
+use grpo_backend_cpu::layers::{
+    AttentionGrad, DeltaGrad, DeltaHeads, DeltaWeights, Heads, Layers, RopeTable, Scores, Span,
+};
 use grpo_burn::custom_op::{Derivative, Graph, Operand, record, tensor};
-use policy::Result;
+use grpo_policy::Result;
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -78,7 +80,7 @@ impl Derivative<2> for MixGrad {
         let (values, mut dvalues) = (reread(&self.values), Cow::Borrowed(reread(&upstream)));
         let mut dsinks = vec![0.0; heads.query];
         if let Some(factors) = &self.factors {
-            // See `backend_cpu::layers::Mixed::add_sinks`.
+            // See `grpo_backend_cpu::layers::Mixed::add_sinks`.
             let of_heads = dvalues.to_mut().chunks_exact_mut(heads.width).zip(values.chunks_exact(heads.width));
             for (at, ((dvalues, values), factor)) in of_heads.zip(&factors[..]).enumerate() {
                 let product: f32 = dvalues.iter().zip(values).map(|(dvalue, value)| dvalue * value).sum();

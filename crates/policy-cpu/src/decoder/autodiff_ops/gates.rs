@@ -4,11 +4,11 @@
 
 use super::second::Second;
 use super::{operand, read, reread};
-use backend_cpu::layers::Heads;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
+use grpo_backend_cpu::layers::Heads;
 use grpo_burn::custom_op::{Derivative, Graph, record, tensor};
-use policy::Result;
+use grpo_policy::Result;
 use rayon::prelude::*;
 
 /// Splits rows `[N, (2A + 2K) D]`, with a gate behind every query head, into queries, keys and values `[N, (A + 2K) D]` and gates `[N, A D]`.

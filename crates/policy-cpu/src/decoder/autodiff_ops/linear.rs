@@ -2,12 +2,12 @@
 
 use super::{fitting, operand, read, reread};
 use crate::decoder::weight::{Stored, Weight, widened};
-use backend_cpu::layers::{Add, Layers};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
+use grpo_backend_cpu::layers::{Add, Layers};
 use grpo_burn::custom_op::{Derivative, Graph, Operand, elements, record, tensor};
 use grpo_core::TensorRef;
-use policy::{Error, Result};
+use grpo_policy::{Error, Result};
 use std::borrow::Cow;
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The decoder's operations as differentiable burn operations, on kernels of [`backend_cpu::layers`].
+//! The decoder's operations as differentiable burn operations, on kernels of [`grpo_backend_cpu::layers`].
 //!
 //! All tensors are f32 rows `[N, ..]`. Operands of the forward pass are saved for the backward pass; storage is shared, not copied.
 
@@ -19,7 +19,7 @@ pub(crate) use second::fork;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use grpo_burn::custom_op::{Graph, Operand, values};
-use policy::{Error, Result};
+use grpo_policy::{Error, Result};
 
 /// Returns the row-major storage of a tensor, and joins its autodiff graph to `graph`.
 pub(super) fn operand<const D: usize>(graph: &mut Graph, name: &'static str, tensor: Tensor<D>) -> Result<Operand> {

@@ -2,11 +2,11 @@
 
 use super::second::{Second, add};
 use super::{fitting, operand, read, reread};
-use backend_cpu::layers::{Activation, HeadNorms, HeadNormsGrad, Heads, Layers};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
+use grpo_backend_cpu::layers::{Activation, HeadNorms, HeadNormsGrad, Heads, Layers};
 use grpo_burn::custom_op::{Derivative, Graph, record, tensor};
-use policy::Result;
+use grpo_policy::Result;
 
 /// Returns a weight plus `offset`; the derivative with respect to the sum is that with respect to the weight.
 fn shifted(weight: FlexTensor, offset: f32) -> Result<FlexTensor> {

@@ -5,7 +5,7 @@ use super::{operand, read, reread};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use grpo_burn::custom_op::{Derivative, Graph, record, tensor};
-use policy::Result;
+use grpo_policy::Result;
 use rayon::prelude::*;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! The state of sequences that are being sampled.
 
-use backend_cpu::layers::{DeltaState, KvCache};
-use policy::{Result, RoutedExperts};
+use grpo_backend_cpu::layers::{DeltaState, KvCache};
+use grpo_policy::{Result, RoutedExperts};
 
 /// Keys and values, and states of Gated DeltaNets, of the sequences that are being sampled. States are those after all tokens of a sequence:
 /// a cache continues sequences, and never goes back.
@@ -20,7 +20,7 @@ impl Cache {
     /// more tokens each.
     ///
     /// # Errors
-    /// [`policy::Error::Loss`] for an index beyond the samples of its cache.
+    /// [`grpo_policy::Error::Loss`] for an index beyond the samples of its cache.
     pub fn continued(sequences: &[(&Cache, usize)], capacity: usize) -> Result<Self> {
         let caches: Vec<_> = sequences.iter().map(|(cache, sample)| (&cache.kv, *sample)).collect();
         let kv = KvCache::continued(&caches, capacity)?;

@@ -6,9 +6,9 @@ use crate::decoder::autodiff_ops::{sigmoid, without_gates};
 use crate::decoder::params::read;
 use crate::decoder::rope::RopeTables;
 use crate::decoder::tape::no_such_part;
-use backend_cpu::layers::{Add, HeadNorms};
+use grpo_backend_cpu::layers::{Add, HeadNorms};
 use grpo_decoder::{BlockSpec, LayerOps, Projection, Residual, block};
-use policy::{Error, Result};
+use grpo_policy::{Error, Result};
 use std::mem::take;
 use std::rc::Rc;
 
@@ -247,7 +247,7 @@ impl Inference {
         Ok((x, ops.recorded))
     }
 
-    /// Returns the logits `[N, V]` of x `[N, H]` after the final norm and the head. See [`backend_cpu::layers::Layers::linear_packed_in`] for `memory`.
+    /// Returns the logits `[N, V]` of x `[N, H]` after the final norm and the head. See [`grpo_backend_cpu::layers::Layers::linear_packed_in`] for `memory`.
     pub(super) fn logits(&self, memory: Vec<f32>, x: &[f32]) -> Result<Vec<f32>> {
         let n = x.len() / self.config.hidden_size;
         let mut hidden = self.normalised(x, &self.norm)?;
@@ -261,7 +261,7 @@ impl Inference {
         Ok(self.kernels.rms_norm(x, &norm.weight, norm.eps)?.0)
     }
 
-    /// Applies a linear layer; see [`backend_cpu::layers::Layers::linear_packed_in`] for `memory`.
+    /// Applies a linear layer; see [`grpo_backend_cpu::layers::Layers::linear_packed_in`] for `memory`.
     fn linear(&self, memory: Vec<f32>, x: &[f32], of: &Weight, residual: Option<&[f32]>) -> Result<Vec<f32>> {
         let n = x.len() / of.matrix.dims()[0];
         let add = match (&of.bias, residual) {

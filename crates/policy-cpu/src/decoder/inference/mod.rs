@@ -13,10 +13,10 @@ use super::model::{Decoder, check};
 use super::params::storage;
 use super::rope::Ropes;
 use super::weight;
-use backend_cpu::layers::{Activation, DeltaState, KvCache, Layers, PackedWeight, StoredWeight};
+use grpo_backend_cpu::layers::{Activation, DeltaState, KvCache, Layers, PackedWeight, StoredWeight};
 use grpo_burn::custom_op::elements;
-use models::ModelConfig;
-use policy::{Error, Result, RoutedExperts};
+use grpo_models::ModelConfig;
+use grpo_policy::{Error, Result, RoutedExperts};
 use weights::{Embedding, Layer, LayerAttention, LayerDeltaNet, LayerMixer, Norm};
 
 /// The largest number of tokens of prompts that are prefilled together; a longer prompt is prefilled alone, in one piece. The C library returns

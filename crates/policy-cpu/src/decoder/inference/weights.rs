@@ -7,12 +7,14 @@ use crate::decoder::lora::LowRank;
 use crate::decoder::params::{read, storage};
 use crate::decoder::values::{ValueHeads, heads};
 use crate::decoder::weight::{self, Stored};
-use backend_cpu::layers::{Add, DeltaHeads, DeltaWeights, Heads, Layers, Mixed, PackedWeight, Scores, StoredWeight};
 use burn::backend::flex::FlexTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
-use models::{Experts, LayerRope, ModelConfig};
-use policy::{Error, Result};
+use grpo_backend_cpu::layers::{
+    Add, DeltaHeads, DeltaWeights, Heads, Layers, Mixed, PackedWeight, Scores, StoredWeight,
+};
+use grpo_models::{Experts, LayerRope, ModelConfig};
+use grpo_policy::{Error, Result};
 
 #[derive(Debug)]
 pub(super) enum Embedding {

@@ -6,15 +6,15 @@ use crate::decoder::hugging_face::Tensors;
 use crate::decoder::layers::Mlp;
 use crate::decoder::lora::{Adapted, LowRank};
 use burn::module::Module;
-use models::LoraConfig;
-use policy::{AdapterTensors, InitialWeights, Result, TensorSource, check_tensors};
+use grpo_models::LoraConfig;
+use grpo_policy::{AdapterTensors, InitialWeights, Result, TensorSource, check_tensors};
 
 impl Decoder {
     /// Adds fresh adapters, which do not change outputs yet. From now on, only adapters are trained: the weights below are frozen and
     /// shared with every clone. Values depend on `seed` only.
     ///
     /// # Errors
-    /// [`policy::Error::Model`] for an invalid configuration or target modules that the model does not have.
+    /// [`grpo_policy::Error::Model`] for an invalid configuration or target modules that the model does not have.
     pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
         let tensors = InitialWeights::of_adapters(&self.config, lora, seed)?;
         self.adapt(lora, &tensors)
@@ -23,8 +23,8 @@ impl Decoder {
     /// Adds stored adapters; otherwise like [`Decoder::with_lora`].
     ///
     /// # Errors
-    /// [`policy::Error::Model`] if the adapter does not fit this model; [`policy::Error::State`] if a tensor does not.
-    pub fn with_adapter(self, adapter: &models::Adapter) -> Result<Self> {
+    /// [`grpo_policy::Error::Model`] if the adapter does not fit this model; [`grpo_policy::Error::State`] if a tensor does not.
+    pub fn with_adapter(self, adapter: &grpo_models::Adapter) -> Result<Self> {
         self.adapt(adapter.config(), &AdapterTensors(adapter))
     }
 

@@ -7,14 +7,14 @@ use crate::decoder::layers::{Block, Linear, Mlp};
 use crate::decoder::lora::{is_adapter, is_value_head};
 use crate::decoder::params::{Which, for_each_parameter, to_host};
 use crate::decoder::weight::{Stored, Weight, widened};
-use models::NamedTensor;
-use policy::{Error, Result, TensorSink};
+use grpo_models::NamedTensor;
+use grpo_policy::{Error, Result, TensorSink};
 use std::sync::Arc;
 
 impl Decoder {
     /// Passes every weight to `sink`, one by one, with the names and layout of `transformers`. Adapters are merged into their matrices. If
     /// the head is tied to the embedding and has an adapter, the merged head becomes a separate `lm_head.weight`;
-    /// [`models::LoraConfig::merged_into`] returns the configuration of the exported model.
+    /// [`grpo_models::LoraConfig::merged_into`] returns the configuration of the exported model.
     ///
     /// # Errors
     /// The sink's error; [`Error::Argument`] if the weights are quantised ([`Decoder::quantized`]): their values are not those of the model.

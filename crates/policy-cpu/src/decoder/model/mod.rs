@@ -12,20 +12,20 @@ use super::params::{Which, export_parameters, replace_parameters};
 use super::rope::Ropes;
 use super::routers::Routers;
 use super::weight::{Stored, Weight};
-use backend_cpu::layers::Layers;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
+use grpo_backend_cpu::layers::Layers;
 use grpo_core::Dtype;
-use models::{ModelConfig, NamedTensor, Quantization, Weights};
-use policy::{Error, InitialWeights, Result, RoutedExperts, TensorSource, check_tensors};
+use grpo_models::{ModelConfig, NamedTensor, Quantization, Weights};
+use grpo_policy::{Error, InitialWeights, Result, RoutedExperts, TensorSource, check_tensors};
 
-/// A decoder of the families of [`models::Family`]. Hidden states and LM head are separate outputs, because the loss takes both.
+/// A decoder of the families of [`grpo_models::Family`]. Hidden states and LM head are separate outputs, because the loss takes both.
 ///
 /// ```
-/// use policy_cpu::decoder::{Decoder, PackedBatch};
+/// use grpo_policy_cpu::decoder::{Decoder, PackedBatch};
 ///
-/// # fn main() -> policy::Result<()> {
-/// let decoder = Decoder::new(&models::ModelConfig::default(), 0, &burn::tensor::Device::flex())?;
+/// # fn main() -> grpo_policy::Result<()> {
+/// let decoder = Decoder::new(&grpo_models::ModelConfig::default(), 0, &burn::tensor::Device::flex())?;
 /// let hidden = decoder.forward(&PackedBatch::new(&[vec![1, 5, 9], vec![1, 7]])?)?;
 /// assert_eq!(hidden.dims(), [5, 64]);
 /// # Ok(())
@@ -350,7 +350,7 @@ pub(super) fn check(config: &ModelConfig, ids: &[u32], length: usize) -> Result<
         return Err(Error::TooLong { what: "sequence", length, limit });
     }
     match ids.iter().find(|id| **id as usize >= config.vocab_size) {
-        Some(&id) => Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into()),
+        Some(&id) => Err(grpo_models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into()),
         None => Ok(()),
     }
 }

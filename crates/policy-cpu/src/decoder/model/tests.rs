@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::GradientSum;
-use policy::Sequence;
+use grpo_policy::Sequence;
 
 fn config() -> ModelConfig {
     ModelConfig { hidden_size: 32, intermediate_size: 48, initializer_range: 0.3, ..ModelConfig::default() }
@@ -17,8 +17,8 @@ const LONG: [u32; 7] = [1, 9, 4, 7, 30, 12, 5];
 #[test]
 fn completions_that_share_a_prompt_have_the_gradient_of_separate_sequences() {
     let recurrent = ModelConfig {
-        layers: vec![models::LayerSpec::GATED_DELTA_NET, models::LayerSpec::default()],
-        linear_attention: Some(models::LinearAttention::default()),
+        layers: vec![grpo_models::LayerSpec::GATED_DELTA_NET, grpo_models::LayerSpec::default()],
+        linear_attention: Some(grpo_models::LinearAttention::default()),
         attention_output_gate: true,
         ..config()
     };
@@ -59,7 +59,7 @@ fn bad_input_is_an_error() {
     let long = PackedBatch::new(&[LONG]).unwrap();
     assert!(matches!(decoder.forward(&long), Err(Error::TooLong { .. })));
     let unknown = PackedBatch::new(&[[1, 9999]]).unwrap();
-    assert!(matches!(decoder.forward(&unknown), Err(Error::Model(models::Error::UnknownToken { id: 9999, .. }))));
+    assert!(matches!(decoder.forward(&unknown), Err(Error::Model(grpo_models::Error::UnknownToken { id: 9999, .. }))));
 
     let inference = decoder.inference().unwrap();
     let (_, mut cache) = inference.prefill(&[&LONG[..3]], 2, 1).unwrap();

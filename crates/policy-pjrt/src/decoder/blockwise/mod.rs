@@ -18,7 +18,7 @@ use super::attention::{Heads, MASKED, bounded, last, within};
 use super::layer_ops::{Broadcast, Dims, dot};
 use super::{Axis, Compute, Split};
 use crate::leaves::{all, first};
-use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value, trace};
+use grpo_stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value, trace};
 
 /// Name of the attention output and of its `lse` for [`Save::Named`]: if they are saved, the backward pass does not recompute attention.
 pub const ATTENTION: &str = "attention";
@@ -118,7 +118,7 @@ impl<'a> Blockwise<'a> {
     }
 
     /// Pads `part` with `number` after its last token, along `dimension`.
-    fn padded(self, part: &Value, number: impl Into<stablehlo::Number>, dimension: usize) -> Value {
+    fn padded(self, part: &Value, number: impl Into<grpo_stablehlo::Number>, dimension: usize) -> Value {
         let mut high = vec![0; part.shape().len()];
         high[dimension] = self.length - part.shape()[dimension];
         if high[dimension] == 0 {

@@ -1,8 +1,8 @@
 //! Blockwise attention against materialised attention and finite differences, in f64, in the interpreter.
 
 use crate::decoder::{Attention, Compute, Decoder, Heads, Rows};
-use models::ModelConfig;
-use stablehlo::{Array, Builder, Dtype, Module, Reducer, TensorType, Traced, Value, trace};
+use grpo_models::ModelConfig;
+use grpo_stablehlo::{Array, Builder, Dtype, Module, Reducer, TensorType, Traced, Value, trace};
 use std::num::NonZeroUsize;
 
 /// Rows of [`Case::length`] tokens with `sequences` sequences each.

@@ -13,7 +13,7 @@
 
 use super::super::{Compute, dot};
 use crate::leaves::all;
-use stablehlo::{Dtype, Result, TensorType, Value, trace};
+use grpo_stablehlo::{Dtype, Result, TensorType, Value, trace};
 
 /// Returns (I + A)^-1 of every matrix `[..., C, C]`, f32, where A is the strictly lower part of `a`.
 ///

@@ -1,6 +1,6 @@
 //! Gated DeltaNet (arXiv 2412.06464): linear attention with a state per head instead of keys and values per token.
 //!
-//! [`models::LinearAttention`] has the formulas. A row of packed sequences begins each of them with a state of zeros, and the convolution reads
+//! [`grpo_models::LinearAttention`] has the formulas. A row of packed sequences begins each of them with a state of zeros, and the convolution reads
 //! no token of another sequence.
 //!
 //! Legend: B rows, T tokens of a row, H hidden size, Hk key heads, R value heads of a key head, Hv = Hk R, Dk and Dv widths of keys and values,
@@ -13,9 +13,9 @@ use super::layer_ops::{Broadcast, Dims, dot, layer_at, put_layer};
 use super::traced::last_columns;
 use super::{Axis, Compute, Decoder, Layer, Matrix, ParameterValues, Role, zeros};
 use crate::leaves::leaves;
-use models::{LinearAttention, ModelConfig};
+use grpo_models::{LinearAttention, ModelConfig};
+use grpo_stablehlo::{DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
 use rule::{Rule, Tokens, no_state};
-use stablehlo::{DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
 
 /// The constant of the norms of queries and keys, as in `transformers`.
 const NORM_EPS: f64 = 1e-6;
@@ -229,7 +229,7 @@ impl Decoder {
         sizes: &LinearAttention,
         rows: usize,
         earlier: Option<&Value>,
-        f: &stablehlo::Builder,
+        f: &grpo_stablehlo::Builder,
     ) -> [Value; 3] {
         let (hk, before) = (sizes.linear_num_key_heads, sizes.linear_conv_kernel_dim - 1);
         let mut from = 0;

@@ -30,7 +30,7 @@ use super::super::attention::{MASKED, within};
 use super::super::{Axis, Broadcast, Compute, Dims, Split, dot};
 use super::inverse::inverse;
 use crate::leaves::all;
-use stablehlo::{Builder, Dtype, Reducer, Result, Save, TensorType, Value, trace};
+use grpo_stablehlo::{Builder, Dtype, Reducer, Result, Save, TensorType, Value, trace};
 
 /// The number of tokens of a chunk, as in `transformers`.
 pub(super) const CHUNK: usize = 64;

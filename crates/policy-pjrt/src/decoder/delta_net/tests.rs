@@ -4,7 +4,7 @@ use super::inverse::inverse;
 use super::rule::{Rule, Tokens};
 use crate::decoder::{Compute, Split};
 use crate::leaves::all;
-use stablehlo::{Array, Builder, Dtype, Module, Reducer, TensorType, Traced, Value, try_trace};
+use grpo_stablehlo::{Array, Builder, Dtype, Module, Reducer, TensorType, Traced, Value, try_trace};
 
 const ROWS: usize = 2;
 const HEADS: usize = 2;
@@ -51,7 +51,7 @@ fn rule(length: usize, chunk: usize, begins: &[usize]) -> Traced {
         let tokens = Tokens { queries, keys, values, strengths, decays };
         let split = Split::default();
         let rule = Rule { chunk, compute: Compute::F32, split: &split };
-        Ok::<_, stablehlo::Error>(rule.apply(&tokens, &positions, state)?.to_vec())
+        Ok::<_, grpo_stablehlo::Error>(rule.apply(&tokens, &positions, state)?.to_vec())
     });
     traced.unwrap()
 }
@@ -139,7 +139,7 @@ fn derivatives_match_finite_differences() {
                 (x * f.dense(factors, x.ty().clone())).reduce(Reducer::Add, &all)
             };
             let [outputs, last] = [0, 1].map(|n| sum((n, &results[n])));
-            Ok::<_, stablehlo::Error>(vec![outputs + last])
+            Ok::<_, grpo_stablehlo::Error>(vec![outputs + last])
         });
         let loss = loss.unwrap();
         let f = Builder::new();

@@ -3,7 +3,7 @@
 //! Legend: B rows, T tokens of a row, E experts, r rank, I and O columns and rows of a matrix.
 
 use super::super::{Axis, Decoder, Matrix, ParameterValues, Role};
-use stablehlo::{DotDimensions, Dtype, Value};
+use grpo_stablehlo::{DotDimensions, Dtype, Value};
 use std::ops::Range;
 
 impl Decoder {

@@ -24,8 +24,8 @@ use super::super::traced::last_columns;
 use super::super::{Axis, AxisRules, Compute, Decoder, Matrix, Parameter, ParameterValues, Role, Split, zeros};
 use super::adapters::rows_of;
 use crate::leaves::first;
-use models::Experts;
-use stablehlo::{
+use grpo_models::Experts;
+use grpo_stablehlo::{
     DotDimensions, Dtype, GatherDimensions, Reducer, Result, Save, ScatterDimensions, TensorType, Value, trace,
 };
 use std::num::NonZeroUsize;
@@ -73,9 +73,9 @@ impl ExpertProducts {
     /// products are dense. `tokens` must divide evenly over the shards of [`Axis::Batch`], and the experts over the shards of [`Axis::Experts`].
     ///
     /// ```
-    /// use policy_pjrt::decoder::ExpertProducts;
+    /// use grpo_policy_pjrt::decoder::ExpertProducts;
     ///
-    /// let experts = models::Experts { num_experts: 128, num_experts_per_tok: 8, ..models::Experts::default() };
+    /// let experts = grpo_models::Experts { num_experts: 128, num_experts_per_tok: 8, ..grpo_models::Experts::default() };
     /// assert_eq!(ExpertProducts::Dense.share(8192, &experts, None), 1.0);
     /// let grouped = ExpertProducts::Grouped { rows: std::num::NonZero::new(512) };
     /// // 8 of 128 experts, and blocks that are not full.

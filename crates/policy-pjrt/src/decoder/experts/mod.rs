@@ -15,8 +15,8 @@ use super::traced::last_columns;
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, zeros};
 use crate::leaves::leaves;
 use grouped::BlockLoop;
-use models::{ClampedSwiglu, Experts};
-use stablehlo::{DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
+use grpo_models::{ClampedSwiglu, Experts};
+use grpo_stablehlo::{DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
 use std::ops::Range;
 
 /// A logit whose exponential is 0.

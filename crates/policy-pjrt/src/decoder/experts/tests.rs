@@ -2,8 +2,8 @@
 
 use super::{ExpertProducts, RouterCounts, RouterSums, Routing, choose};
 use crate::decoder::{Adapters, Compute, Decoder, Parameter, ParameterValues, Role, Split};
-use models::{ClampedSwiglu, Experts, LoraConfig, ModelConfig, TargetModules};
-use stablehlo::{Array, Builder, Dtype, Reducer, TensorType, Value};
+use grpo_models::{ClampedSwiglu, Experts, LoraConfig, ModelConfig, TargetModules};
+use grpo_stablehlo::{Array, Builder, Dtype, Reducer, TensorType, Value};
 use std::num::NonZeroUsize;
 
 fn weights(logits: &[f64], top: usize, normalised: bool) -> Vec<f64> {
@@ -113,7 +113,7 @@ fn outputs(case: Case, clamped: Option<ClampedSwiglu>, products: ExpertProducts,
     let of_layer = |p: &Parameter| TensorType::new(Dtype::F32, &p.shape[1..]);
     let types = [TensorType::new(Dtype::F32, [b, t, HIDDEN])].into_iter().chain(table.iter().map(of_layer));
     let types: Vec<TensorType> = types.collect();
-    let loss = stablehlo::trace(&types, |f, values| {
+    let loss = grpo_stablehlo::trace(&types, |f, values| {
         let layer = ParameterValues::new(table.iter().map(|p| p.id()).zip(values[1..].iter().cloned()));
         let (y, _) = decoder.experts(&layer, &values[0], None).unwrap();
         let factors = f.dense((0..y.ty().elements()).map(|i| (i % 7) as f64 - 2.5), y.ty().clone());

@@ -13,8 +13,8 @@ pub use role::Role;
 pub use table::parameters;
 pub use values::ParameterValues;
 
-use models::Quantization;
-use stablehlo::Dtype;
+use grpo_models::Quantization;
+use grpo_stablehlo::Dtype;
 
 /// The role of a parameter and the index of its stack: 0 unless layers have different shapes for the role.
 pub type ParameterId = (Role, usize);

@@ -1,7 +1,7 @@
 //! Roles of parameters.
 
 use crate::decoder::Matrix;
-use models::Mixer;
+use grpo_models::Mixer;
 
 /// The role of a parameter in the decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
 //! The parameters of a configuration.
 
 use super::{Axis, Format, Names, Parameter, Role};
-use models::{LayerSpec, ModelConfig};
+use grpo_models::{LayerSpec, ModelConfig};
 
 /// Returns the parameters of a decoder, in the argument order of programs.
 pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {

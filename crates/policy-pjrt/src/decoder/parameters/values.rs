@@ -2,7 +2,7 @@
 
 use super::{Parameter, ParameterId, Role};
 use crate::decoder::Matrix;
-use stablehlo::{Dtype, TensorType, Value};
+use grpo_stablehlo::{Dtype, TensorType, Value};
 use std::collections::BTreeMap;
 
 /// The parameters of a decoder or of one of its layers, as values of a program.
@@ -16,7 +16,7 @@ pub struct ParameterValues {
 impl ParameterValues {
     /// Declares the parameters of `table` as the next arguments of a program. `dtype` is the dtype of the model's matrices
     /// ([`Parameter::dtype`]).
-    pub fn arguments(builder: &stablehlo::Builder, table: &[Parameter], dtype: Dtype) -> Self {
+    pub fn arguments(builder: &grpo_stablehlo::Builder, table: &[Parameter], dtype: Dtype) -> Self {
         let ty = |p: &Parameter| TensorType::new(p.dtype(dtype), &p.shape[..]);
         let argument = |p: &Parameter| (p.id(), builder.argument(p.name(), ty(p)));
         Self::new(table.iter().map(argument))

@@ -1,6 +1,6 @@
-//! 8-bit moments ([`policy::MomentBlocks`]) as operations of a program.
+//! 8-bit moments ([`grpo_policy::MomentBlocks`]) as operations of a program.
 //!
-//! Entries of a code book have a closed form (`policy::CodeBook`), so codes are computed by comparisons with the limits of seven decades
+//! Entries of a code book have a closed form (`grpo_policy::CodeBook`), so codes are computed by comparisons with the limits of seven decades
 //! and a linear function within a decade. A search in a table would gather eight times per value, which is slow on TPUs.
 //!
 //! A row may be sharded over devices whose shards do not end with a block. The largest magnitude of a block is therefore reduced in two
@@ -8,9 +8,9 @@
 
 use crate::decoder::{Axis, Parameter, Split};
 use crate::leaves::all;
-use models::MOMENT_BLOCK;
-use policy::{CodeBook, MomentBlocks, OptimizerName, Slot};
-use stablehlo::{Dtype, Reducer, Unary, Value};
+use grpo_models::MOMENT_BLOCK;
+use grpo_policy::{CodeBook, MomentBlocks, OptimizerName, Slot};
+use grpo_stablehlo::{Dtype, Reducer, Unary, Value};
 
 /// A tensor of the moments of a parameter.
 #[derive(Clone, Debug)]
@@ -201,7 +201,7 @@ impl Levels {
 fn decode(book: CodeBook, codes: &Value) -> Value {
     let levels = Levels::of(book);
     let codes = codes.convert(Dtype::F32);
-    // t of `policy::CodeBook`, and its sign.
+    // t of `grpo_policy::CodeBook`, and its sign.
     let (t, sign) = match book {
         CodeBook::Signed => {
             let signed = &codes - codes.like(127.0);
@@ -250,8 +250,8 @@ mod tests {
     use super::*;
     use crate::decoder::AxisRules;
     use crate::decoder::{Adapters, parameters};
-    use models::{Experts, LoraConfig, ModelConfig, TargetModules};
-    use stablehlo::{Array, Builder, Mesh, TensorType};
+    use grpo_models::{Experts, LoraConfig, ModelConfig, TargetModules};
+    use grpo_stablehlo::{Array, Builder, Mesh, TensorType};
 
     /// Returns the entries of codes, and the codes of numbers, from the interpreter.
     fn both(book: CodeBook, codes: &[u8], numbers: &[f32]) -> (Vec<f32>, Vec<u8>) {
@@ -274,7 +274,7 @@ mod tests {
             // Next to all midpoints, and between them.
             let beside =
                 book.midpoints().iter().flat_map(|midpoint| [midpoint * (1.0 - 1e-5), midpoint * (1.0 + 1e-5)]);
-            let random = rng::uniform_weights(3000, 1.0, 3, "numbers").into_iter().enumerate();
+            let random = grpo_rng::uniform_weights(3000, 1.0, 3, "numbers").into_iter().enumerate();
             let random = random.map(|(i, x)| x * 10f32.powi(-(i as i32 % 8)));
             let random = random.map(|x| if book == CodeBook::Unsigned { x.abs() } else { x });
             let numbers: Vec<f32> =
@@ -332,7 +332,7 @@ mod tests {
             let [_, of_moment] = &format.tensors(&parameter)[..] else { panic!("codes and scales") };
             assert_eq!(of_moment.parameter.file_shape(), of_file.scales(&parameter.file_shape()));
             let count: usize = parameter.shape.iter().product();
-            let mut moments: Vec<f32> = rng::uniform_weights(count, 1.0, 5, "moments");
+            let mut moments: Vec<f32> = grpo_rng::uniform_weights(count, 1.0, 5, "moments");
             for (i, moment) in moments.iter_mut().enumerate() {
                 *moment *= 10f32.powi(-(i as i32 % 5));
             }

@@ -13,7 +13,7 @@ use crate::storage::Storage;
 use crate::weights::DeviceWeights;
 use crate::{Argument, DeviceTensor};
 use eight_bit::{MomentKind, MomentTensor};
-use policy::{OptimizerBounds, OptimizerName, OptimizerSettings, Slot, TensorSink, TensorSource};
+use grpo_policy::{OptimizerBounds, OptimizerName, OptimizerSettings, Slot, TensorSink, TensorSource};
 use programs::{drop_module, fresh_module, measure_module, moment_tensors, positions, zeros_module};
 use std::sync::Arc;
 
@@ -126,7 +126,7 @@ impl Optimizer {
         Ok(Moments { parameters: self.table.len(), slots, bounds: None })
     }
 
-    /// Passes the moments to `sink`, one by one, with the names of [`policy::moment_tensors`].
+    /// Passes the moments to `sink`, one by one, with the names of [`grpo_policy::moment_tensors`].
     pub(crate) fn export(&self, runtime: &Runtime, moments: &Moments, sink: &mut dyn TensorSink) -> Result<()> {
         for (position, tensors) in moments.slots.iter().enumerate() {
             let all = self.tensors(runtime, position);

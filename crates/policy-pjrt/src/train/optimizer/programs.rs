@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::program::unnamed;
 use crate::storage::Storage;
 use grpo_core::backend_api::real::Real;
-use policy::{CLIP_EPSILON, Matrices, OptimizerName, OptimizerStep, Rule, Slot};
-use stablehlo::{Builder, DotDimensions, Dtype, Module, Precision, Reducer, TensorType, Value};
+use grpo_policy::{CLIP_EPSILON, Matrices, OptimizerName, OptimizerStep, Rule, Slot};
+use grpo_stablehlo::{Builder, DotDimensions, Dtype, Module, Precision, Reducer, TensorType, Value};
 use std::ops::{Add, Div, Mul, Neg, Range, Sub};
 
 /// The scalars of a step, as values of a program.
@@ -20,7 +20,7 @@ struct Element(Value);
 /// How a step ensures that its results are finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Check {
-    /// [`policy::OptimizerBounds::after`] has proved it for every finite gradient norm.
+    /// [`grpo_policy::OptimizerBounds::after`] has proved it for every finite gradient norm.
     Bounds,
     /// The program computes the results and checks them before it writes, which reads weights, moments and gradients twice.
     Results,
@@ -493,10 +493,10 @@ fn sums_of_squares(f: &Builder, tensor: &Value) -> Value {
 mod tests {
     use super::*;
     use crate::decoder::parameters;
-    use models::ModelConfig;
-    use policy::OptimizerSettings;
-    use stablehlo::Array;
-    use testkit::OptimizerSteps;
+    use grpo_models::ModelConfig;
+    use grpo_policy::OptimizerSettings;
+    use grpo_stablehlo::Array;
+    use grpo_testkit::OptimizerSteps;
 
     #[test]
     fn steps_match_torch() {

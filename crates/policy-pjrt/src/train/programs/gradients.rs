@@ -4,8 +4,8 @@ use super::{Batch, Outputs, TrainPrograms, TrainShape};
 use crate::decoder::{Matrix, Parameter, ParameterValues, Role as ParameterRole, zeros};
 use crate::error::Result;
 use crate::program::program_error;
-use backend_tpu::program::{Pass, Role, Spec, ValueTable, value_gradient};
-use stablehlo::{Dtype, Value, trace};
+use grpo_backend_tpu::program::{Pass, Role, Spec, ValueTable, value_gradient};
+use grpo_stablehlo::{Dtype, Value, trace};
 
 /// Results of a micro-batch.
 pub(in crate::train) struct Gradients {

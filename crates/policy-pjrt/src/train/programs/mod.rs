@@ -11,12 +11,12 @@ use crate::error::Result;
 use crate::leaves::first;
 use crate::program::program_error;
 use crate::storage::Storage;
-use backend_tpu::aot::Variant;
-use backend_tpu::program::{MeshShape, Numerics, Pass, Role, Spec};
+use grpo_backend_tpu::aot::Variant;
+use grpo_backend_tpu::program::{MeshShape, Numerics, Pass, Role, Spec};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
-use models::{ModelConfig, OptimizerName};
-use stablehlo::{Builder, Dtype, Module, Save, TensorType, Traced, Value, trace, try_trace};
+use grpo_models::{ModelConfig, OptimizerName};
+use grpo_stablehlo::{Builder, Dtype, Module, Save, TensorType, Traced, Value, trace, try_trace};
 
 /// Sizes of a micro-batch's program. The default has no rows; it completes literals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -40,12 +40,12 @@ pub struct TrainShape {
 /// order of [`Decoder::trained`], all f32.
 ///
 /// ```
-/// use policy_pjrt::decoder::{Compute, Decoder};
-/// use policy_pjrt::{TrainPrograms, TrainShape};
+/// use grpo_policy_pjrt::decoder::{Compute, Decoder};
+/// use grpo_policy_pjrt::{TrainPrograms, TrainShape};
 ///
-/// # fn main() -> policy_pjrt::Result<()> {
-/// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
-/// let modules = TrainPrograms::new(decoder, stablehlo::Save::Carry);
+/// # fn main() -> grpo_policy_pjrt::Result<()> {
+/// let decoder = Decoder::new(&grpo_models::ModelConfig::default(), Compute::F32);
+/// let modules = TrainPrograms::new(decoder, grpo_stablehlo::Save::Carry);
 /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true, ..TrainShape::default() };
 /// let text = modules.gradient(&grpo_core::LossConfig::default(), None, shape)?.to_string();
 /// assert!(text.contains("tensor<2x32xi32>"));
@@ -101,7 +101,7 @@ impl TrainPrograms {
     }
 
     /// Sets the optimizer, which decides the format of moments; the default is `adamw`. With `adamw_8bit`, each moment of a parameter whose
-    /// tensors have 4096 values or more is two tensors: codes, u8, with the shape of the parameter, and scales, f32 ([`policy::MomentBlocks`]).
+    /// tensors have 4096 values or more is two tensors: codes, u8, with the shape of the parameter, and scales, f32 ([`grpo_policy::MomentBlocks`]).
     #[must_use]
     pub fn with_optimizer(mut self, name: OptimizerName) -> Self {
         self.set_optimizer(name);
@@ -149,7 +149,7 @@ impl TrainPrograms {
         let shards = self.decoder.split().parts(Axis::Vocab);
         let workspace_budget = self.tiling.workspace_budget.saturating_mul(shards);
         let request = PlanRequest {
-            loss: policy::loss_of_model(loss, config)?.into(),
+            loss: grpo_policy::loss_of_model(loss, config)?.into(),
             implementation: Implementation::Fused,
             tiling: Tiling { workspace_budget, ..self.tiling.clone() },
             max_tokens: tokens,
@@ -225,7 +225,7 @@ impl TrainPrograms {
     pub fn values(&self, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "values";
         if !self.decoder.has_value_head() {
-            return Err(policy::Error::NoValueHead.into());
+            return Err(grpo_policy::Error::NoValueHead.into());
         }
         self.check_split(shape)?;
         let table = self.decoder.parameters();
@@ -260,10 +260,10 @@ impl TrainPrograms {
     }
 
     /// Builds the program of an AdamW step for all trained parameters, in f32. It does not check its results: the caller must know that
-    /// weights and moments stay finite for every finite gradient norm ([`policy::OptimizerBounds::after`]).
+    /// weights and moments stay finite for every finite gradient norm ([`grpo_policy::OptimizerBounds::after`]).
     ///
-    /// Arguments, all donated except the last: parameters, the optimizer's state slot by slot ([`policy::Rule::slots`]), gradient accumulators,
-    /// and the scalars of the step, f32 `[S]` ([`policy::OptimizerStep::to_list`]). Each bf16 parameter is followed by its remainders, i16: the bits of the f32 weight are `(parameter << 16) + remainder`,
+    /// Arguments, all donated except the last: parameters, the optimizer's state slot by slot ([`grpo_policy::Rule::slots`]), gradient accumulators,
+    /// and the scalars of the step, f32 `[S]` ([`grpo_policy::OptimizerStep::to_list`]). Each bf16 parameter is followed by its remainders, i16: the bits of the f32 weight are `(parameter << 16) + remainder`,
     /// as two's complement integers. Results: the same without the scalars, with zeroed accumulators, and a report, f32 `[3]`: the gradient
     /// norm, whether it is within the limit, and whether parameters and moments stay finite (0 or 1). If one of the two flags is 0,
     /// parameters and moments are unchanged.
@@ -366,7 +366,12 @@ impl TrainPrograms {
 
     /// Traces the forward pass: from rows and the parameters that the outputs depend on, to the outputs at the positions that predict
     /// completion tokens.
-    fn forward(&self, table: &[Parameter], shape: TrainShape, outputs: Outputs) -> Result<Traced, stablehlo::Error> {
+    fn forward(
+        &self,
+        table: &[Parameter],
+        shape: TrainShape,
+        outputs: Outputs,
+    ) -> Result<Traced, grpo_stablehlo::Error> {
         let inside: Vec<&Parameter> = table.iter().filter(|p| outputs.depend_on(p.role)).collect();
         let types = inside.iter().map(|p| TensorType::new(p.dtype(self.model), &p.shape[..]));
         let types: Vec<TensorType> = types.chain(self.row_types(shape).into_iter().map(|(_, ty)| ty)).collect();

@@ -3,8 +3,8 @@
 use super::{TrainPrograms, TrainShape};
 use crate::decoder::{Axis, Parameter};
 use crate::error::Result;
-use backend_tpu::program::{HeadSplit, Pass, Role, Spec};
-use stablehlo::{Builder, Module, TensorType, Value};
+use grpo_backend_tpu::program::{HeadSplit, Pass, Role, Spec};
+use grpo_stablehlo::{Builder, Module, TensorType, Value};
 
 /// Logical axes of the hidden states `[N, H]` and of the LM head.
 const HIDDEN: [Axis; 2] = [Axis::Batch, Axis::Embed];

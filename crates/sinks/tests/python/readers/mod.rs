@@ -1,10 +1,10 @@
 //! The official readers of the sinks' files: TensorBoard and the W&B SDK.
 
+use grpo_testkit::python::Python;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use testkit::python::Python;
 
 pub(crate) struct Readers(Python);
 

@@ -1,7 +1,7 @@
 //! The builder's errors.
 
-use stablehlo::mosaic::{Affine, Builder, Reducer, Ref, Semantics, Space, Value, Window};
-use stablehlo::{Dtype, TensorType};
+use grpo_stablehlo::mosaic::{Affine, Builder, Reducer, Ref, Semantics, Space, Value, Window};
+use grpo_stablehlo::{Dtype, TensorType};
 use std::cell::RefCell;
 
 /// Returns the error of a kernel with memories `[8, 128]` of f32 and of i32 in VMEM, and `[1, 2]` of i32 in SMEM.

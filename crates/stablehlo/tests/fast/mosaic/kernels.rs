@@ -1,7 +1,7 @@
 //! Kernels for the other tests, which print, run and compile them; together they use every operation.
 
-use stablehlo::mosaic::{Affine, Builder, Cost, Kernel, Reducer, Ref, Semantics, Space, Value, Window};
-use stablehlo::{Dtype, Result, TensorType};
+use grpo_stablehlo::mosaic::{Affine, Builder, Cost, Kernel, Reducer, Ref, Semantics, Space, Value, Window};
+use grpo_stablehlo::{Dtype, Result, TensorType};
 
 /// Returns a window that follows the first two dimensions of the grid.
 pub(crate) fn tiles(rows: usize, columns: usize) -> Window {

@@ -2,8 +2,8 @@
 
 use super::kernels::*;
 use crate::interpret::cases::i32s;
-use stablehlo::mosaic::{Affine, Builder, Kernel, Semantics, Space, Window, interpret};
-use stablehlo::{Array, Dtype, Result, TensorType};
+use grpo_stablehlo::mosaic::{Affine, Builder, Kernel, Semantics, Space, Window, interpret};
+use grpo_stablehlo::{Array, Dtype, Result, TensorType};
 
 fn floats(shape: [usize; 2], f: impl Fn(usize) -> f32) -> Array {
     Array::floats(Dtype::F32, shape, (0..shape[0] * shape[1]).map(|i| f(i).into())).expect("a tensor")

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::interpret::cases::transformer::{self, PARAMETERS, Sizes};
-use stablehlo::Save;
+use grpo_stablehlo::Save;
 
 fn arguments(sizes: Sizes) -> Vec<Array> {
     let types = sizes.types();

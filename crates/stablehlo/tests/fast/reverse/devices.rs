@@ -1,7 +1,7 @@
 //! Derivatives of programs that are sharded over devices.
 
 use super::*;
-use stablehlo::{DotDimensions, Kind, Manual, Mesh, Save, Sharding};
+use grpo_stablehlo::{DotDimensions, Kind, Manual, Mesh, Save, Sharding};
 
 /// A mesh of 2 x 3 devices.
 fn mesh() -> Mesh {
@@ -48,7 +48,7 @@ pub(super) fn manual_computations_have_no_derivative() {
     let (function, f) = (function.expect("a function"), Builder::new());
     let x = f.argument("x", ty);
     match f.vjp(&function, &[&x], &[0]) {
-        Err(stablehlo::Error::NoDerivative { operation, reason, .. }) => {
+        Err(grpo_stablehlo::Error::NoDerivative { operation, reason, .. }) => {
             assert_eq!(operation, "sdy.manual_computation");
             assert!(reason.contains("use `constrain`"), "{reason}");
         }

@@ -2,7 +2,7 @@
 
 use super::{devices, own, refusals, rules, scans};
 use crate::interpret::cases::{every_form, form};
-use stablehlo::{Region, Traced, ValueId};
+use grpo_stablehlo::{Region, Traced, ValueId};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 

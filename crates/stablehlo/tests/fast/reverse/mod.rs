@@ -11,7 +11,7 @@ mod scans;
 mod widths;
 
 use crate::interpret::cases::built;
-use stablehlo::{Array, Builder, Dtype, Function, Reducer, TensorType, Traced, Value, trace};
+use grpo_stablehlo::{Array, Builder, Dtype, Function, Reducer, TensorType, Traced, Value, trace};
 
 /// Returns random numbers between -0.9 and 0.9.
 pub(crate) fn numbers(n: usize, seed: u64) -> Vec<f64> {

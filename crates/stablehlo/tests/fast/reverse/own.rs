@@ -1,7 +1,7 @@
 //! Custom derivatives, and values without a derivative.
 
 use super::*;
-use stablehlo::Save;
+use grpo_stablehlo::Save;
 
 /// A loss of (logits, ids, scale) whose forward pass also computes the gradients, as fused losses do.
 fn fused() -> (Traced, Traced) {

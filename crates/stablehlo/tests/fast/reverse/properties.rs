@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::interpret::cases::windows::rows;
+use grpo_stablehlo::{Binary, DotDimensions, Precision, Save, Unary};
 use proptest::prelude::*;
-use stablehlo::{Binary, DotDimensions, Precision, Save, Unary};
 
 /// Selects an operation and two of the values so far, all `[3, 3]`.
 type Choice = (u8, u8, u8);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::interpret::cases::windows::elements;
-use stablehlo::{Error, Save};
+use grpo_stablehlo::{Error, Save};
 
 /// Returns the error of a derivative, and the line of this file that it reports.
 fn refused(types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> (String, u32) {
@@ -66,7 +66,7 @@ fn a_loop_off_the_path_needs_no_derivative() {
 #[test]
 fn custom_calls_need_a_custom_derivative() {
     let ty = wide(&[2]);
-    let call = || stablehlo::CustomCall { target: "kernel".into(), ..Default::default() };
+    let call = || grpo_stablehlo::CustomCall { target: "kernel".into(), ..Default::default() };
     let (reason, _) =
         refused(std::slice::from_ref(&ty), |f, a| f.custom_call(call(), &[&a[0]], std::slice::from_ref(&ty)));
     assert_eq!(reason, "stablehlo.custom_call: it is a custom call; use `custom_vjp` to give its derivative");

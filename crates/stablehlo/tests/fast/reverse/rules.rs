@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::interpret::cases::windows::{corners, elements, entries, rows};
-use stablehlo::*;
+use grpo_stablehlo::*;
 use strum::VariantArray;
 
 #[test]

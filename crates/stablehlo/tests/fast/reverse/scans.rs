@@ -1,7 +1,7 @@
 //! Derivatives of scans.
 
 use super::*;
-use stablehlo::{DotDimensions, Kind, Precision, Save, Unary};
+use grpo_stablehlo::{DotDimensions, Kind, Precision, Save, Unary};
 
 /// (carry [2, 3], weight [3, 3], constant [3]) -> (tanh(carry weight) + constant carry, a result to stack).
 fn layer() -> Traced {

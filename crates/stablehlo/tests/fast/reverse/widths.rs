@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::interpret::cases::windows::rows;
-use stablehlo::{DotDimensions, Interpreter, Mesh, Precision, Rounding, Save, Sharding};
+use grpo_stablehlo::{DotDimensions, Interpreter, Mesh, Precision, Rounding, Save, Sharding};
 
 fn narrow(shape: &[usize]) -> TensorType {
     TensorType::new(Dtype::Bf16, shape)
@@ -169,7 +169,7 @@ fn products_of_bf16_stay_products_of_bf16() {
         let function = gradient.function().clone();
         let mut dtypes = vec![];
         function.visit(|op| {
-            if matches!(op.kind, stablehlo::Kind::DotGeneral(..)) {
+            if matches!(op.kind, grpo_stablehlo::Kind::DotGeneral(..)) {
                 dtypes.push((function.type_of(op.operands[0]).dtype, function.type_of(op.results[0]).dtype));
             }
         });

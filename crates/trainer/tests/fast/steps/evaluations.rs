@@ -2,12 +2,12 @@
 
 use super::scripted::{Script, scripted};
 use super::*;
-use data::DataFile;
+use grpo_data::DataFile;
 
 /// Four samples, of which two return at least 1.
 const FOUR: Script = Script { sampled: &["1.", "0.", "0.", "3."], greedy: "0." };
 
-fn evaluated(change: impl FnOnce(&mut TrainConfig)) -> trainer::eval::EvalReport {
+fn evaluated(change: impl FnOnce(&mut TrainConfig)) -> grpo_trainer::eval::EvalReport {
     let mut config = small();
     config.eval.num_generations = 4;
     config.eval.pass_reward = Some("number".into());

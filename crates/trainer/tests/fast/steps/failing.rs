@@ -2,8 +2,8 @@
 
 use super::scripted::{Script, Terms, one_group, power, with_parts};
 use super::*;
-use data::task::Addition;
-use rewards::RewardFailure;
+use grpo_data::task::Addition;
+use grpo_rewards::RewardFailure;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

@@ -5,14 +5,14 @@ mod failing;
 mod scripted;
 
 use crate::support::*;
-use data::TaskMixture;
-use data::task::Reverse;
-use policy::Policy;
-use rewards::{RewardFn, RewardInput, Rewards};
+use grpo_data::TaskMixture;
+use grpo_data::task::Reverse;
+use grpo_policy::Policy;
+use grpo_rewards::{RewardFn, RewardInput, Rewards};
+use grpo_run_config::WarmupConfig;
+use grpo_trainer::{Error, Parts, Result, TrainConfig, TrainState, Trainer};
 use rstest::rstest;
-use run_config::WarmupConfig;
 use std::sync::Arc;
-use trainer::{Error, Parts, Result, TrainConfig, TrainState, Trainer};
 
 #[test]
 fn advantages_scaled_to_zero_leave_the_weights_alone() {
@@ -71,7 +71,7 @@ fn the_warmup_ends_at_its_target() {
 fn custom_parts_replace_the_built_in_ones() {
     let mut config = small();
     config.rollout.batch_size = 64;
-    let tasks: data::WeightedTasks = vec![(Arc::new(Reverse { min_length: 2, max_length: 3 }), 1.0)];
+    let tasks: grpo_data::WeightedTasks = vec![(Arc::new(Reverse { min_length: 2, max_length: 3 }), 1.0)];
     let dataset = Box::new(TaskMixture::from_tasks(tasks, 0.2, config.seed).unwrap());
     // Rewards short completions, and returns no reward for truncated ones.
     let rewards = scored("brief", |input| (!input.truncated).then(|| -(input.completion.len() as f32)));

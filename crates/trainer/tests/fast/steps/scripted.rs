@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::Scored;
-use data::task::{Comparison, Task};
-use models::{CharTokenizer, Tokenizer};
-use policy::{Completion, RolloutEngine, RolloutRequest, Sampling};
+use grpo_data::task::{Comparison, Task};
+use grpo_models::{CharTokenizer, Tokenizer};
+use grpo_policy::{Completion, RolloutEngine, RolloutRequest, Sampling};
+use grpo_trainer::step::StepReport;
 use std::sync::Mutex;
-use trainer::step::StepReport;
 
 /// An engine that returns the same texts for every prompt; texts without a full stop are truncated.
 pub(super) struct Script {
@@ -15,14 +15,14 @@ pub(super) struct Script {
 }
 
 impl RolloutEngine for Script {
-    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> grpo_policy::Result<Vec<Completion>> {
         let texts: &[&str] = if request.sampling == Sampling::Greedy { &[self.greedy] } else { self.sampled };
         let texts = texts.iter().cycle().take(request.prompts.len() * request.num_generations);
         texts.map(|text| completion(text)).collect()
     }
 }
 
-fn completion(text: &str) -> policy::Result<Completion> {
+fn completion(text: &str) -> grpo_policy::Result<Completion> {
     let (text, truncated) = text.strip_suffix('.').map_or((text, true), |text| (text, false));
     let mut ids = CharTokenizer.encode(text)?;
     if !truncated {
@@ -205,7 +205,7 @@ fn generation_batches_of_a_step_use_different_random_streams() {
             &mut self,
             policy: &mut dyn Policy,
             request: &RolloutRequest<'_>,
-        ) -> policy::Result<Vec<Completion>> {
+        ) -> grpo_policy::Result<Vec<Completion>> {
             let Sampling::Random { step, first, .. } = request.sampling else { panic!("greedy") };
             let mut seen = self.0.lock().unwrap();
             seen.push((step, first));
@@ -300,7 +300,7 @@ fn non_finite_losses_are_skipped_only_with_skip_grad_norm() {
         run
     };
     assert!(
-        matches!(broken(None).warmup_step(), Err(Error::Policy(policy::Error::NotFinite { what, .. })) if what.contains("the warm-up loss"))
+        matches!(broken(None).warmup_step(), Err(Error::Policy(grpo_policy::Error::NotFinite { what, .. })) if what.contains("the warm-up loss"))
     );
     let mut guarded = broken(Some(1e30));
     let report = guarded.warmup_step().unwrap();

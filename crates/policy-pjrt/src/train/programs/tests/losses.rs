@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Error;
-use backend_cpu::oracle::{self, Evaluation, Policy};
+use grpo_backend_cpu::oracle::{self, Evaluation, Policy};
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::{PolicyValues, TokenBatch};
 use grpo_core::{Advantages, LossType};

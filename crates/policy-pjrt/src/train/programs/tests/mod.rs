@@ -6,13 +6,13 @@ use super::super::packing::Packing;
 use super::super::rows::Rows as BatchRows;
 use super::*;
 use crate::decoder::{ATTENTION, Adapters, Attention};
-use backend_tpu::TokenTables;
+use grpo_backend_tpu::TokenTables;
 use grpo_core::aggregate::token_weights;
 use grpo_core::backend_api::evaluate::Evaluator;
-use models::LoraConfig;
-use policy::{Sequence, token_batch};
+use grpo_models::LoraConfig;
+use grpo_policy::{Sequence, token_batch};
+use grpo_stablehlo::Array;
 use proptest::prelude::*;
-use stablehlo::Array;
 use std::num::NonZeroUsize;
 
 /// Tokens of a row: the minimum of all programs.
@@ -82,7 +82,7 @@ fn floats(shape: &[usize], numbers: impl IntoIterator<Item = f32>) -> Array {
 /// Returns the first arguments of programs.
 fn weights(modules: &TrainPrograms) -> Vec<Array> {
     let table = modules.decoder().parameters();
-    let values = |p: &Parameter| rng::uniform_weights(p.shape.iter().product(), 0.7, 5, p.name());
+    let values = |p: &Parameter| grpo_rng::uniform_weights(p.shape.iter().product(), 0.7, 5, p.name());
     table.iter().map(|p| floats(&p.shape, values(p))).collect()
 }
 
