@@ -73,21 +73,27 @@ impl AdaptiveKl {
     /// Updates the coefficient with the mean KL of `completions`.
     ///
     /// # Errors
-    /// [`Error::Config`] for a target or horizon that is not above 0, or for so many completions that the coefficient
+    /// [`Error::Key`] for a target or horizon that is not above 0, or for so many completions that the coefficient
     /// could change its sign (5 x horizon); [`Error::Value`] for a KL that is not finite.
     pub fn update(&mut self, kl: f64, completions: usize) -> Result<()> {
         for (name, value) in [("target_kl", self.target_kl), ("horizon", self.horizon)] {
             if !(value > 0.0 && value.is_finite()) {
-                return Err(Error::Config(format!("KL controller: {name} must be finite and above 0, got {value}")));
+                return Err(Error::of_key(
+                    name,
+                    format!("KL controller: {name} must be finite and above 0, got {value}"),
+                ));
             }
         }
         let n = completions as f64;
         if n >= 5.0 * self.horizon {
-            return Err(Error::Config(format!(
-                "KL controller: {completions} completions at once need a horizon above {}, got {}",
-                n / 5.0,
-                self.horizon
-            )));
+            return Err(Error::of_key(
+                "horizon",
+                format!(
+                    "KL controller: {completions} completions at once need a horizon above {}, got {}",
+                    n / 5.0,
+                    self.horizon
+                ),
+            ));
         }
         if !kl.is_finite() {
             return Err(Error::value("KL", "the controller's update", format!("{kl} is not finite")));
@@ -139,9 +145,9 @@ impl AdaptiveEntropy {
     /// Checks the numbers and bounds.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the field.
+    /// [`Error::Key`] with the field.
     pub fn validate(&self) -> Result<()> {
-        let fail = |message: String| Err(Error::Config(format!("entropy controller: {message}")));
+        let fail = |key: &str, message: String| Err(Error::of_key(key, format!("entropy controller: {message}")));
         for (name, value) in [
             ("entropy_coef", self.entropy_coef),
             ("entropy_coef_min", self.entropy_coef_min),
@@ -150,12 +156,15 @@ impl AdaptiveEntropy {
             ("entropy_target", self.entropy_target),
         ] {
             if !(value >= 0.0 && value.is_finite()) {
-                return fail(format!("{name} must be finite and not negative, got {value}"));
+                return fail(name, format!("{name} must be finite and not negative, got {value}"));
             }
         }
         let (min, max) = (self.entropy_coef_min, self.entropy_coef_max);
         if min > max {
-            return fail(format!("entropy_coef_min ({min}) must be at most entropy_coef_max ({max})"));
+            return fail(
+                "entropy_coef_min",
+                format!("entropy_coef_min ({min}) must be at most entropy_coef_max ({max})"),
+            );
         }
         Ok(())
     }

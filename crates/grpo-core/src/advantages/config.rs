@@ -231,29 +231,32 @@ impl AdvantageConfig {
     /// Checks every field and every combination.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the fields and the reason.
+    /// [`Error::Key`] with the key and the reason.
     pub fn validate(&self) -> Result<()> {
         use AdvantageEstimator as E;
-        let fail = |message: String| Err(Error::Config(format!("advantages: {message}")));
+        let fail = |key: &str, message: String| Err(Error::of_key(key, format!("advantages: {message}")));
         if self.ddof > 1 {
-            return fail(format!("ddof must be 0 or 1, got {}", self.ddof));
+            return fail("ddof", format!("ddof must be 0 or 1, got {}", self.ddof));
         }
         if !(self.eps >= 0.0 && self.eps.is_finite()) {
-            return fail(format!("eps must be finite and not negative, got {}", self.eps));
+            return fail("eps", format!("eps must be finite and not negative, got {}", self.eps));
         }
         for (name, value) in [("gamma", self.gamma), ("lam", self.lam)] {
             if !(0.0..=1.0).contains(&value) {
-                return fail(format!("{name} must lie in [0, 1], got {value}"));
+                return fail(name, format!("{name} must lie in [0, 1], got {value}"));
             }
         }
         if !(self.global_weight >= 0.0 && self.global_weight.is_finite()) {
-            return fail(format!("global_weight must be finite and not negative, got {}", self.global_weight));
+            return fail(
+                "global_weight",
+                format!("global_weight must be finite and not negative, got {}", self.global_weight),
+            );
         }
         if let Some(clip) = self.clip.filter(|c| !(*c > 0.0 && c.is_finite())) {
-            return fail(format!("clip must be finite and above 0, got {clip}"));
+            return fail("clip", format!("clip must be finite and above 0, got {clip}"));
         }
         if let Some(weight) = self.reward_weights.iter().find(|w| !w.is_finite()) {
-            return fail(format!("reward_weights must be finite, got {weight}"));
+            return fail("reward_weights", format!("reward_weights must be finite, got {weight}"));
         }
         let legal_scale = match (self.estimator, self.scale_rewards) {
             (_, None) | (E::Group, _) => true,
@@ -261,10 +264,13 @@ impl AdvantageConfig {
             (_, Some(scale)) => scale == ScaleRewards::None,
         };
         if !legal_scale {
-            return fail(format!(
-                "{:?} has no divisor for scale_rewards: {:?}: leave it out, or use estimator group",
-                self.estimator, self.scale_rewards
-            ));
+            return fail(
+                "scale_rewards",
+                format!(
+                    "{:?} has no divisor for scale_rewards: {:?}: leave it out, or use estimator group",
+                    self.estimator, self.scale_rewards
+                ),
+            );
         }
         let discounts = self.estimator == E::Gae
             || (self.estimator == E::ReinforcePlusPlus && self.whitening() == Whitening::Tokens);
@@ -274,10 +280,10 @@ impl AdvantageConfig {
             ("global_weight", self.global_weight != 0.2 && self.estimator != E::DapoMix, "dapo_mix"),
         ];
         if let Some((name, _, owner)) = idle.into_iter().find(|(_, idle, _)| *idle) {
-            return fail(format!("{name} is used by {owner} only, not by {:?}: leave it out", self.estimator));
+            return fail(name, format!("{name} is used by {owner} only, not by {:?}: leave it out", self.estimator));
         }
         if self.estimator == E::ReinforcePlusPlus && self.whitening() == Whitening::None {
-            return fail("reinforce_plus_plus without whitening: use estimator reinforce".into());
+            return fail("whiten", "reinforce_plus_plus without whitening: use estimator reinforce".into());
         }
         Ok(())
     }

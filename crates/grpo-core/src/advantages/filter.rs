@@ -57,15 +57,21 @@ impl DynamicSampling {
     /// Filters the groups of `rewards: [B]`, of which some may be missing.
     ///
     /// # Errors
-    /// [`Error::Config`] for an empty range or a threshold that is negative or not finite, [`Error::Shape`] if
+    /// [`Error::Key`] for an empty range or a threshold that is negative or not finite, [`Error::Shape`] if
     /// the groups do not cover B completions, [`Error::Value`] for a reward that is not finite.
     pub fn filter<'a>(&self, rewards: impl Into<RewardList<'a>>, groups: impl Into<Groups<'a>>) -> Result<KeptGroups> {
         if let Some([low, high]) = self.reward_range.filter(|[low, high]| low.partial_cmp(high) != Some(Ordering::Less))
         {
-            return Err(Error::Config(format!("dynamic sampling: reward_range must rise, got {low} to {high}")));
+            return Err(Error::of_key(
+                "reward_range",
+                format!("dynamic sampling: reward_range must rise, got {low} to {high}"),
+            ));
         }
         if let Some(min) = self.min_std.filter(|min| !(*min >= 0.0 && min.is_finite())) {
-            return Err(Error::Config(format!("dynamic sampling: min_std must be finite and not negative, got {min}")));
+            return Err(Error::of_key(
+                "min_std",
+                format!("dynamic sampling: min_std must be finite and not negative, got {min}"),
+            ));
         }
         let rewards = rewards.into();
         let offsets = groups.into().offsets("dynamic sampling", rewards.len())?;

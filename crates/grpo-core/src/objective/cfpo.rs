@@ -58,9 +58,10 @@ impl Loss for Cfpo {
         let low = config.lower_epsilon();
         positive("epsilon_low of cfpo", low)?;
         match config.epsilon_high.filter(|high| *high != low) {
-            Some(high) => Err(Error::Config(format!(
-                "cfpo uses one distance from 1, epsilon_low ({low}): leave epsilon_high ({high}) out"
-            ))),
+            Some(high) => Err(Error::of_key(
+                "epsilon_high",
+                format!("cfpo uses one distance from 1, epsilon_low ({low}): leave epsilon_high ({high}) out"),
+            )),
             None => Ok(()),
         }
     }

@@ -79,10 +79,10 @@ impl Loss for Cispo {
 
     fn check(&self, config: &LossConfig) -> Result<()> {
         match bounds_raw_ratio(config) && config.epsilon_high.is_none() {
-            true => Err(Error::Config(
+            true => Err(Error::of_key(
+                "epsilon_high",
                 "cispo caps the raw ratio at epsilon_high (ScaleRL uses 5.0), so it has no default: set it, or \
-                 `semantics: verl` for a bound of 1 + epsilon_high"
-                    .into(),
+                 `semantics: verl` for a bound of 1 + epsilon_high",
             )),
             false => Ok(()),
         }

@@ -47,9 +47,9 @@ impl Loss for DrGrpo {
     fn check(&self, config: &LossConfig) -> Result<()> {
         match config.max_completion_length {
             Some(_) => Ok(()),
-            None => Err(Error::Config(
-                "dr_grpo divides by a constant length: set max_completion_length to the generation limit in tokens"
-                    .into(),
+            None => Err(Error::of_key(
+                "max_completion_length",
+                "dr_grpo divides by a constant length: set max_completion_length to the generation limit in tokens",
             )),
         }
     }

@@ -76,7 +76,9 @@ impl Loss for Dro {
     fn check(&self, config: &LossConfig) -> Result<()> {
         match config.parameters.dro.beta {
             Some(_) => Ok(()),
-            None => Err(Error::Config("dro weighs its penalty with dro_beta, which has no default: set it".into())),
+            None => {
+                Err(Error::of_key("dro_beta", "dro weighs its penalty with dro_beta, which has no default: set it"))
+            }
         }
     }
 }

@@ -79,9 +79,10 @@ pub struct Parameters {
 impl Parameters {
     pub(super) fn check(&self) -> Result<()> {
         match self.sequence_kl_threshold.filter(|threshold| !(*threshold >= 0.0 && threshold.is_finite())) {
-            Some(threshold) => Err(Error::Config(format!(
-                "sequence_kl_threshold must be a finite number that is not negative, or null, got {threshold}"
-            ))),
+            Some(threshold) => Err(Error::of_key(
+                "sequence_kl_threshold",
+                format!("sequence_kl_threshold must be a finite number that is not negative, or null, got {threshold}"),
+            )),
             None => Ok(()),
         }
     }
@@ -108,9 +109,12 @@ impl Loss for FlashReinforce {
             ("rollout_is", config.rollout_is.is_some()),
         ];
         match twice.into_iter().find(|(_, is_set)| *is_set) {
-            Some((key, _)) => Err(Error::Config(format!(
-                "flash_reinforce weights its tokens by the sampler's ratio, and {key} would weight them twice: leave it out"
-            ))),
+            Some((key, _)) => Err(Error::of_key(
+                key,
+                format!(
+                    "flash_reinforce weights its tokens by the sampler's ratio, and {key} would weight them twice: leave it out"
+                ),
+            )),
             None => Ok(()),
         }
     }

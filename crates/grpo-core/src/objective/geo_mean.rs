@@ -89,10 +89,10 @@ impl Loss for GeoMean {
 
     fn check(&self, config: &LossConfig) -> Result<()> {
         match config.beta != 0.0 && config.kl_importance() == KlImportance::Ratio {
-            true => Err(Error::Config(
+            true => Err(Error::of_key(
+                "use_bias_correction_kl",
                 "use_bias_correction_kl multiplies the KL term by the loss's ratio, but geo_mean has no ratio: leave it \
-                 out, or set kl_importance to `score_function` or `sampler`"
-                    .into(),
+                 out, or set kl_importance to `score_function` or `sampler`",
             )),
             false => Ok(()),
         }

@@ -58,10 +58,10 @@ impl Loss for Gspo {
 
     fn check(&self, config: &LossConfig) -> Result<()> {
         match config.level() {
-            ImportanceSamplingLevel::Token => Err(Error::Config(
+            ImportanceSamplingLevel::Token => Err(Error::of_key(
+                "importance_sampling_level",
                 "gspo is defined by its sequence-level ratio: leave importance_sampling_level out, set it to \
-                 `sequence`, or use loss_type grpo"
-                    .into(),
+                 `sequence`, or use loss_type grpo",
             )),
             _ => Ok(()),
         }

@@ -62,11 +62,14 @@ impl Loss for Vanilla {
     fn check(&self, config: &LossConfig) -> Result<()> {
         match config.semantics {
             Semantics::Verl => Ok(()),
-            other => Err(Error::Config(format!(
-                "loss_type vanilla is verl's name, and semantics is {}, which has no such loss: set semantics to `verl`, or \
+            other => Err(Error::of_key(
+                "loss_type",
+                format!(
+                    "loss_type vanilla is verl's name, and semantics is {}, which has no such loss: set semantics to `verl`, or \
                  use loss_type grpo (with clip_ratio_c 3.0 for verl's dual clip)",
-                other.name()
-            ))),
+                    other.name()
+                ),
+            )),
         }
     }
 }

@@ -133,14 +133,14 @@ impl Loss for Vespo {
     fn check(&self, config: &LossConfig) -> Result<()> {
         let asks = config.importance_sampling_level.is_some_and(|level| level != ImportanceSamplingLevel::Token);
         if asks && config.beta != 0.0 && config.kl_importance() == KlImportance::Ratio {
-            return Err(Error::Config(
+            return Err(Error::of_key(
+                "importance_sampling_level",
                 "vespo has its own sequence-level ratio, and its KL term the ratio of tokens: leave \
-                 importance_sampling_level out, or set it to `token`"
-                    .into(),
+                 importance_sampling_level out, or set it to `token`",
             ));
         }
         if config.semantics == Semantics::Verl {
-            return Err(Error::Config("verl has no vespo: leave semantics out for TRL's".into()));
+            return Err(Error::of_key("semantics", "verl has no vespo: leave semantics out for TRL's"));
         }
         Ok(())
     }

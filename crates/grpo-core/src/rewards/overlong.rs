@@ -38,19 +38,25 @@ impl SoftOverlong {
     /// reward function.
     ///
     /// # Errors
-    /// [`Error::Config`] for a cache longer than the limit, or a factor that is negative or not finite.
+    /// [`Error::Key`] for a cache longer than the limit, or a factor that is negative or not finite.
     pub fn penalties(&self, lengths: &[usize]) -> Result<Vec<f32>> {
         if self.soft_punish_cache > self.max_completion_len {
-            return Err(Error::Config(format!(
-                "overlong penalty: soft_punish_cache ({}) must be at most max_completion_len ({})",
-                self.soft_punish_cache, self.max_completion_len
-            )));
+            return Err(Error::of_key(
+                "soft_punish_cache",
+                format!(
+                    "overlong penalty: soft_punish_cache ({}) must be at most max_completion_len ({})",
+                    self.soft_punish_cache, self.max_completion_len
+                ),
+            ));
         }
         if !(self.penalty_factor >= 0.0 && self.penalty_factor.is_finite()) {
-            return Err(Error::Config(format!(
-                "overlong penalty: penalty_factor must be finite and not negative, got {}",
-                self.penalty_factor
-            )));
+            return Err(Error::of_key(
+                "penalty_factor",
+                format!(
+                    "overlong penalty: penalty_factor must be finite and not negative, got {}",
+                    self.penalty_factor
+                ),
+            ));
         }
         let free = self.max_completion_len - self.soft_punish_cache;
         let share = |length: usize| match length.saturating_sub(free) {

@@ -3,7 +3,7 @@
 use grpo_core::batch::StepData;
 use grpo_core::format::BatchLoss;
 use grpo_core::objective::Bounds;
-use grpo_core::{Error, ImportanceSamplingLevel, KlImportance, LossConfig, LossType};
+use grpo_core::{AdvantageConfig, Error, ImportanceSamplingLevel, KlImportance, LossConfig, LossType};
 use proptest::prelude::*;
 use rstest::rstest;
 
@@ -321,6 +321,10 @@ fn errors_of_the_configuration_have_their_key() {
     assert_eq!(key(LossConfig { beta: -1.0, ..LossConfig::default() }).as_deref(), Some("beta"));
     assert_eq!(key(LossConfig { dp_size: 0, ..LossConfig::default() }).as_deref(), Some("dp_size"));
     assert_eq!(LossConfig::from_json(r#"{"epsilon_hi": 0.28}"#).unwrap_err().key(), Some("epsilon_hi"));
+    let gspo = LossConfig { importance_sampling_level: Some(ImportanceSamplingLevel::Token), ..LossConfig::gspo() };
+    assert_eq!(key(gspo).as_deref(), Some("importance_sampling_level"));
+    let advantages = AdvantageConfig { eps: -1.0, ..AdvantageConfig::default() };
+    assert_eq!(advantages.validate().unwrap_err().key(), Some("eps"));
     assert_eq!(Error::NoAdvantages.key(), None);
 }
 

@@ -167,8 +167,8 @@ fn every_loss_at_every_level_has_the_oracles_gradient() {
                 Ok(()) => setting.check(&what, &loss),
                 Err(_) => {
                     let error = setting.modules.gradient(&loss, None, setting.shape).unwrap_err();
-                    let Error::Loss(grpo_core::Error::Config(message)) = &error else { panic!("{what}: {error}") };
-                    assert!(message.contains("importance_sampling_level"), "{what}: {message}");
+                    let Error::Loss(grpo_core::Error::Key { key, message }) = &error else { panic!("{what}: {error}") };
+                    assert_eq!(key, "importance_sampling_level", "{what}: {message}");
                     assert!(message.starts_with(loss_type.name()), "{what}: {message}");
                     refused.push(what);
                 }
