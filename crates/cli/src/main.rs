@@ -173,8 +173,8 @@ fn main() -> ExitCode {
         Ok(Outcome::CheckFailed) => ExitCode::from(1),
         Ok(Outcome::Stopped) => ExitCode::from(3),
         Err(error) => {
-            // The error and its causes on one line; `{:#}` joins them with colons.
-            let _ = writeln!(std::io::stderr(), "error: {}", printable_line(&format!("{error:#}")));
+            let text = grpo_run::failure::with_causes(error.as_ref());
+            let _ = writeln!(std::io::stderr(), "error: {}", printable_line(&text));
             ExitCode::from(2)
         }
     }

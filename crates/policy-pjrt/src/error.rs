@@ -34,6 +34,7 @@ pub enum Error {
         /// The failed operation, for example the compilation or run of a program, or the copy of a tensor.
         operation: String,
         /// The plugin's error.
+        #[source]
         cause: Box<grpo_pjrt::Error>,
     },
     /// The device did not finish within the time limit.
@@ -42,6 +43,7 @@ pub enum Error {
         /// The operation, for example the run of a program or the copy of a tensor.
         operation: String,
         /// The event, the time limit, and the program that was launched last.
+        #[source]
         cause: Box<grpo_pjrt::Error>,
     },
     /// The device returned a completion of invalid length, or a completion that does not end.
@@ -113,6 +115,7 @@ pub enum Error {
         /// Path of the plugin, with its versions.
         plugin: String,
         /// The compiler's error.
+        #[source]
         cause: Box<grpo_pjrt::Error>,
     },
     /// The model or its training needs more memory than the device has; detected before weights are loaded.
@@ -140,6 +143,7 @@ pub enum Error {
         /// The free bytes on the device, if the plugin reports them.
         available: Option<u64>,
         /// The plugin's error.
+        #[source]
         cause: Box<grpo_pjrt::Error>,
     },
     /// A dtype is not supported.
@@ -294,6 +298,8 @@ mod tests {
         let cause = grpo_pjrt::Error::TimedOut { what: "a copy from the device", seconds: 3600.0, program };
         let error = Error::device("reading ids of completions from the device")(cause);
         assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        assert!(source.is_some_and(|source| source.starts_with("a copy from the device")), "the plugin's error");
         let text = grpo_policy::Error::from(error).to_string();
         for part in ["reading ids of completions", "3600 seconds", "`rollout_decode`"] {
             assert!(text.contains(part), "{part:?} is not in: {text}");

@@ -16,6 +16,7 @@ pub enum Error {
     )]
     RewardsFailed {
         /// The function or the environment, and its last failure.
+        #[source]
         cause: Box<grpo_trainer::Error>,
         /// The folder of the run.
         run: PathBuf,
@@ -30,6 +31,7 @@ pub enum Error {
     )]
     TooFewGroups {
         /// The numbers of groups.
+        #[source]
         cause: Box<grpo_trainer::Error>,
         /// The folder of the run.
         run: PathBuf,
@@ -40,6 +42,7 @@ pub enum Error {
     #[error("{cause}; {}", way_back(run, last_finite.as_deref(), section, *learning_rate))]
     Diverged {
         /// The original error.
+        #[source]
         cause: Box<grpo_trainer::Error>,
         /// The folder of the run.
         run: PathBuf,
@@ -54,6 +57,7 @@ pub enum Error {
     #[error("{cause}; {}", way_on(run, last_good.as_deref()))]
     PolicyFailed {
         /// The error of the policy or of the connection to the process.
+        #[source]
         cause: Box<grpo_trainer::Error>,
         /// The folder of the run.
         run: PathBuf,

@@ -16,6 +16,18 @@ pub struct Failure {
     pub position: String,
 }
 
+/// Formats an error with its causes on one line. Many errors name their cause themselves; it is then not repeated.
+///
+/// ```
+/// let missing = std::io::Error::new(std::io::ErrorKind::NotFound, "no such file");
+/// let error = grpo_files::Error::io("read", "run.yaml".as_ref(), missing);
+/// assert_eq!(grpo_run::failure::with_causes(&error), "cannot read run.yaml: no such file");
+/// ```
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
+    causes.fold(error.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })
+}
+
 impl Run {
     /// Adds advice on how to continue to an error that ends the run.
     pub(super) fn explain(&self, error: Error) -> Error {
@@ -48,12 +60,7 @@ impl Run {
         if !self.is_in_place() {
             return;
         }
-        let (mut text, mut cause) = (error.to_string(), std::error::Error::source(error));
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        let failure = Failure { error: text, position: self.position.to_string() };
+        let failure = Failure { error: with_causes(error), position: self.position.to_string() };
         // The caller gets the original error; a failure to write this file is ignored.
         let _ = write_json(&self.dir.failure_path(), &failure);
     }

@@ -85,6 +85,7 @@ pub enum Error {
     #[error("{error}: {advice}")]
     Exhausted {
         /// The device's error.
+        #[source]
         error: grpo_policy::Error,
         /// The keys of the configuration that help.
         advice: &'static str,
