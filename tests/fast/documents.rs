@@ -21,8 +21,8 @@ macro_rules! project {
 }
 
 /// The projects of examples/embed, which `.ci/run` builds and runs: name, manifest, program.
-const PROJECTS: [(&str, &str, &str); 4] =
-    [project!("slices"), project!("burn"), project!("candle"), project!("with_parts")];
+const PROJECTS: [(&str, &str, &str); 5] =
+    [project!("slices"), project!("burn"), project!("candle"), project!("own_loss"), project!("with_parts")];
 
 /// Removes the indentation of every line.
 fn unindented(text: &str) -> String {
@@ -39,7 +39,7 @@ fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
 fn code_on_the_page_about_embedding_is_part_of_the_projects() {
     let programs: Vec<_> = PROJECTS.iter().map(|(_, _, program)| unindented(program)).collect();
     let code = blocks(EMBED, "rust,ignore");
-    assert_eq!(code.len(), 5);
+    assert_eq!(code.len(), 7);
     for block in code {
         let found = programs.iter().any(|program| program.contains(&unindented(block)));
         assert!(found, "no program of examples/embed has this part of docs/embed.md:\n{block}");
