@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-pub(crate) const ALL: [&str; 34] = [
+pub(crate) const ALL: [&str; 36] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
@@ -37,6 +37,8 @@ pub(crate) const ALL: [&str; 34] = [
     "qwen3_moe_one",
     "qwen3_moe_idle",
     "qwen3_moe_sparse_step",
+    "qwen2_moe",
+    "qwen2_moe_fused",
     "gpt_oss",
     "gpt_oss_mxfp4",
     "gemma4",
@@ -54,8 +56,15 @@ pub(crate) fn has_no_gradient(checkpoint: &str, parameter: &str) -> bool {
 }
 
 /// The checkpoints with `router.safetensors`.
-pub(crate) const ROUTERS: [&str; 6] =
-    ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "qwen3_moe_sparse_step", "gpt_oss"];
+pub(crate) const ROUTERS: [&str; 7] = [
+    "qwen3_moe",
+    "qwen3_moe_fused",
+    "qwen3_moe_one",
+    "qwen3_moe_idle",
+    "qwen3_moe_sparse_step",
+    "qwen2_moe",
+    "gpt_oss",
+];
 
 /// Returns `true` for the factors of layers, which are never trained.
 pub(crate) fn is_constant(parameter: &str) -> bool {
@@ -63,8 +72,8 @@ pub(crate) fn is_constant(parameter: &str) -> bool {
 }
 
 /// The checkpoints with an adapter in PEFT's layout.
-pub(crate) const ADAPTED: [&str; 8] =
-    ["llama3", "phi3", "gemma3", "gemma3_vision", "qwen3_vl", "qwen3_moe", "gpt_oss", "gemma4"];
+pub(crate) const ADAPTED: [&str; 9] =
+    ["llama3", "phi3", "gemma3", "gemma3_vision", "qwen3_vl", "qwen2_moe", "qwen3_moe", "gpt_oss", "gemma4"];
 
 pub(crate) struct Checkpoint {
     pub(crate) folder: ModelFolder,

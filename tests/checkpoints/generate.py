@@ -124,9 +124,17 @@ CHECKPOINTS = {
     # Every other layer has experts.
     "qwen3_moe_sparse_step": ("qwen3_moe", MOE | {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
                                                   "num_hidden_layers": 5, "decoder_sparse_step": 2}, "float32", 5, [24, 11], None),
+    # The first layer has one MLP, and the shared expert another width than it and than the experts. The first and the third layer have a window.
+    "qwen2_moe": ("qwen2_moe", SMALL | {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 20, "num_experts": 5,
+                                        "num_experts_per_tok": 2, "num_hidden_layers": 3, "mlp_only_layers": [0],
+                                        "use_sliding_window": True, "sliding_window": 7}, "float32", 5, [24, 11], None),
+    # The experts of a layer are one tensor in the file.
+    "qwen2_moe_fused": ("qwen2_moe", SMALL | {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 8, "num_experts": 4,
+                                              "num_experts_per_tok": 3, "norm_topk_prob": True, "qkv_bias": False,
+                                              "tie_word_embeddings": True}, "float32", 4, [17, 6], None),
 }
 # The checkpoints with expected values of their routers.
-ROUTERS = ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss", "qwen3_moe_sparse_step"]
+ROUTERS = ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss", "qwen3_moe_sparse_step", "qwen2_moe"]
 # Models of images and text: the configuration of the decoder, the rest of config.json, the layout of config.json, and of the names.
 # Names are those of transformers' modules, or those that it writes to files. The towers are as small as the classes allow.
 IMAGES = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}
@@ -193,6 +201,7 @@ CLASSES = {
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
+    "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
     "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
@@ -208,6 +217,7 @@ LORA = {
     "gemma4": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"],
     "qwen3_5": ["in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj", "q_proj", "o_proj", "down_proj"],
     "gpt_oss": ["k_proj", "o_proj", "lm_head"],
+    "qwen2_moe": ["q_proj", "gate_proj", "down_proj", "shared_expert_gate"],
 }
 # Adapters of the parameters of experts.
 EXPERTS_LORA = {

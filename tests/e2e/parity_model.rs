@@ -32,6 +32,7 @@ const ALL: [&str; 30] = [
     "qwen3_vl",
     "mistral3",
     "ministral3_vision",
+    "qwen2_moe",
     "qwen3_moe",
     "gpt_oss",
     "gpt_oss_mxfp4",

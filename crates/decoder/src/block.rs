@@ -1,6 +1,6 @@
 //! The layer.
 
-use crate::ops::{LayerOps, Norm, Projection, Residual};
+use crate::ops::{LayerOps, Mlp, Norm, Projection, Residual};
 use grpo_models::{LayerRope, LayerSpec, ModelConfig, NormPlacement};
 
 /// The structure of a layer.
@@ -8,8 +8,8 @@ use grpo_models::{LayerRope, LayerSpec, ModelConfig, NormPlacement};
 pub struct BlockSpec {
     /// The token mixer.
     pub mixer: Mixer,
-    /// `true` if the MLP is a mixture of experts.
-    pub has_experts: bool,
+    /// The experts; `None` is one MLP.
+    pub experts: Option<Experts>,
     /// The places of the norms.
     pub norm_placement: NormPlacement,
     /// The factor of the outputs of mixer and MLP.
@@ -25,6 +25,15 @@ pub enum Mixer {
     Attention(Attention),
     /// A Gated DeltaNet (arXiv 2412.06464).
     GatedDeltaNet,
+}
+
+/// A mixture of experts (arXiv 1701.06538), and the MLP of every token beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// `true` if there is a shared expert.
+    pub has_shared: bool,
+    /// `true` if the shared expert has a gate.
+    pub gates_shared: bool,
 }
 
 /// The steps between the projections of attention and its softmax.
@@ -59,7 +68,10 @@ impl BlockSpec {
         };
         Self {
             mixer,
-            has_experts: config.experts.is_some() && !layer.dense_mlp,
+            experts: config.experts.as_ref().filter(|_| !layer.dense_mlp).map(|experts| Experts {
+                has_shared: experts.shared_expert.is_some(),
+                gates_shared: experts.shared_expert.is_some_and(|shared| shared.is_gated),
+            }),
             norm_placement: config.norm_placement,
             residual_multiplier: config.residual_multiplier,
             has_scalar: config.layer_scalars,
@@ -84,14 +96,36 @@ pub fn block<O: LayerOps>(ops: &mut O, spec: &BlockSpec, x: O::Tensor) -> Result
     let x = ops.linear_add(residual(x, after_mixer), mixed, Projection::Mixer)?;
 
     let [input, x] = ops.branch(x, before_mlp)?;
-    let x = if spec.has_experts {
-        let update = ops.experts(input)?;
-        ops.add(residual(x, after_mlp), update)?
-    } else {
-        let hidden = ops.gated_mlp(input)?;
-        ops.linear_add(residual(x, after_mlp), hidden, Projection::Mlp)?
+    let x = match spec.experts {
+        Some(spec) => {
+            let update = experts(ops, spec, input)?;
+            ops.add(residual(x, after_mlp), update)?
+        }
+        None => {
+            let hidden = ops.gated_mlp(input, Mlp::Dense)?;
+            ops.linear_add(residual(x, after_mlp), hidden, Projection::Mlp(Mlp::Dense))?
+        }
     };
     if spec.has_scalar { ops.scale(x) } else { Ok(x) }
+}
+
+/// Computes the sum `[N, H]` of the outputs of each token's experts and of the shared expert for `x` `[N, H]`. The gate multiplies the shared
+/// expert before its output projection, which is linear.
+fn experts<O: LayerOps>(ops: &mut O, spec: Experts, x: O::Tensor) -> Result<O::Tensor, O::Error> {
+    if !spec.has_shared {
+        return ops.experts(x);
+    }
+    let [to_experts, x] = ops.branch(x, None)?;
+    let sum = ops.experts(to_experts)?;
+    let hidden = if spec.gates_shared {
+        let [to_gates, x] = ops.branch(x, None)?;
+        let gates = ops.shared_gates(to_gates)?;
+        let hidden = ops.gated_mlp(x, Mlp::SharedExpert)?;
+        ops.gate(hidden, gates)?
+    } else {
+        ops.gated_mlp(x, Mlp::SharedExpert)?
+    };
+    ops.linear_add(Residual { stream: sum, norm: None, factor: 1.0 }, hidden, Projection::Mlp(Mlp::SharedExpert))
 }
 
 /// Computes grouped-query attention `[N, A D]` of `x` `[N, H]`, before the output projection.

@@ -20,5 +20,5 @@
 mod block;
 mod ops;
 
-pub use block::{Attention, BlockSpec, Mixer, block};
-pub use ops::{LayerOps, Norm, Projection, Residual};
+pub use block::{Attention, BlockSpec, Experts, Mixer, block};
+pub use ops::{LayerOps, Mlp, Norm, Projection, Residual};

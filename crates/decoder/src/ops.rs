@@ -18,13 +18,22 @@ impl Norm {
     pub const ALL: [Self; 4] = [Self::BeforeMixer, Self::AfterMixer, Self::BeforeMlp, Self::AfterMlp];
 }
 
+/// An MLP of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mlp {
+    /// The MLP of a layer without experts.
+    Dense,
+    /// The MLP of every token beside its experts.
+    SharedExpert,
+}
+
 /// An output projection of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projection {
     /// The mixer's output projection, `[A D, H]` or `[Hv Dv, H]`.
     Mixer,
-    /// The MLP's output projection, `[I, H]`.
-    Mlp,
+    /// An MLP's output projection, `[I, H]`.
+    Mlp(Mlp),
 }
 
 /// The residual stream before an update, and how the update is added: `stream + factor * norm(update)`.
@@ -69,15 +78,18 @@ pub trait LayerOps {
     /// Computes softmax attention `[N, A D]` over the tokens and the cache, which gets the keys and values of the tokens.
     fn attention(&mut self, heads: Self::Heads) -> Result<Self::Tensor, Self::Error>;
 
-    /// Multiplies `values` `[N, A D]` by the sigmoid of their gates.
+    /// Multiplies `values` `[N, I]` by the sigmoid of their gates, `[N, I]`, or `[N, 1]` for the values of a row.
     fn gate(&mut self, values: Self::Tensor, gates: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
 
     /// Computes the gated outputs `[N, Hv Dv]` of a Gated DeltaNet for `x` `[N, H]`, before the output projection, from the states of the
     /// cache, which become the states after the tokens.
     fn gated_delta_net(&mut self, x: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
 
-    /// Computes `activation(gate(x)) * up(x)` `[N, I]` of the MLP for `x` `[N, H]`, before the output projection.
-    fn gated_mlp(&mut self, x: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
+    /// Computes `activation(gate(x)) * up(x)` `[N, I]` of an MLP for `x` `[N, H]`, before the output projection.
+    fn gated_mlp(&mut self, x: Self::Tensor, mlp: Mlp) -> Result<Self::Tensor, Self::Error>;
+
+    /// Computes the gates `[N, 1]` of the shared expert for `x` `[N, H]`, before the sigmoid.
+    fn shared_gates(&mut self, x: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
 
     /// Computes the weighted sum `[N, H]` of the outputs of each token's experts for `x` `[N, H]`.
     fn experts(&mut self, x: Self::Tensor) -> Result<Self::Tensor, Self::Error>;

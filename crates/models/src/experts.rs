@@ -2,7 +2,7 @@
 
 use crate::config::{ModelConfig, between};
 use crate::error::{Result, check};
-use crate::parameters::Parameter;
+use crate::parameters::{LayerMatrix, Parameter};
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
@@ -37,6 +37,8 @@ pub struct Experts {
     /// softmax over all experts.
     #[default(true)]
     pub norm_topk_prob: bool,
+    /// The MLP of every token beside its experts; `None` is none.
+    pub shared_expert: Option<SharedExpert>,
     /// The activation and layout of gpt-oss; `None` is the activation `hidden_act` without biases, as in Qwen3-MoE.
     pub clamped: Option<ClampedSwiglu>,
 }
@@ -55,6 +57,38 @@ pub struct ClampedSwiglu {
     pub swiglu_limit: f64,
 }
 
+/// The shared expert of a layer: an MLP whose output is added to the output of each token's experts.
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SharedExpert {
+    /// The width of the MLP.
+    #[default(96)]
+    pub intermediate_size: usize,
+    /// `true` if the output is multiplied by the sigmoid of a projection of the token, `mlp.shared_expert_gate`, as in Qwen2-MoE. The MLP is then
+    /// `mlp.shared_expert`, and `mlp.shared_experts` otherwise, as in GLM-4.x.
+    #[default(true)]
+    pub is_gated: bool,
+}
+
+impl SharedExpert {
+    /// Returns the module of the MLP within a layer.
+    pub(crate) fn module(self) -> &'static str {
+        if self.is_gated { "mlp.shared_expert" } else { "mlp.shared_experts" }
+    }
+
+    /// Returns the matrices; `hidden` is the width of the residual stream.
+    pub(crate) fn matrices(self, hidden: usize) -> Vec<LayerMatrix> {
+        let wide = self.intermediate_size;
+        let of = |name, output, input| LayerMatrix { name, output, input, biased: false };
+        let [gate, up, down] = match self.is_gated {
+            true => ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"],
+            false => ["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"],
+        };
+        let mlp = [of(gate, wide, hidden), of(up, wide, hidden), of(down, hidden, wide)];
+        mlp.into_iter().chain(self.is_gated.then(|| of("mlp.shared_expert_gate", 1, hidden))).collect()
+    }
+}
+
 /// The path of the experts within a layer.
 pub(crate) const EXPERTS: &str = "mlp.experts";
 
@@ -71,6 +105,16 @@ impl Experts {
             ("model.experts.moe_intermediate_size", self.moe_intermediate_size, 1 << 18),
         ] {
             check((1..=limit).contains(&value), key, &format!("between 1 and {limit}"), value)?;
+        }
+        if let Some(shared) = self.shared_expert {
+            let (key, width) = ("model.experts.shared_expert.intermediate_size", shared.intermediate_size);
+            check((1..=1 << 18).contains(&width), key, &format!("between 1 and {}", 1 << 18), width)?;
+            check(
+                self.clamped.is_none(),
+                "model.experts.clamped",
+                "null beside model.experts.shared_expert",
+                "a section",
+            )?;
         }
         // Each expert of each layer has tensors with names.
         const MOST: usize = 1 << 17;

@@ -106,7 +106,8 @@ impl ModelConfig {
     }
 
     /// Returns the matrices of layer `index`: four of attention, or three if its values are its keys, or five of a Gated DeltaNet, and three
-    /// of the MLP; with `fused_projections` two and two; none of the MLP in a layer with experts.
+    /// of the MLP; with `fused_projections` two and two; in a layer with experts those of the shared
+    /// expert instead.
     pub fn layer_matrices(&self, index: usize) -> Vec<LayerMatrix> {
         let (hidden, wide) = (self.hidden_size, self.intermediate_size);
         let layer = self.layer(index);
@@ -132,12 +133,13 @@ impl ModelConfig {
             ],
         };
         matrices.retain(|matrix| !(layer.keys_are_values && matrix.name == "self_attn.v_proj"));
-        if self.experts_of(index).is_none() {
-            matrices.extend([
+        match self.experts_of(index) {
+            Some(experts) => matrices.extend(experts.shared_expert.iter().flat_map(|shared| shared.matrices(hidden))),
+            None => matrices.extend([
                 of("mlp.gate_proj", wide, hidden, false),
                 of("mlp.up_proj", wide, hidden, false),
                 of("mlp.down_proj", hidden, wide, false),
-            ]);
+            ]),
         }
         matrices
     }

@@ -185,6 +185,10 @@ fn matrices(config: &ModelConfig, index: usize) -> Vec<([u64; 2], u64)> {
     let (i, count) = match config.experts_of(index) {
         Some(experts) => {
             matrices.push(([h, experts.num_experts as u64], 1));
+            if let Some(shared) = experts.shared_expert {
+                let wide = shared.intermediate_size as u64;
+                matrices.extend([([h, 2 * wide], 1), ([wide, h], 1), ([h, u64::from(shared.is_gated)], 1)]);
+            }
             (experts.moe_intermediate_size as u64, experts.num_experts as u64)
         }
         None => (config.intermediate_size as u64, 1),
@@ -204,8 +208,10 @@ fn row_values(config: &ModelConfig) -> u64 {
     let of_mlp = |index| match config.experts_of(index) {
         Some(experts) => {
             let [top, wide] = [experts.num_experts_per_tok, experts.moe_intermediate_size].map(|n| n as u64);
-            // In addition to gate and up: the logits of the router, and the rows of the experts in the pass in progress.
-            (2 * top * wide, experts.num_experts as u64 + top * (wide + h))
+            let shared = experts.shared_expert.map_or(0, |shared| 4 * shared.intermediate_size as u64 + 2 * h);
+            // In addition to gate and up: the logits of the router, and the rows of the experts in the pass in progress. A shared expert saves
+            // gate, up, their product before and after its gate, and two sums.
+            (2 * top * wide + shared, experts.num_experts as u64 + top * (wide + h))
         }
         None => (2 * config.intermediate_size as u64, config.intermediate_size as u64),
     };

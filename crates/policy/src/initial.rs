@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 /// The random matrices of a layer, and the matrices of `transformers` that each may consist of: random matrices are `[in, out]`, and
 /// matrices with the same input are columns of one of them. A model has either the parts or, with `fused_projections`, the whole matrix.
-pub const FUSED_MATRICES: [(&str, &[&str]); 6] = [
+pub const FUSED_MATRICES: [(&str, &[&str]); 9] = [
     ("attn.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"]),
     ("attn.o_proj", &["self_attn.o_proj"]),
     (
@@ -18,6 +18,17 @@ pub const FUSED_MATRICES: [(&str, &[&str]); 6] = [
     ("attn.out_proj", &["linear_attn.out_proj"]),
     ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"]),
     ("mlp.down_proj", &["mlp.down_proj"]),
+    (
+        "mlp.shared.gate_up_proj",
+        &[
+            "mlp.shared_expert.gate_proj",
+            "mlp.shared_expert.up_proj",
+            "mlp.shared_experts.gate_proj",
+            "mlp.shared_experts.up_proj",
+        ],
+    ),
+    ("mlp.shared.down_proj", &["mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"]),
+    ("mlp.shared_gate", &["mlp.shared_expert_gate"]),
 ];
 
 /// Initial weights as a [`TensorSource`] with the names and shapes of `transformers` and PEFT. Values are computed when they are read, and
@@ -183,7 +194,7 @@ fn of_model(config: &ModelConfig, parameters: &[Parameter], parameter: &Paramete
         let name = format!("model.layers.{layer}.{part}.weight");
         parameters.iter().find(|parameter| parameter.name == name).map_or(0, |parameter| parameter.shape[0])
     };
-    let adds_to_residual = matches!(module, "attn.o_proj" | "attn.out_proj" | "mlp.down_proj");
+    let adds_to_residual = part.ends_with("down_proj") || matches!(module, "attn.o_proj" | "attn.out_proj");
     Distribution::Columns {
         stream: format!("layers.{layer}.{module}.weight"),
         std: if adds_to_residual { of_residual } else { std },

@@ -211,7 +211,7 @@ impl LoraConfig {
                     ),
                 })?;
                 let selects = |name: &str| whole.is_match(name) || whole.is_match(&wrapped(name));
-                expect_matrices(pattern, &others, selects)?;
+                expect_matrices(pattern, (&others, &matrices), selects)?;
                 matrices.retain(|matrix| selects(&matrix.name));
                 if matrices.is_empty() {
                     return Err(no_match(
@@ -222,7 +222,7 @@ impl LoraConfig {
             }
             TargetModules::Names(names) => {
                 for target in names {
-                    expect_matrices(target, &others, |name| is_at_end(name, target))?;
+                    expect_matrices(target, (&others, &matrices), |name| is_at_end(name, target))?;
                     if !matrices.iter().any(|matrix| is_at_end(&matrix.name, target)) {
                         let ends = matrices.iter().filter_map(|matrix| matrix.name.rsplit('.').next());
                         let near = nearest(target, ends).map(|name| format!("; the nearest is {name}"));
@@ -309,8 +309,17 @@ fn is_at_end(name: &str, target: &str) -> bool {
     is_end(name) || is_end(&wrapped(name))
 }
 
-fn expect_matrices(target: &str, others: &[String], matches: impl Fn(&str) -> bool) -> Result<()> {
-    match others.iter().find(|name| matches(name)) {
+/// Refuses a target that selects another module than a matrix. The parameters of experts are no modules, so a target may have their names if it
+/// also selects matrices, such as those of a shared expert.
+fn expect_matrices(
+    target: &str,
+    (others, matrices): (&[String], &[AdaptedMatrix]),
+    matches: impl Fn(&str) -> bool,
+) -> Result<()> {
+    let is_parameter = format!(".{EXPERTS}.");
+    let selects_some = matrices.iter().any(|matrix| matches(&matrix.name));
+    let mut modules = others.iter().filter(|name| !(selects_some && name.contains(&is_parameter)));
+    match modules.find(|name| matches(name)) {
         Some(name) => {
             let is_of_experts =
                 [".gate_up_proj", ".down_proj"].iter().any(|end| name.ends_with(&format!("{EXPERTS}{end}")));
@@ -380,6 +389,9 @@ fn other_modules(model: &ModelConfig) -> Vec<String> {
             names.extend([experts.router(), EXPERTS].map(|module| format!("{prefix}.{module}")));
             for matrix in ["gate_proj", "up_proj", "gate_up_proj", "down_proj"] {
                 names.push(format!("{prefix}.{EXPERTS}.{matrix}"));
+            }
+            if let Some(shared) = experts.shared_expert {
+                names.extend(["", ".act_fn"].map(|end| format!("{prefix}.{}{end}", shared.module())));
             }
             for expert in 0..experts.num_experts {
                 for matrix in ["gate_proj", "up_proj", "down_proj"] {

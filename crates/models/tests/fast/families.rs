@@ -3,7 +3,7 @@
 use crate::support::{Folder, qwen2, says, with};
 use grpo_models::{
     Activation, ClampedSwiglu, Experts, Family, LayerRope, LayerSpec, LoraConfig, ModelConfig, NormPlacement,
-    RopeScaling, RopeType, TargetModules,
+    RopeScaling, RopeType, SharedExpert, TargetModules,
 };
 use serde_json::{Value, json};
 
@@ -393,7 +393,7 @@ fn a_new_model_of_every_family_reads_back() {
                 "final_logit_softcapping": 30.0
             }),
             Family::Granite => json!({"residual_multiplier": 0.22, "attention_multiplier": 0.0156}),
-            Family::Qwen3Moe => moe(),
+            Family::Qwen2Moe | Family::Qwen3Moe => moe(),
             Family::Qwen3_5 => delta_net(),
             Family::GptOss => json!({"sliding_window": 8, "swiglu_limit": 5.0, "rope_theta": null}),
             _ => json!({}),
@@ -447,6 +447,46 @@ fn qwen_3_moe_has_experts_in_its_sparse_layers() {
         refused(Family::Qwen3Moe, with(moe(), fields), &parts);
     }
     refused(Family::Qwen3, moe(), &["`num_experts` is 3", "no mixture of experts"]);
+}
+
+#[test]
+fn qwen_2_moe_has_a_shared_expert_with_a_gate() {
+    let config = model(Family::Qwen2Moe, moe());
+    let shared = config.experts.as_ref().unwrap().shared_expert.unwrap();
+    assert_eq!((shared, config.attention_bias), (SharedExpert { intermediate_size: 5632, is_gated: true }, true));
+    let named = json!({"shared_expert_intermediate_size": 20, "qkv_bias": false, "norm_topk_prob": null});
+    let config = model(Family::Qwen2Moe, with(moe(), named));
+    assert!(!config.attention_bias && !config.experts.as_ref().unwrap().norm_topk_prob);
+    let shapes: Vec<_> = config.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+    for (name, shape) in [
+        ("shared_expert.gate_proj", [20, 16]),
+        ("shared_expert.up_proj", [20, 16]),
+        ("shared_expert.down_proj", [16, 20]),
+        ("shared_expert_gate", [1, 16]),
+    ] {
+        let name = format!("model.layers.1.mlp.{name}.weight");
+        assert!(shapes.contains(&(name.clone(), shape.to_vec())), "{name}: {shapes:?}");
+    }
+    // A window is in every other layer before `max_window_layers`.
+    let windows = json!({
+        "num_hidden_layers": 6, "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 3, "mlp_only_layers": [1]
+    });
+    let config = model(Family::Qwen2Moe, with(moe(), windows));
+    let layers: Vec<_> = (0..6).map(|index| config.layer(index)).collect();
+    assert_eq!(
+        layers.iter().map(|layer| layer.sliding_window).collect::<Vec<_>>(),
+        [Some(8), None, Some(8), None, None, None]
+    );
+    assert_eq!(
+        layers.iter().map(|layer| layer.dense_mlp).collect::<Vec<_>>(),
+        [false, true, false, false, false, false]
+    );
+    for (fields, parts) in [
+        (json!({"shared_expert_intermediate_size": 0}), ["`intermediate_size`", "between 1 and"]),
+        (json!({"output_router_logits": true}), ["`output_router_logits` is true", "load balancing"]),
+    ] {
+        refused(Family::Qwen2Moe, with(moe(), fields), &parts);
+    }
 }
 
 pub(crate) fn delta_net() -> Value {

@@ -1,7 +1,10 @@
 //! LoRA: the adapted matrices, and PEFT's folder.
 
 use crate::support::{Folder, Tensor, Tensors, qwen2, says, whole_text, with};
-use grpo_models::{Adapter, AdapterOptions, AdapterWriter, Experts, LoraConfig, ModelCard, ModelConfig, TargetModules};
+use grpo_models::{
+    Adapter, AdapterOptions, AdapterWriter, Experts, LayerSpec, LoraConfig, ModelCard, ModelConfig, SharedExpert,
+    TargetModules,
+};
 use safetensors::Dtype as FileDtype;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -105,6 +108,26 @@ fn target_parameters_are_resolved_as_peft_does() {
     says(&dense.to_string(), &["lora.target_parameters", "the model has no experts"]);
     let of_modules = lora(json!(["experts.down_proj"])).resolve(&model).unwrap_err().to_string();
     says(&of_modules, &["not a matrix that can have an adapter here", "for lora.target_parameters"]);
+}
+
+/// `mlp.experts.down_proj` is a parameter, and PEFT adapts modules of this name only.
+#[test]
+fn targets_select_shared_experts_and_layers_without_experts() {
+    let shared_expert = Some(SharedExpert::default());
+    let experts = Experts { num_experts: 3, shared_expert, ..Experts::default() };
+    let dense = LayerSpec { dense_mlp: true, ..LayerSpec::default() };
+    let layers = vec![dense, LayerSpec::default()];
+    let model = ModelConfig { experts: Some(experts), layers, num_hidden_layers: 2, ..ModelConfig::default() };
+    let names = |targets: Value| lora(targets).resolve(&model).unwrap().into_iter().map(|m| m.name).collect::<Vec<_>>();
+    let expected = ["0.mlp.down_proj", "1.mlp.shared_expert.down_proj"].map(|name| format!("model.layers.{name}"));
+    assert_eq!(names(json!(["down_proj"])), expected);
+    assert_eq!(names(json!(".*down_proj")), expected);
+    assert!(names(json!("all-linear")).contains(&"model.layers.1.mlp.shared_expert_gate".to_owned()));
+    let of_parameters = LoraConfig { target_parameters: vec!["experts.down_proj".into()], ..lora(json!([])) };
+    assert_eq!(of_parameters.parameter_names(&model).unwrap(), ["mlp.experts.down_proj"]);
+    for target in ["experts.down_proj", "shared_expert", "gate"] {
+        assert!(lora(json!([target])).resolve(&model).is_err(), "{target}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use grpo_models::{
     Activation, Adapter, AdapterOptions, AdapterWriter, ClampedSwiglu, Dtype, Experts, ExportOptions, Family,
     FolderWriter, GenerationDefaults, LayerRope, LayerSpec, LinearAttention, ModelConfig, ModelFolder, NormPlacement,
-    RopeScaling, RopeType,
+    RopeScaling, RopeType, SharedExpert,
 };
 use std::path::Path;
 
@@ -24,6 +24,7 @@ const CHECKPOINTS: [&str; 23] = [
     "phi3",
     "gemma3",
     "gemma4",
+    "qwen2_moe",
     "qwen3_moe",
     "qwen3_5",
     "gpt_oss",
@@ -36,7 +37,7 @@ const CHECKPOINTS: [&str; 23] = [
     "ministral3-vision",
 ];
 /// The checkpoints of the adapters that libraries.py makes.
-const ADAPTED: [&str; 17] = [
+const ADAPTED: [&str; 19] = [
     "qwen2",
     "qwen2",
     "qwen2-untied",
@@ -53,6 +54,8 @@ const ADAPTED: [&str; 17] = [
     "qwen3_5-vision",
     "qwen3_moe",
     "gpt_oss",
+    "qwen2_moe",
+    "qwen2_moe",
     "gpt_oss",
 ];
 
@@ -179,6 +182,8 @@ fn new_models() -> Vec<ModelConfig> {
         ..gemma3.clone()
     };
     let qwen3_moe = ModelConfig { experts: Some(Experts::default()), ..qwen3.clone() };
+    let with_shared = Experts { shared_expert: Some(SharedExpert::default()), ..Experts::default() };
+    let qwen2_moe = ModelConfig { experts: Some(with_shared), ..qwen2.clone() };
     let qwen3_5 = ModelConfig {
         layers: vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()],
         linear_attention: Some(LinearAttention::default()),
@@ -199,8 +204,8 @@ fn new_models() -> Vec<ModelConfig> {
         ..plain
     };
     vec![
-        qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, gemma4, qwen3_moe,
-        qwen3_5, gpt_oss,
+        qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, gemma4, qwen2_moe,
+        qwen3_moe, qwen3_5, gpt_oss,
     ]
 }
 

@@ -4,7 +4,7 @@
 
 use super::autodiff_ops::{fitting, fork, operand, read, reread};
 use super::build::Builder;
-use super::layers::{Linear, activation};
+use super::layers::{DenseMlp, Linear, activation};
 use super::lora::LowRank;
 use super::params;
 use super::routers::Routers;
@@ -39,6 +39,10 @@ pub struct ExpertsMlp {
     pub experts_gate_up_adapter: Option<LowRank>,
     /// Adapter of the output projections.
     pub experts_down_adapter: Option<LowRank>,
+    /// The MLP of every token.
+    pub shared: Option<DenseMlp>,
+    /// Gate `[H, 1]` of the shared expert, in Qwen2-MoE.
+    pub shared_gate: Option<Linear>,
     #[module(skip)]
     spec: Experts,
     #[module(skip)]
@@ -64,6 +68,11 @@ impl ExpertsMlp {
         let (hidden, count, has_biases) = (of.config.hidden_size, spec.num_experts, spec.clamped.is_some());
         let [gate_up, down] = dims(spec, hidden);
         let all = |[input, output]: [usize; 2]| [count * input, output];
+        let shared =
+            spec.shared_expert.map(|shared| DenseMlp::new(of, &format!("{name}.shared"), shared.intermediate_size));
+        let gated = spec.shared_expert.filter(|shared| shared.is_gated);
+        let gate = gated.map(|_| Linear::new(of, &format!("{name}.shared_gate"), [hidden, 1], false));
+        let (shared, shared_gate) = (shared.transpose()?, gate.transpose()?);
         let bias = |of: &mut Builder<'_>, name: &str, width: usize| {
             has_biases.then(|| of.parameter(name, [count, width])).transpose()
         };
@@ -75,6 +84,8 @@ impl ExpertsMlp {
             experts_down_bias: bias(of, &format!("{name}.experts_down_bias"), down[1])?,
             experts_gate_up_adapter: None,
             experts_down_adapter: None,
+            shared,
+            shared_gate,
             spec: spec.clone(),
             activation: activation(of.config),
             kernels: Layers::new(),

@@ -227,20 +227,35 @@ pub struct DenseMlp {
 }
 
 impl Mlp {
+    /// Returns the linear layers with their names.
+    pub(super) fn linears(&self) -> Vec<(&'static str, &Linear)> {
+        match self {
+            Self::Dense(mlp) => vec![("mlp.gate_up_proj", &mlp.gate_up_proj), ("mlp.down_proj", &mlp.down_proj)],
+            Self::Experts(mlp) => {
+                let of_shared = mlp.shared.iter().flat_map(|shared| {
+                    [("mlp.shared.gate_up_proj", &shared.gate_up_proj), ("mlp.shared.down_proj", &shared.down_proj)]
+                });
+                let gate = mlp.shared_gate.iter().map(|gate| ("mlp.shared_gate", gate));
+                of_shared.chain(gate).chain([(ROUTER, &mlp.router)]).collect()
+            }
+        }
+    }
+
     fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
         match of.config.experts.as_ref().filter(|_| !spec.dense_mlp) {
             Some(experts) => Ok(Self::Experts(ExpertsMlp::new(of, name, experts)?)),
-            None => Ok(Self::Dense(DenseMlp::new(of, name)?)),
+            None => Ok(Self::Dense(DenseMlp::new(of, name, of.config.intermediate_size)?)),
         }
     }
 }
 
 impl DenseMlp {
-    fn new(of: &mut Builder<'_>, name: &str) -> Result<Self> {
-        let (h, i) = (of.config.hidden_size, of.config.intermediate_size);
+    /// Creates an MLP of this width.
+    pub(super) fn new(of: &mut Builder<'_>, name: &str, width: usize) -> Result<Self> {
+        let h = of.config.hidden_size;
         Ok(Self {
-            gate_up_proj: Linear::new(of, &format!("{name}.gate_up_proj"), [h, 2 * i], false)?,
-            down_proj: Linear::new(of, &format!("{name}.down_proj"), [i, h], false)?,
+            gate_up_proj: Linear::new(of, &format!("{name}.gate_up_proj"), [h, 2 * width], false)?,
+            down_proj: Linear::new(of, &format!("{name}.down_proj"), [width, h], false)?,
             activation: activation(of.config),
         })
     }
@@ -301,7 +316,14 @@ impl Block {
                 linears.push(("mlp.gate_up_proj", &mut mlp.gate_up_proj));
                 linears.push(("mlp.down_proj", &mut mlp.down_proj));
             }
-            Mlp::Experts(mlp) => linears.push((ROUTER, &mut mlp.router)),
+            Mlp::Experts(mlp) => {
+                linears.push((ROUTER, &mut mlp.router));
+                if let Some(shared) = &mut mlp.shared {
+                    linears.push(("mlp.shared.gate_up_proj", &mut shared.gate_up_proj));
+                    linears.push(("mlp.shared.down_proj", &mut shared.down_proj));
+                }
+                linears.extend(mlp.shared_gate.as_mut().map(|gate| ("mlp.shared_gate", gate)));
+            }
         }
         linears
     }

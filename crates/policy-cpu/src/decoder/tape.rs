@@ -65,10 +65,11 @@ impl<'a> Tape<'a> {
         }
     }
 
-    fn dense_mlp(&self) -> Result<&'a DenseMlp> {
-        match &self.block.mlp {
-            Mlp::Dense(mlp) => Ok(mlp),
-            Mlp::Experts(_) => no_such_part("a dense MLP"),
+    fn gated_part(&self, mlp: grpo_decoder::Mlp) -> Result<&'a DenseMlp> {
+        match (&self.block.mlp, mlp) {
+            (Mlp::Dense(mlp), grpo_decoder::Mlp::Dense) => Ok(mlp),
+            (Mlp::Experts(ExpertsMlp { shared: Some(shared), .. }), grpo_decoder::Mlp::SharedExpert) => Ok(shared),
+            _ => no_such_part("a dense MLP or a shared expert"),
         }
     }
 
@@ -135,9 +136,16 @@ impl LayerOps for Tape<'_> {
         self.delta_net()?.forward(x, self.sequences)
     }
 
-    fn gated_mlp(&mut self, x: Tensor<2>) -> Result<Tensor<2>> {
-        let DenseMlp { gate_up_proj, activation, .. } = self.dense_mlp()?;
+    fn gated_mlp(&mut self, x: Tensor<2>, mlp: grpo_decoder::Mlp) -> Result<Tensor<2>> {
+        let DenseMlp { gate_up_proj, activation, .. } = self.gated_part(mlp)?;
         autodiff_ops::gated(gate_up_proj.forward(x)?, *activation)
+    }
+
+    fn shared_gates(&mut self, x: Tensor<2>) -> Result<Tensor<2>> {
+        match &self.experts_mlp()?.shared_gate {
+            Some(gate) => gate.forward(x),
+            None => no_such_part("a gate of the shared expert"),
+        }
     }
 
     fn experts(&mut self, x: Tensor<2>) -> Result<Tensor<2>> {
@@ -148,7 +156,7 @@ impl LayerOps for Tape<'_> {
         let [_, (_, output)] = self.block.attn.linears();
         let project = match projection {
             Projection::Mixer => output,
-            Projection::Mlp => &self.dense_mlp()?.down_proj,
+            Projection::Mlp(mlp) => &self.gated_part(mlp)?.down_proj,
         };
         if residual.norm.is_none() && project.bias.is_none() {
             // The projection is linear.

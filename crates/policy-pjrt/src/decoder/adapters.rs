@@ -27,6 +27,10 @@ pub enum Matrix {
     UpProj,
     GateUpProj,
     DownProj,
+    SharedGateProj,
+    SharedUpProj,
+    SharedDownProj,
+    SharedGate,
     /// Gate and up of each expert.
     ExpertGateUpProj,
     ExpertDownProj,
@@ -34,8 +38,8 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// All matrices, with their roles in the decoder and their module names in a layer or a model.
-    const ALL: [(Self, Role, &'static str); 17] = [
+    /// All matrices, with their roles in the decoder and their module names in a layer or a model, and then the other names of some.
+    const ALL: [(Self, Role, &'static str); 24] = [
         (Self::QProj, Role::QProj, "self_attn.q_proj"),
         (Self::KProj, Role::KProj, "self_attn.k_proj"),
         (Self::VProj, Role::VProj, "self_attn.v_proj"),
@@ -50,9 +54,16 @@ impl Matrix {
         (Self::UpProj, Role::UpProj, "mlp.up_proj"),
         (Self::GateUpProj, Role::GateUpProj, "mlp.gate_up_proj"),
         (Self::DownProj, Role::DownProj, "mlp.down_proj"),
+        (Self::SharedGateProj, Role::SharedGateProj, "mlp.shared_expert.gate_proj"),
+        (Self::SharedUpProj, Role::SharedUpProj, "mlp.shared_expert.up_proj"),
+        (Self::SharedDownProj, Role::SharedDownProj, "mlp.shared_expert.down_proj"),
+        (Self::SharedGate, Role::SharedGate, "mlp.shared_expert_gate"),
         (Self::ExpertGateUpProj, Role::ExpertGateUpProj, "mlp.experts.gate_up_proj"),
         (Self::ExpertDownProj, Role::ExpertDownProj, "mlp.experts.down_proj"),
         (Self::LmHead, Role::LmHead, "lm_head"),
+        (Self::SharedGateProj, Role::SharedGateProj, "mlp.shared_experts.gate_proj"),
+        (Self::SharedUpProj, Role::SharedUpProj, "mlp.shared_experts.up_proj"),
+        (Self::SharedDownProj, Role::SharedDownProj, "mlp.shared_experts.down_proj"),
     ];
 
     /// Returns the role of the matrix in the decoder.

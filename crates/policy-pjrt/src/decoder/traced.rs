@@ -2,9 +2,10 @@
 
 use super::attention::Projected;
 use super::layer_loop::Layer;
+use super::layer_ops::Broadcast;
 use super::split::RESIDUAL;
 use super::{Axis, Decoder, Heads, Matrix, Role, Rotaries, Routing};
-use grpo_decoder::{BlockSpec, LayerOps, Norm, Projection, Residual, block};
+use grpo_decoder::{BlockSpec, LayerOps, Mlp, Norm, Projection, Residual, block};
 use grpo_models::{Activation, Mixer};
 use grpo_stablehlo::{Dtype, Error, Result, Unary, Value};
 
@@ -118,14 +119,23 @@ impl<C: LayerCache> LayerOps for Traced<'_, C> {
     }
 
     fn gate(&mut self, values: Value, gates: Value) -> Result<Value> {
-        Ok(values * gates.unary(Unary::Logistic))
+        let mut factors = gates.unary(Unary::Logistic);
+        if factors.shape() != values.shape() {
+            let rows = &values.shape()[..values.shape().len() - 1];
+            factors = factors.reshape(rows).along_first(&values);
+        }
+        Ok(values * factors)
     }
 
     fn gated_delta_net(&mut self, x: Value) -> Result<Value> {
         self.cache.gated_delta_net(self.decoder, self.layer, &x)
     }
 
-    fn gated_mlp(&mut self, x: Value) -> Result<Value> {
+    fn shared_gates(&mut self, x: Value) -> Result<Value> {
+        Ok(self.decoder.linear(self.layer.parameters, &x, Matrix::SharedGate, None))
+    }
+
+    fn gated_mlp(&mut self, x: Value, mlp: Mlp) -> Result<Value> {
         let (decoder, layer) = (self.decoder, self.layer.parameters);
         let constrained =
             |columns: Value| decoder.split.constrain(&columns, &[Some(Axis::Batch), None, Some(Axis::Mlp)]);
@@ -136,7 +146,11 @@ impl<C: LayerCache> LayerOps for Traced<'_, C> {
                 [0, 1].map(|half| constrained(last_columns(&both, half * width..(half + 1) * width)))
             }
             None => {
-                [Matrix::GateProj, Matrix::UpProj].map(|matrix| constrained(decoder.linear(layer, &x, matrix, None)))
+                let matrices = match mlp {
+                    Mlp::Dense => [Matrix::GateProj, Matrix::UpProj],
+                    Mlp::SharedExpert => [Matrix::SharedGateProj, Matrix::SharedUpProj],
+                };
+                matrices.map(|matrix| constrained(decoder.linear(layer, &x, matrix, None)))
             }
         };
         Ok(decoder.activated(&gate) * up)
@@ -159,7 +173,8 @@ impl<C: LayerCache> LayerOps for Traced<'_, C> {
             (Projection::Mixer, Mixer::GatedDeltaNet) => {
                 decoder.linear(layer, &of_heads(&x, Axis::LinearHeads), Matrix::OutProj, None)
             }
-            (Projection::Mlp, _) => decoder.linear(layer, &x, Matrix::DownProj, None),
+            (Projection::Mlp(Mlp::Dense), _) => decoder.linear(layer, &x, Matrix::DownProj, None),
+            (Projection::Mlp(Mlp::SharedExpert), _) => decoder.linear(layer, &x, Matrix::SharedDownProj, None),
         };
         self.add(residual, update)
     }

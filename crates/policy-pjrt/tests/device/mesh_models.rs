@@ -6,7 +6,8 @@ use crate::support::{
     assert_close, assert_same_gradients, differences, gradients, random, relative_difference, request, runtime, whole,
 };
 use grpo_models::{
-    ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, LoraConfig, ModelConfig, NamedTensor, TargetModules,
+    ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, LoraConfig, ModelConfig, NamedTensor, SharedExpert,
+    TargetModules,
 };
 use grpo_policy::{
     LogitsProcessors, Policy, RolloutRequest, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all,
@@ -29,6 +30,8 @@ pub(crate) enum Model {
     Dense,
     /// Experts as in Qwen3-MoE: without biases, with norms of queries and keys.
     Qwen3Moe,
+    /// A first layer without experts, and shared experts with gates.
+    Qwen2Moe,
     GptOss,
     GatedDeltaNets,
     /// Like Gemma 4.
@@ -38,13 +41,21 @@ pub(crate) enum Model {
 }
 
 impl Model {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Dense, Self::Qwen3Moe, Self::GptOss, Self::GatedDeltaNets, Self::OtherHeads, Self::OddVocab];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Dense,
+        Self::Qwen3Moe,
+        Self::Qwen2Moe,
+        Self::GptOss,
+        Self::GatedDeltaNets,
+        Self::OtherHeads,
+        Self::OddVocab,
+    ];
 
     pub(crate) fn config(self) -> ModelConfig {
         match self {
             Self::Dense => config(),
             Self::Qwen3Moe => with_experts()[0].clone(),
+            Self::Qwen2Moe => with_shared_experts(),
             Self::GptOss => with_experts()[1].clone(),
             Self::GatedDeltaNets => with_gated_delta_nets(),
             Self::OtherHeads => with_other_heads(),
@@ -60,7 +71,7 @@ impl Model {
     pub(crate) fn bound(self) -> f32 {
         match self {
             Self::Dense | Self::OddVocab => SAME,
-            Self::Qwen3Moe | Self::GptOss => EXPERTS,
+            Self::Qwen3Moe | Self::Qwen2Moe | Self::GptOss => EXPERTS,
             Self::GatedDeltaNets => DELTA_NETS,
             Self::OtherHeads => OTHER_HEADS,
         }
@@ -73,6 +84,8 @@ impl Model {
 #[case::dense(Model::Dense)]
 #[ignore = "GRPO_TESTS=all"]
 #[case::qwen3_moe(Model::Qwen3Moe)]
+#[ignore = "GRPO_TESTS=all"]
+#[case::qwen2_moe(Model::Qwen2Moe)]
 #[ignore = "GRPO_TESTS=all"]
 #[case::gpt_oss(Model::GptOss)]
 #[ignore = "GRPO_TESTS=all"]
@@ -146,6 +159,16 @@ pub(crate) fn with_experts() -> [ModelConfig; 2] {
         ..config
     };
     [qwen3_moe, gpt_oss]
+}
+
+/// Returns a model like Qwen2-MoE, whose first layer has no experts.
+fn with_shared_experts() -> ModelConfig {
+    let [model, _] = with_experts();
+    let shared_expert = Some(SharedExpert { intermediate_size: 24, is_gated: true });
+    let experts = model.experts.clone().map(|experts| Experts { shared_expert, norm_topk_prob: false, ..experts });
+    let first = LayerSpec { dense_mlp: true, ..LayerSpec::default() };
+    let layers = vec![first, LayerSpec::default(), LayerSpec::default()];
+    ModelConfig { experts, layers, num_hidden_layers: 3, attention_bias: true, qk_norm: false, ..model }
 }
 
 #[rstest]

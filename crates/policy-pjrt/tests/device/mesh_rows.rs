@@ -70,6 +70,13 @@ rows! {
     #[ignore = "GRPO_TESTS=all: one row of a table"]
     qwen3_moe_adapters: Row { grouped: true, ..row(Model::Qwen3Moe, AdaptersOfLayers, [8, 1, 1]) },
     #[ignore = "GRPO_TESTS=all: one row of a table"]
+    qwen2_moe: row(Model::Qwen2Moe, Trained::Model, [1, 2, 4]),
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    qwen2_moe_adapters_of_experts:
+        Row { grouped: true, rollout: Some([2, 1, 1]), ..row(Model::Qwen2Moe, AdaptersOfExperts, [1, 1, 2]) },
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    qwen2_moe_adapters: Row { grouped: true, ..row(Model::Qwen2Moe, AdaptersOfLayers, [8, 1, 1]) },
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     dense: row(Model::Dense, Trained::Model, [4, 1, 2]),
     #[ignore = "GRPO_TESTS=all: one row of a table"]
     dense_adapters: Row { rollout: Some([4, 1, 2]), ..row(Model::Dense, AdaptersOfLayers, [1, 8, 1]) },
@@ -204,7 +211,8 @@ fn axes([data, fsdp, tensor]: &[usize; 3]) -> Vec<(&'static str, usize)> {
 /// Returns `true` if a row could have these values: only models with experts have adapters and products of experts.
 fn is_possible(pair: [&Value; 2]) -> bool {
     let has = |factor: &str, value: &str| pair.iter().any(|(name, of)| *name == factor && of == value);
-    let with_experts = [Model::Qwen3Moe, Model::GptOss].iter().any(|model| has("model", &format!("{model:?}")));
+    let with_experts =
+        [Model::Qwen3Moe, Model::Qwen2Moe, Model::GptOss].iter().any(|model| has("model", &format!("{model:?}")));
     let names_model = pair.iter().any(|(name, _)| *name == "model");
     !names_model || with_experts || !(has("trained", "AdaptersOfExperts") || has("grouped", "true"))
 }

@@ -31,7 +31,9 @@ pub enum Family {
     Qwen2,
     /// Qwen3: RMSNorm on every query and key head.
     Qwen3,
-    /// Qwen3-MoE: Qwen3 with a mixture of experts in every layer.
+    /// Qwen2-MoE: Qwen2 with mixtures of experts, and a shared expert with a gate.
+    Qwen2Moe,
+    /// Qwen3-MoE: Qwen3 with mixtures of experts.
     Qwen3Moe,
     /// Qwen3.5: a Gated DeltaNet in three of four layers, attention with output gates in the fourth, norms with weights around 0.
     Qwen3_5,
@@ -105,7 +107,7 @@ impl Defaults {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Qwen2,
         Self::Qwen3,
         Self::Qwen3Moe,
@@ -121,6 +123,7 @@ impl Family {
         Self::Phi3,
         Self::Gemma3,
         Self::Gemma4,
+        Self::Qwen2Moe,
     ];
 
     /// Returns the first family whose `config.json` can describe `config`.
@@ -215,6 +218,7 @@ impl Family {
         match self {
             Self::Qwen2 => &qwen::QWEN2,
             Self::Qwen3 => &qwen::QWEN3,
+            Self::Qwen2Moe => &qwen_moe::QWEN2_MOE,
             Self::Qwen3Moe => &qwen_moe::QWEN3_MOE,
             Self::Qwen3_5 => &qwen3_5::TABLE,
             Self::GptOss => &gpt_oss::TABLE,

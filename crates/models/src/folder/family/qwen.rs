@@ -111,7 +111,7 @@ fn read_windows(fields: &Fields, config: &mut ModelConfig, first: usize) -> Resu
     Ok(())
 }
 
-fn write_windows(config: &ModelConfig, json: &mut Value) {
+pub(super) fn write_windows(config: &ModelConfig, json: &mut Value) {
     let windows = || (0..config.num_hidden_layers).map(|index| config.layer(index).sliding_window);
     let window = windows().flatten().next();
     json["use_sliding_window"] = window.is_some().into();

@@ -1,14 +1,29 @@
-//! Qwen3-MoE, such as Qwen3-30B-A3B.
+//! Qwen2-MoE, such as Qwen1.5-MoE-A2.7B and Qwen2-57B-A14B, and Qwen3-MoE, such as Qwen3-30B-A3B.
 
 use super::super::fields::Fields;
 use super::experts_json::{READS, read_sizes, set_experts, write_sizes};
-use super::layer_types::read_one_window;
-use super::qwen::DEFAULTS;
+use super::layer_types::{positive_window, read_one_window, set_windows, sliding_layers};
+use super::qwen::{DEFAULTS, write_windows};
 use super::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::experts::Experts;
+use crate::experts::{Experts, SharedExpert};
 use serde_json::Value;
+
+pub(super) const QWEN2_MOE: FamilyTable = FamilyTable {
+    model_type: "qwen2_moe",
+    architecture: "Qwen2MoeForCausalLM",
+    defaults: Defaults { num_key_value_heads: Some(16), ..DEFAULTS },
+    reads: READS,
+    read: read_qwen2,
+    write: |config, json| {
+        json["qkv_bias"] = config.attention_bias.into();
+        write_windows(config, json);
+        write_experts(config, json);
+        let shared = config.experts.as_ref().and_then(|experts| experts.shared_expert).unwrap_or_default();
+        json["shared_expert_intermediate_size"] = shared.intermediate_size.into();
+    },
+};
 
 pub(super) const QWEN3_MOE: FamilyTable = FamilyTable {
     model_type: "qwen3_moe",
@@ -24,6 +39,25 @@ pub(super) const QWEN3_MOE: FamilyTable = FamilyTable {
         write_experts(config, json);
     },
 };
+
+fn read_qwen2(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
+    config.attention_bias = fields.flag("qkv_bias")?.unwrap_or(true);
+    let is_missing = !fields.keys().any(|key| key == "sliding_window");
+    let window = match fields.flag("use_sliding_window")? {
+        Some(true) if is_missing => Some(4096),
+        Some(true) => positive_window(fields)?,
+        _ => None,
+    };
+    // In contrast to Qwen2, every other layer below `max_window_layers` has the window.
+    let end = fields.count("max_window_layers")?.unwrap_or(28);
+    let sliding = sliding_layers(fields, config, window, |layer| layer < end && layer.is_multiple_of(2))?;
+    set_windows(config, window, &sliding);
+    let intermediate_size = fields.count("shared_expert_intermediate_size")?.unwrap_or(5632);
+    let shared_expert = Some(SharedExpert { intermediate_size, is_gated: true });
+    let defaults =
+        Experts { num_experts: 60, num_experts_per_tok: 4, moe_intermediate_size: 1408, ..Experts::default() };
+    read_experts(fields, config, Experts { shared_expert, ..defaults })
+}
 
 fn read_qwen3(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
     config.qk_norm = true;

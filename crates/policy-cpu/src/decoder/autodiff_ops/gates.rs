@@ -72,17 +72,20 @@ impl Derivative<1> for SplitGatesGrad {
     }
 }
 
-/// Returns the values of attention `[N, A D]` times the sigmoid of their gates.
+/// Returns values `[N, I]` times the sigmoid of their gates, `[N, I]`, or `[N, 1]` for the values of a row.
 pub(crate) fn gated_values(values: Tensor<2>, gates: Tensor<2>) -> Result<Tensor<2>> {
-    let dims = values.dims();
+    let dims = [values.dims(), gates.dims()];
     let mut graph = Graph::default();
     let values = operand(&mut graph, "values", values)?;
     let gates = operand(&mut graph, "gates", gates)?;
     let factors: Vec<f32> = read("gates", &gates.storage)?.par_iter().with_min_len(ROWS).map(|x| sigmoid(*x)).collect();
     let mut y = read("values", &values.storage)?.to_vec();
-    y.iter_mut().zip(&factors).for_each(|(y, factor)| *y *= factor);
+    let columns = (y.len() / factors.len().max(1)).max(1);
+    for (y, factor) in y.chunks_exact_mut(columns).zip(&factors) {
+        y.iter_mut().for_each(|y| *y *= factor);
+    }
     let derivative = GatedValuesGrad { values: values.storage, factors, dims };
-    Ok(record(graph, tensor(y, dims), [values.node, gates.node], derivative))
+    Ok(record(graph, tensor(y, dims[0]), [values.node, gates.node], derivative))
 }
 
 /// The smallest number of sigmoids of a parallel task.
@@ -93,16 +96,21 @@ struct GatedValuesGrad {
     values: FlexTensor,
     /// The sigmoids of the gates.
     factors: Vec<f32>,
-    dims: [usize; 2],
+    /// Of the values, and of the gates.
+    dims: [[usize; 2]; 2],
 }
 
 impl Derivative<2> for GatedValuesGrad {
     fn gradients(self, upstream: FlexTensor, _: [bool; 2]) -> [Option<FlexTensor>; 2] {
         let (values, dy) = (reread(&self.values), reread(&upstream));
-        let dvalues: Vec<f32> = dy.iter().zip(&self.factors).map(|(dy, factor)| dy * factor).collect();
-        let dgates = dy.iter().zip(values).zip(&self.factors);
-        let dgates: Vec<f32> = dgates.map(|((dy, value), factor)| dy * value * factor * (1.0 - factor)).collect();
-        [Some(tensor(dvalues, self.dims)), Some(tensor(dgates, self.dims))]
+        let columns = (dy.len() / self.factors.len().max(1)).max(1);
+        let rows = || dy.chunks_exact(columns).zip(&self.factors);
+        let dvalues: Vec<f32> = rows().flat_map(|(dy, factor)| dy.iter().map(move |dy| dy * factor)).collect();
+        let dgate = |((dy, factor), values): ((&[f32], &f32), &[f32])| {
+            dy.iter().zip(values).map(|(dy, value)| dy * value * factor * (1.0 - factor)).sum::<f32>()
+        };
+        let dgates: Vec<f32> = rows().zip(values.chunks_exact(columns)).map(dgate).collect();
+        [Some(tensor(dvalues, self.dims[0])), Some(tensor(dgates, self.dims[1]))]
     }
 }
 

@@ -7,7 +7,7 @@ use crate::decoder::params::read;
 use crate::decoder::rope::RopeTables;
 use crate::decoder::tape::no_such_part;
 use grpo_backend_cpu::layers::{Add, HeadNorms};
-use grpo_decoder::{BlockSpec, LayerOps, Projection, Residual, block};
+use grpo_decoder::{BlockSpec, LayerOps, Mlp, Projection, Residual, block};
 use grpo_policy::{Error, Result};
 use std::mem::take;
 use std::rc::Rc;
@@ -130,7 +130,11 @@ where
 
     fn gate(&mut self, values: Self::Tensor, gates: Self::Tensor) -> Result<Self::Tensor> {
         let mut values = Rc::unwrap_or_clone(values);
-        values.iter_mut().zip(&*gates).for_each(|(value, gate)| *value *= sigmoid(*gate));
+        let columns = values.len() / gates.len().max(1);
+        for (values, gate) in values.chunks_exact_mut(columns.max(1)).zip(&*gates) {
+            let factor = sigmoid(*gate);
+            values.iter_mut().for_each(|value| *value *= factor);
+        }
         Ok(Rc::new(values))
     }
 
@@ -144,16 +148,25 @@ where
         }
     }
 
-    fn gated_mlp(&mut self, x: Self::Tensor) -> Result<Self::Tensor> {
+    fn gated_mlp(&mut self, x: Self::Tensor, mlp: Mlp) -> Result<Self::Tensor> {
         let (model, Memory { gate_up: memory, gated }) = (self.model, take(&mut self.memory));
-        let LayerMlp::Dense { gate_up, .. } = &self.layer().mlp else { return no_such_part("a dense MLP") };
+        let [gate_up, down] = self.layer().mlp.gated(mlp)?;
         self.memory.gate_up = model.linear(memory, &x, gate_up, None)?;
-        let width = model.config.intermediate_size;
+        let width = down.matrix.dims()[0];
         Ok(Rc::new(model.kernels.gated_in(gated, &self.memory.gate_up, model.activation, width)?))
     }
 
+    fn shared_gates(&mut self, x: Self::Tensor) -> Result<Self::Tensor> {
+        match &self.layer().mlp {
+            LayerMlp::Experts { shared_gate: Some(gate), .. } => {
+                Ok(Rc::new(self.model.linear(Vec::new(), &x, gate, None)?))
+            }
+            _ => no_such_part("a gate of the shared expert"),
+        }
+    }
+
     fn experts(&mut self, x: Self::Tensor) -> Result<Self::Tensor> {
-        let LayerMlp::Experts { router, gate_up, down, spec } = &self.layer().mlp else {
+        let LayerMlp::Experts { router, gate_up, down, spec, .. } = &self.layer().mlp else {
             return no_such_part("a mixture of experts");
         };
         let (model, kernels) = (self.model, self.model.kernels);
@@ -171,11 +184,10 @@ where
     ) -> Result<Self::Tensor> {
         let (model, layer) = (self.model, self.layer());
         let (mut stream, mut x) = (residual.stream, Rc::unwrap_or_clone(x));
-        let project = match (projection, &layer.mixer, &layer.mlp) {
-            (Projection::Mixer, LayerMixer::Attention { attention, .. }, _) => &attention.o,
-            (Projection::Mixer, LayerMixer::GatedDeltaNet { net, .. }, _) => &net.out_proj,
-            (Projection::Mlp, _, LayerMlp::Dense { down, .. }) => down,
-            (Projection::Mlp, _, LayerMlp::Experts { .. }) => return no_such_part("a dense MLP"),
+        let project = match (projection, &layer.mixer) {
+            (Projection::Mixer, LayerMixer::Attention { attention, .. }) => &attention.o,
+            (Projection::Mixer, LayerMixer::GatedDeltaNet { net, .. }) => &net.out_proj,
+            (Projection::Mlp(mlp), _) => layer.mlp.gated(mlp)?[1],
         };
         // No later operation mixes rows, so the last layer computes only those that the caller reads.
         if projection == Projection::Mixer && self.number + 1 == model.layers.len() && self.recorded.is_empty() {
@@ -188,7 +200,7 @@ where
             scale(&mut x, residual.factor);
         }
         let y = model.linear(Vec::new(), &x, project, is_linear.then(|| &stream[..]))?;
-        if projection == Projection::Mlp {
+        if projection != Projection::Mixer {
             self.memory.gated = x;
         }
         if is_linear { Ok(Rc::new(y)) } else { self.add(Residual { stream, ..residual }, Rc::new(y)) }

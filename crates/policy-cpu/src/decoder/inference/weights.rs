@@ -2,9 +2,10 @@
 
 use crate::decoder::experts::PackedExperts;
 use crate::decoder::gated_delta_net::GatedDeltaNet;
-use crate::decoder::layers::{Attention, Block, Linear, Mixer, Mlp, RmsNorm, scores};
+use crate::decoder::layers::{Attention, Block, DenseMlp, Linear, Mixer, Mlp, RmsNorm, scores};
 use crate::decoder::lora::LowRank;
 use crate::decoder::params::{read, storage};
+use crate::decoder::tape::no_such_part;
 use crate::decoder::values::{ValueHeads, heads};
 use crate::decoder::weight::{self, Stored};
 use burn::backend::flex::FlexTensor;
@@ -70,8 +71,19 @@ pub(super) struct LayerDeltaNet {
 
 #[derive(Debug)]
 pub(super) enum LayerMlp {
-    Dense { gate_up: Weight, down: Weight },
-    Experts { router: Weight, gate_up: PackedExperts, down: PackedExperts, spec: Experts },
+    Dense {
+        gate_up: Weight,
+        down: Weight,
+    },
+    Experts {
+        router: Weight,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        spec: Experts,
+        /// Gate and up, and the output projection, of the shared expert.
+        shared: Option<[Weight; 2]>,
+        shared_gate: Option<Weight>,
+    },
 }
 
 #[derive(Debug)]
@@ -184,6 +196,17 @@ impl Layer {
 }
 
 impl LayerMlp {
+    /// Returns gate and up, and the output projection, of an MLP.
+    pub(super) fn gated(&self, mlp: grpo_decoder::Mlp) -> Result<[&Weight; 2]> {
+        match (self, mlp) {
+            (Self::Dense { gate_up, down }, grpo_decoder::Mlp::Dense) => Ok([gate_up, down]),
+            (Self::Experts { shared: Some([gate_up, down]), .. }, grpo_decoder::Mlp::SharedExpert) => {
+                Ok([gate_up, down])
+            }
+            _ => no_such_part("a dense MLP or a shared expert"),
+        }
+    }
+
     fn new(mlp: &Mlp, hidden: usize) -> Result<Self> {
         Ok(match mlp {
             Mlp::Dense(mlp) => {
@@ -191,7 +214,16 @@ impl LayerMlp {
             }
             Mlp::Experts(mlp) => {
                 let [gate_up, down] = mlp.packed(hidden)?;
-                Self::Experts { router: Weight::new(&mlp.router)?, gate_up, down, spec: mlp.spec().clone() }
+                let of_shared =
+                    |of: &DenseMlp| Ok::<_, Error>([Weight::new(&of.gate_up_proj)?, Weight::new(&of.down_proj)?]);
+                Self::Experts {
+                    router: Weight::new(&mlp.router)?,
+                    gate_up,
+                    down,
+                    spec: mlp.spec().clone(),
+                    shared: mlp.shared.as_ref().map(of_shared).transpose()?,
+                    shared_gate: mlp.shared_gate.as_ref().map(Weight::new).transpose()?,
+                }
             }
         })
     }

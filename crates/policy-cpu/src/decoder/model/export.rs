@@ -98,16 +98,8 @@ impl Decoder {
     fn linear(&self, name: &str) -> Option<&Linear> {
         let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
         let Block { attn, mlp, .. } = self.layers.get(layer.parse::<usize>().ok()?)?;
-        let of_mixer = attn.linears().into_iter().find(|(name, _)| rest.strip_suffix(".weight") == Some(name));
-        if let Some((_, linear)) = of_mixer {
-            return Some(linear);
-        }
-        match (rest, mlp) {
-            ("mlp.gate_up_proj.weight", Mlp::Dense(mlp)) => Some(&mlp.gate_up_proj),
-            ("mlp.down_proj.weight", Mlp::Dense(mlp)) => Some(&mlp.down_proj),
-            ("mlp.router.weight", Mlp::Experts(mlp)) => Some(&mlp.router),
-            _ => None,
-        }
+        let mut linears = attn.linears().into_iter().chain(mlp.linears());
+        linears.find(|(name, _)| rest.strip_suffix(".weight") == Some(name)).map(|(_, linear)| linear)
     }
 
     /// Passes the adapters to `sink`, one by one, with the names and layout of PEFT; nothing if there are none.

@@ -44,6 +44,12 @@ pub enum Role {
     /// Gate and up in one matrix.
     GateUpProj,
     DownProj,
+    /// The MLP of every token beside its experts.
+    SharedGateProj,
+    SharedUpProj,
+    SharedDownProj,
+    /// The gate of the shared expert.
+    SharedGate,
     /// The router of a mixture of experts.
     Router,
     RouterBias,

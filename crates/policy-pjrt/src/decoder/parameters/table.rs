@@ -10,6 +10,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
     let linear = config.linear_attention.unwrap_or_default();
     let experts = config.experts.as_ref();
     let (wide, count) = experts.map_or((0, 0), |experts| (experts.moe_intermediate_size, experts.num_experts));
+    let shared = experts.and_then(|experts| experts.shared_expert);
     let is_clamped = experts.is_some_and(|experts| experts.clamped.is_some());
     let size = |role: Role, axis: &Axis, spec: LayerSpec| match axis {
         // The gate of a head follows its query.
@@ -30,6 +31,9 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         One => 1,
         QueryHead => config.num_attention_heads,
         Mlp if role.is_of_experts() => wide,
+        Mlp if matches!(role, Role::SharedGateProj | Role::SharedUpProj | Role::SharedDownProj) => {
+            shared.map_or(0, |shared| shared.intermediate_size)
+        }
         FusedMlp if role.is_of_experts() => 2 * wide,
         Mlp => config.intermediate_size,
         FusedMlp => 2 * config.intermediate_size,
@@ -61,6 +65,10 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         Role::GateProj | Role::UpProj => (experts.is_none() || spec.dense_mlp) && !config.fused_projections,
         Role::GateUpProj => experts.is_none() && config.fused_projections,
         Role::DownProj => experts.is_none() || spec.dense_mlp,
+        Role::SharedGateProj | Role::SharedUpProj | Role::SharedDownProj => {
+            shared.is_some_and(|shared| shared.is_gated == path.starts_with("mlp.shared_expert.")) && !spec.dense_mlp
+        }
+        Role::SharedGate => shared.is_some_and(|shared| shared.is_gated) && !spec.dense_mlp,
         Role::Router | Role::RouterBias if spec.dense_mlp => false,
         role if role.is_of_experts() && spec.dense_mlp => false,
         Role::Router => experts.is_some_and(|experts| path.strip_suffix(".weight") == Some(experts.router())),
@@ -73,7 +81,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         _ => true,
     };
     let [of_queries, of_keys] = if config.qk_norm_over_heads { [Heads, Kv] } else { [HeadDim, HeadDim] };
-    let all: [(Role, &'static str, &[Axis]); 43] = [
+    let all: [(Role, &'static str, &[Axis]); 50] = [
         // Factors of layers and routers come first, because trained parameters come last, and routers may be frozen.
         (Role::LayerScalar, "layer_scalar", &[Layer, One]),
         (Role::Router, "mlp.gate.weight", &[Layer, RouterExperts, Embed]),
@@ -108,6 +116,13 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::UpProj, "mlp.up_proj.weight", &[Layer, Mlp, Embed]),
         (Role::GateUpProj, "mlp.gate_up_proj.weight", &[Layer, FusedMlp, Embed]),
         (Role::DownProj, "mlp.down_proj.weight", &[Layer, Embed, Mlp]),
+        (Role::SharedGateProj, "mlp.shared_expert.gate_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::SharedGateProj, "mlp.shared_experts.gate_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::SharedUpProj, "mlp.shared_expert.up_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::SharedUpProj, "mlp.shared_experts.up_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::SharedDownProj, "mlp.shared_expert.down_proj.weight", &[Layer, Embed, Mlp]),
+        (Role::SharedDownProj, "mlp.shared_experts.down_proj.weight", &[Layer, Embed, Mlp]),
+        (Role::SharedGate, "mlp.shared_expert_gate.weight", &[Layer, One, Embed]),
         (Role::ExpertGateProj, "mlp.experts.gate_proj.weight", &[Layer, Experts, Mlp, Embed]),
         (Role::ExpertUpProj, "mlp.experts.up_proj.weight", &[Layer, Experts, Mlp, Embed]),
         (Role::ExpertDownProj, "mlp.experts.down_proj.weight", &[Layer, Experts, Embed, Mlp]),
