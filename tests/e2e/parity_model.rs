@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
-const ALL: [&str; 30] = [
+const ALL: [&str; 31] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
