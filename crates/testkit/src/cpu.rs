@@ -12,19 +12,13 @@ pub fn plan(backend: &CpuBackend, request: &PlanRequest) -> Box<dyn LossPlan> {
 
 /// Returns `true` if the implementation takes precomputed logits.
 pub fn takes_logits(implementation: &Implementation) -> bool {
-    match implementation {
-        Implementation::Reference | Implementation::Logits => true,
-        _ => false,
-    }
+    matches!(implementation, Implementation::Reference | Implementation::Logits)
 }
 
 /// Returns `true` if the implementation computes logits with the tiled products, whose bits are the same in every tiling and
 /// in every implementation with them. The reference accumulates products in f64.
 pub fn has_tiled_products(implementation: &Implementation) -> bool {
-    match implementation {
-        Implementation::Reference => false,
-        _ => true,
-    }
+    !matches!(implementation, Implementation::Reference)
 }
 
 /// Returns implementations for hidden states with their names in messages.
