@@ -1,18 +1,14 @@
-//! `policy.mesh`: a run on eight virtual devices of XLA's CPU plugin. No mesh divides the vocabulary of the new model, 53.
+//! `policy.mesh`: a run on eight virtual devices of XLA's CPU plugin. No mesh divides the vocabulary of the new model, 53, or its key/value head.
 
 use crate::pjrt_policy::{BESIDE_A_MODEL, SETTINGS, train_on_both};
 use crate::support::{Call, assert_has, copy, grpo};
 use crate::tiny_model::tensors;
 
-/// Heads for two devices.
-const HEADS: &str = "model.num_key_value_heads=2";
-
 #[test]
 #[ignore = "GRPO_TESTS=all"]
 fn a_run_learns_the_same_on_a_mesh_and_resumes_on_every_mesh() {
     let of_mesh = ["policy.mesh={data: 2, fsdp: 2, tensor: 2}"];
-    let settings = [&SETTINGS[..], &[HEADS]].concat();
-    let pair = train_on_both(&settings, &of_mesh, 1e-4, Call::quick_cpu);
+    let pair = train_on_both(&SETTINGS, &of_mesh, 1e-4, Call::quick_cpu);
     // The same run goes on on another mesh, on one device, and on the host.
     for (name, set) in [
         ("other", &["policy.mesh={fsdp: -1, tensor: 2}", "policy.devices=4", "rollout.mesh={data: 2, tensor: 2}"][..]),
@@ -46,8 +42,7 @@ fn a_run_learns_the_same_on_a_mesh_and_resumes_on_every_mesh() {
 #[test]
 fn adapters_and_a_value_head_learn_on_a_mesh_with_a_rollout_of_its_own() {
     let of_mesh = ["policy.mesh={fsdp: 4, tensor: 2}", "rollout.mesh={data: 8}"];
-    let settings = [&BESIDE_A_MODEL[..], &[HEADS]].concat();
-    train_on_both(&settings, &of_mesh, 1e-4, Call::quick_cpu);
+    train_on_both(&BESIDE_A_MODEL, &of_mesh, 1e-4, Call::quick_cpu);
 }
 
 #[test]

@@ -206,7 +206,9 @@ impl RunPrograms {
         let micro_batch = TrainShape { sampling_mask: replays, routed_experts, ..micro_batch.sharded(training) };
         let table = parameters(&shape);
         let matrices = table.iter().filter(|p| p.has_matrices());
-        let part = |p: &Parameter, rules: Option<&AxisRules>| rules.map_or(p.count(), |rules| rules.elements(p));
+        let part = |p: &Parameter, rules: Option<&AxisRules>| {
+            rules.map_or(p.count(), |rules| rules.clone().for_model(&shape).elements(p))
+        };
         let bytes = |p: &Parameter| part(p, training) * p.dtype(compute.dtype()).bytes();
         let single = |p: &Parameter| part(p, training) * Dtype::F32.bytes();
         let of_embedding = if shape.tie_word_embeddings { 0 } else { shape.vocab_size * shape.hidden_size };

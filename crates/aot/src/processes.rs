@@ -28,8 +28,8 @@ impl RunPrograms {
     /// [`Error::PartialMesh`] if the devices belong to several processes and the mesh does not have all of them; [`Error::Policy`] if a
     /// parameter does not shard evenly.
     pub fn processes(&self, kind: Kind, devices: &[DeviceDescription]) -> Result<Vec<ProcessShards>> {
-        let Some(rules) = self.meshes().map(|meshes| &meshes.training) else { return Ok(vec![]) };
-        let mesh = rules.mesh();
+        let Some(meshes) = self.meshes() else { return Ok(vec![]) };
+        let (mesh, rules) = (meshes.training.mesh(), meshes.training.clone().for_model(&self.shape));
         let processes = MeshProcesses::of_devices(devices).processes().len();
         if processes > 1 && mesh.devices() != devices.len() {
             return Err(Error::PartialMesh { mesh: mesh.to_string(), devices: devices.len(), processes });

@@ -19,9 +19,9 @@ use grpo_core::readable_bytes;
 use grpo_models::{Dtype, ModelConfig, Trained};
 use grpo_policy::OptimizerBounds;
 use grpo_policy_pjrt::decoder::AxisRules;
-use grpo_policy_pjrt::{PjrtPolicyOptions, TrainShape, common_refinement};
+use grpo_policy_pjrt::{PjrtPolicyOptions, TrainShape};
 use grpo_run_config::{MeshChoice, MeshConfig, PolicyDtype, RecomputeGranularity, TrainConfig};
-use mesh::checked;
+use mesh::{can_move, checked};
 use model::CostModel;
 use options::sizes_of;
 use serde::Serialize;
@@ -224,7 +224,7 @@ fn rollout_rules(
     for tensor in divisors(devices.count).into_iter().rev() {
         let sizes = [devices.count / tensor, 1, tensor];
         let Ok(rollout) = checked("rollout.mesh", sizes, shape, table) else { continue };
-        if common_refinement(training.mesh(), rollout.mesh()).is_err() {
+        if !can_move(shape, training, &rollout) {
             continue;
         }
         let meshes = MeshRules { training: training.clone(), rollout };

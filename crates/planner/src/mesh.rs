@@ -60,8 +60,7 @@ impl MeshRules {
                 let rollout = checked("rollout.mesh", axes.sizes("rollout.mesh", devices.count)?, shape, table)?;
                 let expected =
                     "a mesh whose groups of neighbouring devices contain, or are contained in, those of policy.mesh";
-                let fits = common_refinement(training.mesh(), rollout.mesh()).is_ok();
-                check(fits, "rollout.mesh", expected, rollout.mesh())?;
+                check(can_move(shape, &training, &rollout), "rollout.mesh", expected, rollout.mesh())?;
                 rollout
             }
             Some(MeshChoice::Auto) | None => rollout_rules(config, shape, prompt, &training, devices)?,
@@ -105,6 +104,12 @@ pub(crate) fn checked(
         check(false, key, &expected, all.mesh())?;
     }
     Ok(all)
+}
+
+/// Returns `true` if a program can move the weights of a model from one mesh to the other.
+pub(crate) fn can_move(shape: &ModelConfig, from: &AxisRules, to: &AxisRules) -> bool {
+    let [from, to] = [from, to].map(|rules| rules.clone().for_model(shape));
+    common_refinement(from.mesh(), to.mesh()).is_ok()
 }
 
 fn dimensions(shape: &ModelConfig) -> String {
@@ -244,6 +249,18 @@ mod tests {
         };
         let error = of("{policy: {mesh: {fsdp: 3, tensor: 2}}, rollout: {mesh: {data: 2, tensor: 3}}}", &six);
         assert!(error.contains("rollout.mesh") && error.contains("neighbouring devices"), "{error}");
+    }
+
+    #[test]
+    fn tensor_shards_may_exceed_the_key_value_heads() {
+        let few = ModelConfig { hidden_size: 1536, num_attention_heads: 12, num_key_value_heads: 2, ..shape() };
+        let of = |settings: &str, shape: &ModelConfig| of(settings, shape).unwrap();
+        assert_eq!(of("{policy: {mesh: {fsdp: 2, tensor: 4}}}", &few)[0], [1, 2, 4]);
+        let two_rows =
+            "{policy: {mesh: auto}, grpo: {prompts_per_step: 1, num_generations: 2, gradient_accumulation_steps: 1}}";
+        assert_eq!(of(two_rows, &few)[0], [1, 2, 4]);
+        let one = ModelConfig { num_attention_heads: 16, num_key_value_heads: 1, hidden_size: 2048, ..shape() };
+        assert_eq!(of("{policy: {mesh: {tensor: 8}}, rollout: {mesh: {tensor: 8}}}", &one), [[1, 1, 8], [1, 1, 8]]);
     }
 
     #[test]

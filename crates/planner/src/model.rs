@@ -155,21 +155,24 @@ struct Model<'a> {
     elements: f64,
     /// The elements of the layers' matrices of experts.
     experts: f64,
+    /// The number of shards of key/value heads; devices hold copies of a head if there are fewer heads than shards.
+    kv_parts: f64,
     /// Bytes of an operand's element.
     operand: f64,
 }
 
 impl<'a> Model<'a> {
     fn new(shape: &'a ModelConfig, rules: &AxisRules, compute: Compute) -> Self {
-        let table = parameters(shape);
+        let (table, own) = (parameters(shape), rules.clone().for_model(shape));
         let count = |is_in: &dyn Fn(&Parameter) -> bool| {
-            table.iter().filter(|p| is_in(p)).map(|p| rules.elements(p) as f64).sum::<f64>()
+            table.iter().filter(|p| is_in(p)).map(|p| own.elements(p) as f64).sum::<f64>()
         };
         Self {
             shape,
             matrices: count(&|p| p.has_matrices() && p.is_stacked()),
             elements: count(&|_| true),
             experts: count(&|p| p.has_matrices() && p.role.is_of_experts()),
+            kv_parts: own.parts(Axis::Kv) as f64,
             operand: compute.dtype().bytes() as f64,
         }
     }
@@ -437,7 +440,7 @@ impl<'a> CostModel<'a> {
         let columns = self.prompt as f64 + self.config.rollout.max_completion_length() as f64 / 2.0;
         let of_layer = |layer: LayerSpec| {
             let read = layer.sliding_window.map_or(columns, |window| columns.min(window as f64));
-            read * self.shape.heads(layer).key_columns() as f64 / rules.parts(Axis::Kv) as f64
+            read * self.shape.heads(layer).key_columns() as f64 / model.kv_parts
         };
         meter.moves(2.0 * slots * self.shape.attention_layers().map(of_layer).sum::<f64>() * model.operand);
         // The states of Gated DeltaNets are read and written.

@@ -81,8 +81,8 @@ impl TrainingSizes {
         rules: Option<&AxisRules>,
         saved_bytes: u64,
     ) -> MemoryTable {
-        let split = rules.cloned().map(Split::of).unwrap_or_default();
-        let of_rollout = options.rollout_rules.clone().map_or_else(|| split.clone(), Split::of);
+        let split = rules.cloned().map(Split::of).unwrap_or_default().for_model(config);
+        let of_rollout = options.rollout_rules.clone().map_or_else(|| split.clone(), Split::of).for_model(config);
         let parameters = quantized_parameters(config, options.quantization);
         let (plain, quantized): (Vec<_>, Vec<_>) = parameters.iter().partition(|p| p.format == Format::Values);
         let weights_on = |split: &Split| plain.iter().map(|p| split.elements_of(p)).sum::<u64>();
@@ -237,6 +237,12 @@ mod tests {
         for part in ["keys and values", "states of Gated DeltaNets"] {
             assert_eq!(4 * bytes(&on_mesh, part), bytes(&table, part), "{part}");
         }
+        // Two devices hold the same key/value head.
+        let few = ModelConfig { num_attention_heads: 8, num_key_value_heads: 2, ..ModelConfig::default() };
+        let one = bytes(&sizes.memory(&few, &options, None).unwrap(), "keys and values");
+        let mesh = grpo_stablehlo::Mesh::new("mesh", [("tensor", 4)]).unwrap();
+        let on_mesh = sizes.memory(&few, &options, Some(&AxisRules::new(&mesh))).unwrap();
+        assert_eq!(2 * bytes(&on_mesh, "keys and values"), one);
         // A window of 30 tokens: 29 earlier tokens and 16 of a call, rounded up. The other layers have wider heads.
         let sliding = LayerSpec { sliding_window: Some(30), ..LayerSpec::default() };
         let wide = LayerSpec { head_dim: Some(24), rope: grpo_models::LayerRope::None, ..LayerSpec::default() };

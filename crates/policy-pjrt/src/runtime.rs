@@ -8,7 +8,7 @@ use grpo_backend_tpu::compile_options::options_for_decoder;
 use grpo_backend_tpu::devices::{DeviceTensor, Devices, Layout, MeshProcesses, TensorError, descriptions};
 use grpo_backend_tpu::plugins::{self, Kind};
 use grpo_distributed::Store;
-use grpo_models::MemoryTable;
+use grpo_models::{MemoryTable, ModelConfig};
 use grpo_pjrt::{
     CacheOutcome, Client, CompileCache, CompileOptions, Device, Element, LoadedExecutable, NamedValue, OptionValue,
 };
@@ -103,6 +103,11 @@ impl Runtime {
         self.split = Split::of(rules);
         self.replicating = Replicating::default();
         Ok(self)
+    }
+
+    /// Returns the runtime with the sharding of a model ([`AxisRules::for_model`]).
+    pub(crate) fn for_model(&self, config: &ModelConfig) -> Self {
+        Self { split: self.split.for_model(config), ..self.clone() }
     }
 
     /// Caches compiled programs in `directory`, for this and later processes. If several processes share a mesh, process 0 reads and writes

@@ -169,7 +169,7 @@ pub struct RolloutConfig {
     /// run's values replace them, which the log says once.
     pub endpoint_strict: bool,
     /// The mesh of sampling, over the devices of `policy.mesh`: `auto`, or the number of devices along each axis; null is `auto`, as a
-    /// rule with tensor = gcd(key/value heads, devices) and data = the rest.
+    /// rule with tensor = gcd(query heads, devices) and data = the rest.
     pub mesh: Option<MeshChoice>,
     /// The program that samples completions: the policy itself, or servers of vLLM or SGLang.
     pub engine: EngineKind,

@@ -18,8 +18,8 @@ pub struct MeshConfig {
     /// The number of shards of rows and of the weights' hidden dimension; a layer's weights are gathered when it runs.
     #[default(1)]
     pub fsdp: i64,
-    /// The number of shards of heads, MLP and vocabulary; it divides the number of key/value heads, and of the key heads
-    /// of Gated DeltaNets.
+    /// The number of shards of heads, MLP and vocabulary; it divides the number of query heads, and of the key heads
+    /// of Gated DeltaNets. Devices hold copies of key/value heads that are fewer.
     #[default(1)]
     pub tensor: i64,
 }

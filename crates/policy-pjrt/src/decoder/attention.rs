@@ -267,9 +267,15 @@ impl Decoder {
         // One product instead of three: less to compile, here and in the derivative, which has one sum of three products instead of three
         // sums. With many tokens, the cost of concatenating the weights is small.
         let weights: Vec<&Value> = of.iter().map(|(matrix, _)| &layer[matrix.role()]).collect();
-        let parts = match self.split.parts(Axis::Kv) {
-            1 => self.product_of_matrices(x, &weights),
-            _ => self.product_of_heads(self.config.heads(spec), x, &weights),
+        let parts = match [Axis::Heads, Axis::Kv].map(|axis| self.split.parts(axis)) {
+            [1, 1] => self.product_of_matrices(x, &weights),
+            [queries, keys] if queries == keys => self.product_of_heads(self.config.heads(spec), x, &weights),
+            // The queries of a key/value head are on several devices.
+            _ => {
+                let mut parts = self.product_of_matrices(x, &weights[..1]);
+                parts.extend(self.product_of_heads(self.config.heads(spec), x, &weights[1..]));
+                parts
+            }
         };
         let complete = |((matrix, bias), part): (&(Matrix, Role), Value)| {
             let (matrix, bias, part) = (*matrix, *bias, part.convert(Dtype::F32));

@@ -1,6 +1,8 @@
 //! Assignment of tensor dimensions to the axes of a device mesh.
 
 use super::{Axis, Parameter};
+use crate::decoder::greatest_common_divisor;
+use grpo_models::ModelConfig;
 use grpo_stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType};
 
 /// A table from logical axes ([`Axis`]) to axes of a mesh, as in MaxText: programs name logical axes, a run chooses the mesh axes.
@@ -61,6 +63,62 @@ impl AxisRules {
         self.rules.retain(|(other, _)| *other != axis);
         self.rules.push((axis, axes.iter().map(|axis| (*axis).to_owned()).collect()));
         Ok(self)
+    }
+
+    /// Returns the rules for a model, whose key/value heads may be fewer than their shards: devices then hold copies of a head, as in vLLM. The mesh
+    /// axis that does not divide the heads becomes two axes of the same devices in the same order. The second one, with the suffix `_replica`,
+    /// shards the query heads of a key/value head; its devices hold the same key/value heads.
+    ///
+    /// ```
+    /// use grpo_policy_pjrt::decoder::{Axis, AxisRules};
+    /// use grpo_stablehlo::Mesh;
+    ///
+    /// let config = grpo_models::ModelConfig { num_attention_heads: 8, num_key_value_heads: 2, ..Default::default() };
+    /// let rules = AxisRules::new(&Mesh::new("mesh", [("fsdp", 2), ("tensor", 4)])?).for_model(&config);
+    /// assert_eq!(rules.mesh().to_string(), "@mesh = <[\"fsdp\"=2, \"tensor\"=2, \"tensor_replica\"=2]>");
+    /// assert_eq!((rules.parts(Axis::Kv), rules.parts(Axis::Heads)), (2, 4));
+    /// # Ok::<(), grpo_stablehlo::Error>(())
+    /// ```
+    #[must_use]
+    pub fn for_model(self, config: &ModelConfig) -> Self {
+        let heads = config.heads_of_layers().map(|of| of.key_value);
+        let Some(mut left) = heads.reduce(greatest_common_divisor) else { return self };
+        let (names, mut own): (Vec<String>, _) = (self.rule(Axis::Kv).map(str::to_owned).collect(), vec![]);
+        for name in names {
+            let size = self.devices(&[&name]);
+            let shards = greatest_common_divisor(left, size);
+            if shards < size {
+                return self.with_replicas(own, &name, [shards, size / shards]);
+            }
+            left /= size;
+            own.push(name);
+        }
+        self
+    }
+
+    /// Returns the rules with key/value heads over the axes `own`, and over the first of two axes of `sizes` into which the axis `name` is divided.
+    fn with_replicas(self, mut own: Vec<String>, name: &str, [shards, copies]: [usize; 2]) -> Self {
+        let mut rules = self;
+        if shards > 1 {
+            let replica = format!("{name}_replica");
+            let divided = |axis: &(String, usize)| match axis.0 == name {
+                true => vec![(name.to_owned(), shards), (replica.clone(), copies)],
+                false => vec![axis.clone()],
+            };
+            let axes = rules.mesh.axes().iter().flat_map(divided).collect::<Vec<_>>();
+            let Ok(mesh) = Mesh::new(rules.mesh.name(), axes) else { return rules };
+            for (_, axes) in &mut rules.rules {
+                if let Some(at) = axes.iter().position(|axis| axis == name) {
+                    axes.insert(at + 1, replica.clone());
+                }
+            }
+            rules.mesh = mesh;
+            own.push(name.to_owned());
+        }
+        for (_, axes) in rules.rules.iter_mut().filter(|(axis, _)| *axis == Axis::Kv) {
+            axes.clone_from(&own);
+        }
+        rules
     }
 
     /// Returns the mesh axes of a logical axis.
@@ -245,6 +303,47 @@ mod tests {
                 let part = sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..])).expect("a part");
                 let [layers, rest @ ..] = &parameter.shape[..] else { panic!("{parameter:?}") };
                 assert_eq!(part.shape, [&[*layers, 1], &rest[1..]].concat(), "{}", parameter.name());
+            }
+        }
+    }
+
+    #[test]
+    fn devices_hold_copies_of_key_value_heads_that_are_fewer_than_shards() {
+        let of = |axes: &[(&str, usize)], num_attention_heads, num_key_value_heads| {
+            let config = ModelConfig { num_attention_heads, num_key_value_heads, ..ModelConfig::default() };
+            let rules = AxisRules::new(&mesh(axes));
+            let found = rules.clone().for_model(&config);
+            assert_eq!(found.clone().for_model(&config), found, "twice is once");
+            let same = [Axis::Batch, Axis::Embed, Axis::Heads, Axis::Mlp, Axis::Vocab, Axis::Length];
+            assert_eq!(same.map(|axis| rules.parts(axis)), same.map(|axis| found.parts(axis)));
+            let axes: Vec<String> = found.mesh().axes().iter().map(|(name, size)| format!("{name} {size}")).collect();
+            (axes.join(" x "), found.parts(Axis::Kv))
+        };
+        let found = |text: &str, parts: usize| (text.to_owned(), parts);
+        assert_eq!(of(&[("fsdp", 2), ("tensor", 4)], 8, 4), found("fsdp 2 x tensor 4", 4));
+        assert_eq!(of(&[("fsdp", 2), ("tensor", 4)], 8, 2), found("fsdp 2 x tensor 2 x tensor_replica 2", 2));
+        assert_eq!(of(&[("tensor", 4), ("data", 2)], 8, 1), found("tensor 4 x data 2", 1));
+        assert_eq!(of(&[("tensor", 4)], 12, 6), found("tensor 2 x tensor_replica 2", 2));
+    }
+
+    /// A device has its query heads and their key/value head, for every number of heads.
+    #[test]
+    fn query_heads_are_on_the_device_of_their_key_value_head() {
+        for (heads, kv, tensor) in [(8, 2, 4), (8, 4, 8), (6, 1, 3), (8, 2, 8), (4, 4, 2)] {
+            let config = ModelConfig { num_attention_heads: heads, num_key_value_heads: kv, ..ModelConfig::default() };
+            let rules = AxisRules::new(&mesh(&[("fsdp", 2), ("tensor", tensor)])).for_model(&config);
+            let range = |axes: &[Axis], shape: &[usize], device| {
+                let sharding = rules.sharding(axes).expect("a sharding");
+                sharding.range(&TensorType::new(Dtype::F32, shape), device).expect("an even split")
+            };
+            for device in 0..2 * tensor {
+                let columns = range(&[Axis::Heads], &[heads], device)[0].clone();
+                let grouped = range(&[Axis::Kv, Axis::Heads], &[kv, heads / kv], device);
+                let own = range(&[Axis::Kv], &[kv], device)[0].clone();
+                assert_eq!(grouped[0], own, "{heads} {kv} {tensor}");
+                let of_groups: Vec<usize> =
+                    own.flat_map(|group| grouped[1].clone().map(move |head| group * (heads / kv) + head)).collect();
+                assert_eq!(of_groups, columns.collect::<Vec<_>>(), "{heads} {kv} {tensor}: device {device}");
             }
         }
     }

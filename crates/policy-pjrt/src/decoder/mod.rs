@@ -412,6 +412,11 @@ impl Decoder {
     }
 }
 
+/// Returns the greatest common divisor.
+pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
 /// Creates a tensor of zeros.
 pub(crate) fn zeros(builder: &grpo_stablehlo::Builder, dtype: Dtype, shape: &[usize]) -> Value {
     let ty = TensorType::new(dtype, shape);

@@ -9,6 +9,7 @@
 use super::{Axis, AxisRules, Decoder, Matrix, Parameter, ParameterValues, Role};
 use crate::error::{Error, Result};
 use crate::program::finish;
+use grpo_models::ModelConfig;
 use grpo_stablehlo::{Builder, Dtype, Manual, Module, Sharding, TensorType, Value, ValueId};
 
 /// Logical axes of the residual stream `[B, T, H]`.
@@ -27,6 +28,11 @@ impl Split {
     /// Returns these rules for programs that process one token per sequence: the residual stream is not sharded along tokens.
     pub(crate) fn of_rollout(&self) -> Self {
         Self(self.rules().cloned().map(|rules| legal(rules.with(Axis::Length, &[]))))
+    }
+
+    /// Returns these rules for a model ([`AxisRules::for_model`]).
+    pub(crate) fn for_model(&self, config: &ModelConfig) -> Self {
+        Self(self.0.clone().map(|rules| rules.for_model(config)))
     }
 
     /// Returns the number of shards of a dimension with this logical axis.
@@ -217,21 +223,19 @@ impl Decoder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Split`] if a parameter, the key/value heads, the query heads per key/value head or the key heads of Gated DeltaNets do not shard
-    /// evenly.
+    /// [`Error::Split`] if a parameter, the query heads or the key heads of Gated DeltaNets do not shard evenly.
     pub fn with_axis_rules(self, rules: AxisRules) -> Result<Self> {
         self.with_split(&Split::of(rules))
     }
 
     /// Like [`Decoder::with_axis_rules`].
     pub(crate) fn with_split(self, split: &Split) -> Result<Self> {
-        let decoder = Self { split: split.clone(), ..self };
-        split.check_parameters(&decoder.parameters())?;
+        let decoder = Self { split: split.for_model(&self.config), ..self };
+        decoder.split.check_parameters(&decoder.parameters())?;
         for grpo_models::AttentionHeads { query, key_value: kv, .. } in decoder.config.heads_of_layers() {
-            split.check(
-                "key/value heads and the query heads of each",
-                &[(Axis::Kv, kv), (Axis::Heads, query / kv.max(1))],
-            )?;
+            decoder
+                .split
+                .check("the query heads of key/value heads", &[(Axis::Kv, kv), (Axis::Heads, query / kv.max(1))])?;
         }
         if let Some(linear) = decoder.config.linear_attention {
             let heads = linear.linear_num_key_heads;

@@ -167,6 +167,7 @@ impl PjrtPolicy {
         config.validate()?;
         check_unquantized("PjrtPolicy::from_tensors", &options)?;
         let storage = Storage::of_masters(options.compute.dtype());
+        let runtime = &runtime.for_model(config);
         let weights = DeviceWeights::from_source(runtime, parameters(config), storage, "", tensors)?;
         Self::of(runtime, config, weights, loss, options)
     }
@@ -178,7 +179,7 @@ impl PjrtPolicy {
         loss: impl Into<Arc<LossConfig>>,
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
-        let loss = loss.into();
+        let (runtime, loss) = (&runtime.for_model(config), loss.into());
         loss.validate()?;
         grpo_policy::loss_of_model(&loss, config)?;
         let decoder = Decoder::new(config, options.compute)

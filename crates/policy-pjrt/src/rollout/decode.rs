@@ -202,7 +202,7 @@ impl Decode {
         let weights = decoder.declare(&f, weights);
         let state = self.shape.arguments(&f, decoder);
         let arguments = Arguments {
-            sampling: SamplerValues::arguments(&f),
+            sampling: SamplerValues::arguments(&f, decoder.config().vocab_size),
             stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
             limits: f.argument("max_completion_length", TensorType::new(Dtype::I32, [self.shape.slots])),
         };
@@ -282,8 +282,8 @@ impl DecodeStep<'_> {
         let (state, step) = (&call.rows, &call.step);
         let Decode { shape, sampler, stop_ids, .. } = self.decode;
         let Forward { logits, window, delta, routed } = self.forward(state, &call.window, step)?;
-        let (split, vocab, seen) = (self.decoder.split(), self.decoder.config().vocab_size, state.seen.as_ref());
-        let chosen = sampler.choose(split, vocab, &logits, &arguments.sampling, &state.random, &state.count, seen);
+        let (split, seen) = (self.decoder.split(), state.seen.as_ref());
+        let chosen = sampler.choose(split, &logits, &arguments.sampling, &state.random, &state.count, seen);
 
         let open = !&state.ended;
         let index = state.ids.builder().iota(1, state.ids.ty().clone());

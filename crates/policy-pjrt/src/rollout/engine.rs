@@ -124,9 +124,10 @@ impl DeviceRollout {
                 grpo_policy::Error::argument("RolloutOptions", "at least one slot and token per call", found).into()
             );
         }
+        let runtime = runtime.for_model(decoder.config());
         // Sampling does not use the value head.
         let decoder = decoder.without_value_head().with_split(&runtime.split().of_rollout())?;
-        Ok(Self { runtime: runtime.clone(), decoder, options, programs: Programs::new(), turns: None })
+        Ok(Self { runtime, decoder, options, programs: Programs::new(), turns: None })
     }
 
     /// Returns the devices with their mesh.

@@ -54,13 +54,15 @@ pub(crate) struct SamplerValues {
     numbers: Value,
     /// A scalar, i32.
     top_k: Value,
+    /// The size of the vocabulary without padding.
+    vocab: usize,
 }
 
 impl SamplerValues {
-    /// Declares the arguments as the next ones of a program.
-    pub(crate) fn arguments(f: &Builder) -> Self {
+    /// Declares the arguments as the next ones of a program, for a vocabulary of `vocab` tokens.
+    pub(crate) fn arguments(f: &Builder, vocab: usize) -> Self {
         let numbers = f.argument("sampling", TensorType::new(Dtype::F32, [NUMBERS]));
-        Self { numbers, top_k: f.argument("top_k", TensorType::scalar(Dtype::I32)) }
+        Self { numbers, top_k: f.argument("top_k", TensorType::scalar(Dtype::I32)), vocab }
     }
 
     /// Broadcasts the parameter at `index`.
@@ -117,11 +119,10 @@ fn kept_bits(scores: &Value) -> Value {
 
 impl Sampler {
     /// Chooses a token for every row of `logits` `[B, V]`, f32. `keys` `[B, 2]` and `positions` `[B]` determine the random numbers; `seen`
-    /// `[B, V]` marks the tokens that the repetition penalty applies to. `split` shards the vocabulary of `vocab` tokens.
+    /// `[B, V]` marks the tokens that the repetition penalty applies to. `split` shards the vocabulary.
     pub(crate) fn choose(
         self,
         split: &Split,
-        vocab: usize,
         logits: &Value,
         arguments: &SamplerValues,
         keys: &Value,
@@ -133,7 +134,7 @@ impl Sampler {
             true => scores.clone(),
             false => {
                 let sharded_columns = (split.parts(Axis::Vocab) > 1).then_some(logits.shape()[1]);
-                &scores + gumbel_values(keys, positions, vocab, sharded_columns)
+                &scores + gumbel_values(keys, positions, arguments.vocab, sharded_columns)
             }
         };
         // The second reduction picks the smallest id among equal maxima. If a score is NaN, the maximum is NaN, and no score equals it.
@@ -276,12 +277,12 @@ mod tests {
         let (sampler, numbers, top_k) = Sampler::of(sampling, vocab, false);
         let f = Builder::new();
         let values = f.argument("logits", TensorType::new(Dtype::F32, [rows, vocab]));
-        let arguments = SamplerValues::arguments(&f);
+        let arguments = SamplerValues::arguments(&f, vocab);
         let keys = f.argument("keys", TensorType::new(Dtype::U32, [rows, 2]));
         let positions = f.splat(i64::from(position), TensorType::new(Dtype::I32, [rows]));
         let marks: Vec<bool> = (0..rows * vocab).map(|i| seen.contains(&((i % vocab) as u32))).collect();
         let marks = f.dense(marks, TensorType::new(Dtype::Pred, [rows, vocab]));
-        let chosen = sampler.choose(&Split::default(), vocab, &values, &arguments, &keys, &positions, Some(&marks));
+        let chosen = sampler.choose(&Split::default(), &values, &arguments, &keys, &positions, Some(&marks));
         let scores = sampler.scores(&values, &arguments, Some(&marks));
         let results = [("ids", &chosen.ids), ("logps", &chosen.logps), ("scores", &scores)];
         let module = f.finish("sample", &results).unwrap();

@@ -61,6 +61,7 @@ impl DeviceWeights {
         config.validate()?;
         quantization.map_or(Ok(()), |quantization| check_quantization(config, quantization))?;
         weights.check(config)?;
+        let runtime = &runtime.for_model(config);
         // Scales of the matrices of a stack, which are uploaded after all codes of the stack.
         let mut scales: HashMap<String, Vec<f32>> = HashMap::new();
         Self::build(runtime, quantized_parameters(config, quantization), storage, |name, parameter| {
@@ -99,7 +100,7 @@ impl DeviceWeights {
     ) -> Result<Self> {
         let storage = plain(dtype)?;
         config.validate()?;
-        Self::from_source(runtime, parameters(config), storage, "", tensors)
+        Self::from_source(&runtime.for_model(config), parameters(config), storage, "", tensors)
     }
 
     /// Uploads the tensors of `table`, whose names in `tensors` begin with `prefix`.

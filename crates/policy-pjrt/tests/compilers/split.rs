@@ -141,6 +141,25 @@ fn sharded_head_dimensions_need_collectives_of_scores() {
     assert!(arrays.any(|array| has_scores(&array.dims)), "{collectives:?}");
 }
 
+/// Two key/value heads for four tensor shards, and a vocabulary that is padded.
+#[test]
+#[ignore = "GRPO_TESTS=all"]
+fn no_scores_cross_chips_that_hold_copies_of_a_key_value_head() {
+    let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 4)]).expect("a mesh");
+    let config = ModelConfig { vocab_size: VOCAB - 3, ..config() };
+    let decoder = Decoder::new(&config, Compute::Bf16).with_axis_rules(AxisRules::new(&mesh)).expect("even parts");
+    let module = TrainPrograms::new(decoder, Save::Carry).gradient(&grpo_core::LossConfig::default(), None, shape());
+    let collectives = compile(&module.expect("a program")).collectives().expect("a program").expect("HLO");
+    assert!(!collectives.is_empty());
+    for Collective { kind, types, .. } in &collectives {
+        for ArrayType { dims, .. } in types {
+            assert!(!has_scores(dims), "attention scores {dims:?} cross chips by {kind}");
+            let of_logits = dims.contains(&VOCAB) && [TOKENS, CHUNK].iter().any(|tokens| dims.contains(tokens));
+            assert!(!of_logits, "logits {dims:?} cross chips by {kind}");
+        }
+    }
+}
+
 /// Control: with a vocabulary that is not sharded, every chip makes all logits, and the check above must find them.
 #[test]
 #[ignore = "GRPO_TESTS=all"]
@@ -200,7 +219,14 @@ fn largest_moved(module: &Module) -> usize {
 #[test]
 #[ignore = "GRPO_TESTS=all"]
 fn a_rollout_moves_neither_the_window_nor_the_kv_cache_between_devices() {
-    let mesh = Mesh::new("mesh", [("data", 4), ("tensor", 2)]).expect("a mesh");
+    // With four shards, two chips hold the same key/value head.
+    for (data, tensor) in [(4, 2), (2, 4)] {
+        check_rollout(data, tensor);
+    }
+}
+
+fn check_rollout(data: usize, tensor: usize) {
+    let mesh = Mesh::new("mesh", [("data", data), ("tensor", tensor)]).expect("a mesh");
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(&mesh)).expect("even parts");
     let sizes = RolloutSizes {
         prompts: 8,
@@ -220,13 +246,13 @@ fn a_rollout_moves_neither_the_window_nor_the_kv_cache_between_devices() {
     )
     .expect("programs");
     // Of one device: layers, slots, key/value heads, head dimension.
-    let column = LAYERS * 16 * 128;
+    let column = LAYERS * 64 / data * 128;
     let window = column * options.tokens_per_call;
     let (_, decode) = programs.decode.last().expect("a decode loop");
     let moved = largest_moved(decode);
-    assert!(moved < window, "decode moves {moved} numbers, the window has {window}");
+    assert!(moved < window, "{mesh}: decode moves {moved} numbers, the window has {window}");
     // Keys or values of 8 prompts of 128 tokens, which any device may need.
     let prompts = LAYERS * 8 * 128 * 128;
     let moved = largest_moved(&programs.admit);
-    assert!(moved <= prompts, "the admission moves {moved} numbers, prompts have {prompts}");
+    assert!(moved <= prompts, "{mesh}: the admission moves {moved} numbers, prompts have {prompts}");
 }

@@ -24,9 +24,16 @@ fn the_memory_of_a_device_of_every_mesh_is_that_of_its_shards(#[case] axes: &[(&
     check(axes, &[0, 1, 2, 3]);
 }
 
+#[test]
+#[ignore = "GRPO_TESTS=all"]
+fn the_memory_of_a_device_has_padding_and_copies_of_key_value_heads() {
+    check(&[("fsdp", 2), ("tensor", 4)], &[4, 5]);
+}
+
 fn check(axes: &[(&str, usize)], cases: &[usize]) {
     let dense = ModelConfig { vocab_size: 1024, hidden_size: 128, intermediate_size: 256, ..config() };
     let experts = Experts { num_experts: 8, moe_intermediate_size: 64, ..Experts::default() };
+    let uneven = ModelConfig { vocab_size: 1021, num_attention_heads: 8, num_key_value_heads: 2, ..dense.clone() };
     let with_experts = ModelConfig { experts: Some(experts), ..dense.clone() };
     let micro_batch = TrainShape { rows: 8, length: 16, tokens: 64, ..TrainShape::default() };
     let rollout = RolloutSizes {
@@ -53,6 +60,8 @@ fn check(axes: &[(&str, usize)], cases: &[usize]) {
         (&dense, OptimizerName::AdamW8bit, None),
         (&with_experts, OptimizerName::AdamW, None),
         (&with_experts, OptimizerName::AdamW, Some(&lora)),
+        (&uneven, OptimizerName::AdamW, None),
+        (&uneven, OptimizerName::AdamW8bit, None),
     ];
     for (config, optimizer, lora) in cases.iter().map(|case| configs[*case]) {
         let rules = rules(axes);

@@ -38,10 +38,14 @@ pub(crate) enum Model {
     OtherHeads,
     /// A vocabulary that is padded, and a head of its own.
     OddVocab,
+    /// Fewer key/value heads than tensor shards, with biases and blockwise attention.
+    FewKvHeads,
+    /// One key/value head, whose query heads are sharded.
+    OneKvHead,
 }
 
 impl Model {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Dense,
         Self::Qwen3Moe,
         Self::Qwen2Moe,
@@ -49,6 +53,8 @@ impl Model {
         Self::GatedDeltaNets,
         Self::OtherHeads,
         Self::OddVocab,
+        Self::FewKvHeads,
+        Self::OneKvHead,
     ];
 
     pub(crate) fn config(self) -> ModelConfig {
@@ -60,6 +66,10 @@ impl Model {
             Self::GatedDeltaNets => with_gated_delta_nets(),
             Self::OtherHeads => with_other_heads(),
             Self::OddVocab => ModelConfig { vocab_size: 53, tie_word_embeddings: false, ..config() },
+            Self::FewKvHeads => ModelConfig { num_attention_heads: 8, attention_bias: true, ..config() },
+            Self::OneKvHead => {
+                ModelConfig { num_attention_heads: 8, num_key_value_heads: 1, qk_norm: true, ..config() }
+            }
         }
     }
 
@@ -70,7 +80,7 @@ impl Model {
     /// Returns the allowed difference from one device.
     pub(crate) fn bound(self) -> f32 {
         match self {
-            Self::Dense | Self::OddVocab => SAME,
+            Self::Dense | Self::OddVocab | Self::FewKvHeads | Self::OneKvHead => SAME,
             Self::Qwen3Moe | Self::Qwen2Moe | Self::GptOss => EXPERTS,
             Self::GatedDeltaNets => DELTA_NETS,
             Self::OtherHeads => OTHER_HEADS,
@@ -94,6 +104,10 @@ impl Model {
 #[case::other_heads(Model::OtherHeads)]
 #[ignore = "GRPO_TESTS=all"]
 #[case::odd_vocab(Model::OddVocab)]
+#[ignore = "GRPO_TESTS=all"]
+#[case::few_kv_heads(Model::FewKvHeads)]
+#[ignore = "GRPO_TESTS=all"]
+#[case::one_kv_head(Model::OneKvHead)]
 fn two_exchanged_shards_of_any_tensor_exceed_the_bounds(#[case] model: Model) {
     let (config, bound) = (model.config(), model.bound());
     let mut policy =

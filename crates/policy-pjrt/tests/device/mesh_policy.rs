@@ -86,8 +86,8 @@ fn a_dimension_that_does_not_divide_is_an_error() {
         let policy = PjrtPolicy::new(&on_mesh(axes), config, 1, loss(), PjrtPolicyOptions::default());
         policy.map(|_| ()).unwrap_err().to_string()
     };
-    let error = of(&config(), &[("tensor", 4)]);
-    assert!(error.contains("key/value heads"), "{error}");
+    let error = of(&config(), &[("tensor", 8)]);
+    assert!(error.contains("the query heads"), "{error}");
     let [qwen3_moe, _] = with_experts();
     let experts = Experts { num_experts: 6, num_experts_per_tok: 5, ..qwen3_moe.experts.clone().unwrap() };
     let error = of(&ModelConfig { experts: Some(experts), ..qwen3_moe }, &[("tensor", 4)]);

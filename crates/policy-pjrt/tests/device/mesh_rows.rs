@@ -7,7 +7,7 @@ use crate::mesh_support::{eight, loss, rules, with_moved_adapters};
 use crate::mesh_training::{assert_within, train, train_beside};
 use crate::support::{assert_close, runtime};
 use grpo_models::{LoraConfig, TargetModules};
-use grpo_policy_pjrt::decoder::{Axis, ExpertProducts};
+use grpo_policy_pjrt::decoder::{Attention, Axis, ExpertProducts};
 use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -92,6 +92,16 @@ rows! {
     odd_vocab: Row { rollout: Some([4, 1, 2]), ..row(Model::OddVocab, Trained::Model, [1, 8, 1]) },
     #[ignore = "GRPO_TESTS=all: one row of a table"]
     odd_vocab_adapters: row(Model::OddVocab, AdaptersOfLayers, [4, 1, 2]),
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    few_kv_heads: Row { rollout: Some([1, 1, 8]), ..row(Model::FewKvHeads, Trained::Model, [1, 2, 4]) },
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    few_kv_heads_adapters: row(Model::FewKvHeads, AdaptersOfLayers, [1, 1, 8]),
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    few_kv_heads_sampling: Row { rollout: Some([1, 1, 4]), ..row(Model::FewKvHeads, Trained::Model, [4, 1, 1]) },
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    one_kv_head: Row { rollout: Some([1, 1, 4]), ..row(Model::OneKvHead, Trained::Model, [2, 1, 2]) },
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    one_kv_head_adapters: row(Model::OneKvHead, AdaptersOfLayers, [1, 8, 1]),
 }
 
 /// Compares the training of a row with one device.
@@ -131,11 +141,15 @@ impl Row {
         let lora_alpha = if self.model == Model::Dense { 32.0 } else { 2.0 };
         match self.trained {
             Trained::Model => None,
-            AdaptersOfLayers if self.model == Model::OddVocab => {
-                let target_modules = TargetModules::Names(["q_proj", "lm_head"].map(String::from).to_vec());
+            AdaptersOfLayers => {
+                let names = |names: &[&str]| TargetModules::Names(names.iter().map(|name| (*name).into()).collect());
+                let target_modules = match self.model {
+                    Model::OddVocab => names(&["q_proj", "lm_head"]),
+                    Model::FewKvHeads => names(&["q_proj", "k_proj", "v_proj", "o_proj"]),
+                    _ => LoraConfig::default().target_modules,
+                };
                 Some(LoraConfig { r: 2, lora_alpha, target_modules, ..LoraConfig::default() })
             }
-            AdaptersOfLayers => Some(LoraConfig { r: 2, lora_alpha, ..LoraConfig::default() }),
             AdaptersOfExperts => Some(of_experts()),
         }
     }
@@ -157,8 +171,17 @@ impl Row {
         };
         let rollout_rules = self.rollout.filter(|_| is_mesh).map(|mesh| rules(&axes(&mesh)));
         let router_aux_loss_coef = if self.has_aux_loss() { 0.1 } else { 0.0 };
-        let options =
-            PjrtPolicyOptions { expert_products, rollout_rules, router_aux_loss_coef, ..PjrtPolicyOptions::default() };
+        let attention = match self.model {
+            Model::FewKvHeads => Attention::Blockwise { block: NonZeroUsize::new(3).expect("above 0") },
+            _ => Attention::default(),
+        };
+        let options = PjrtPolicyOptions {
+            attention,
+            expert_products,
+            rollout_rules,
+            router_aux_loss_coef,
+            ..PjrtPolicyOptions::default()
+        };
         let policy = PjrtPolicy::new(runtime, &self.model.config(), 1, loss(), options).unwrap();
         with_moved_adapters(policy, self.lora().as_ref())
     }
@@ -234,8 +257,7 @@ fn every_possible_pair_and_every_size_is_in_the_table() {
     }
     assert!(missing.is_empty(), "no row has {missing:?}");
     let sizes = [0, 1, 2].map(|axis| ROWS.iter().map(|(_, row)| row.mesh[axis]).collect::<BTreeSet<_>>());
-    // Four key/value heads are not divisible by eight.
-    assert_eq!(sizes, [BTreeSet::from([1, 2, 4, 8]), BTreeSet::from([1, 2, 4, 8]), BTreeSet::from([1, 2, 4])]);
+    assert_eq!(sizes, [(); 3].map(|()| BTreeSet::from([1, 2, 4, 8])));
     for (_, row) in ROWS {
         let devices = |mesh: [usize; 3]| mesh.iter().product::<usize>();
         assert!(devices(row.mesh) > 1 && row.rollout.is_none_or(|rollout| devices(rollout) == devices(row.mesh)));

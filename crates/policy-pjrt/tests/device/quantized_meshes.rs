@@ -21,6 +21,8 @@ use rstest::rstest;
 #[case(Quantization::Int8, &[("data", 2), ("fsdp", 4)])]
 #[ignore = "GRPO_TESTS=all"]
 #[case(Quantization::Int8, &[("fsdp", 2), ("tensor", 4)])]
+#[ignore = "GRPO_TESTS=all"]
+#[case(Quantization::Nf4, &[("tensor", 8)])]
 fn uneven_blocks_and_words_match_one_device(#[case] quantization: Quantization, #[case] axes: &[(&str, usize)]) {
     let config = ModelConfig {
         hidden_size: 192,

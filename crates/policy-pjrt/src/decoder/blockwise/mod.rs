@@ -86,7 +86,7 @@ impl<'a> Blockwise<'a> {
         let tokens = heads.queries.shape()[3];
         let [queries, keys, values] =
             [(&heads.queries, Of::Queries), (&heads.keys, Of::Keys), (&heads.values, Of::Keys)]
-                .map(|(part, of)| self.of_heads(&self.padded(part, 0.0, of.tokens())));
+                .map(|(part, of)| self.of_heads(&self.padded(part, 0.0, of.tokens()), of));
         let positions = positions.map(|positions| self.padded(positions, 0, 1));
         let arguments: Vec<&Value> = [&queries, &keys, &values].into_iter().chain(&positions).collect();
         let types: Vec<TensorType> = arguments.iter().map(|value| value.ty().clone()).collect();
@@ -99,7 +99,7 @@ impl<'a> Blockwise<'a> {
     /// Reshapes the tokens `[B, T, A D]` of a row to heads `[B, K, R, T, D]`.
     fn heads_of(self, tokens: &Value) -> Value {
         let Self { rows, length, kv, group, width, .. } = self;
-        self.of_heads(&tokens.reshape(&[rows, length, kv, group, width]).transpose(&[0, 2, 3, 1, 4]))
+        self.of_heads(&tokens.reshape(&[rows, length, kv, group, width]).transpose(&[0, 2, 3, 1, 4]), Of::Queries)
     }
 
     /// Reshapes the attention output `[B, K, R, T, D]` to the tokens `[B, T, A D]` of a row. It is rounded first, because the next product
@@ -110,10 +110,11 @@ impl<'a> Blockwise<'a> {
         narrow.transpose(&[0, 3, 1, 2, 4]).reshape(&[rows, length, kv * group * width])
     }
 
-    /// Shards a block or a row of heads, `[B, K, ...]`, by rows and heads only, so that scores never need keys of another device.
-    fn of_heads(self, heads: &Value) -> Value {
+    /// Shards a block or a row of heads, `[B, K, ...]` or `[B, K, R, ...]`, by rows and heads only, so that scores never need keys of another device.
+    fn of_heads(self, heads: &Value, of: Of) -> Value {
         let mut dimensions = vec![None; heads.shape().len()];
-        dimensions[..2].copy_from_slice(&[Some(Axis::Batch), Some(Axis::Kv)]);
+        let axes = [Some(Axis::Batch), Some(Axis::Kv), Some(Axis::Heads)];
+        dimensions[..of.tokens()].copy_from_slice(&axes[..of.tokens()]);
         self.split.constrain(heads, &dimensions)
     }
 
@@ -213,7 +214,7 @@ impl<'a> Blockwise<'a> {
             // Summed before tokens become heads, whose layout in f32 would be another copy.
             let products = mixed.convert(Dtype::F32) * cotangent.convert(Dtype::F32);
             let products = products.reshape(&[self.rows, self.length, self.kv, self.group, self.width]);
-            let of_sum = self.of_heads(&-products.reduce(Reducer::Add, &[4]).transpose(&[0, 2, 3, 1]));
+            let of_sum = self.of_heads(&-products.reduce(Reducer::Add, &[4]).transpose(&[0, 2, 3, 1]), Of::Queries);
             let of_mixed = self.heads_of(cotangent);
             let constants: Vec<&Value> = arguments[..own].iter().chain([lse, &of_mixed, &of_sum]).collect();
             let sums = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
@@ -247,7 +248,7 @@ impl<'a> Blockwise<'a> {
 
     /// Returns the scores `[B, K, R, C, C]` of queries `[B, K, R, C, D]` and keys `[B, K, C, D]`.
     fn scores(self, queries: &Value, keys: &Value, sight: &Value) -> Value {
-        let scores = self.of_heads(&dot(queries, keys, (&[0, 1], &[0, 1]), (4, 3), self.compute));
+        let scores = self.of_heads(&dot(queries, keys, (&[0, 1], &[0, 1]), (4, 3), self.compute), Of::Queries);
         let scores = &scores * scores.like(self.scale);
         sight.select(&scores, &scores.like(MASKED))
     }

@@ -6,7 +6,7 @@
 //! A row may be sharded over devices whose shards do not end with a block. The largest magnitude of a block is therefore reduced in two
 //! steps: over groups within a shard, whose size divides shard and block, and then over the few groups of a block.
 
-use crate::decoder::{Axis, Parameter, Split};
+use crate::decoder::{Axis, Parameter, Split, greatest_common_divisor};
 use crate::leaves::all;
 use grpo_models::MOMENT_BLOCK;
 use grpo_policy::{CodeBook, MomentBlocks, OptimizerName, Slot};
@@ -164,9 +164,6 @@ fn spread(blocks: &MomentBlocks, group: usize, scales: &Value, shape: &[usize]) 
         all.slice(&vec![0; all.shape().len()], &[leading, &[groups]].concat())
     };
     repeated(&of_groups, group).reshape(shape)
-}
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// The levels of a code book: level e has 2^e entries from 10^(e - E - 1) to 10^(e - E).
