@@ -116,7 +116,8 @@ fn refined(sharding: &Sharding, mesh: &Mesh) -> Result<Sharding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use grpo_stablehlo::Dtype;
+    use crate::decoder::{AxisRules, parameters};
+    use grpo_stablehlo::{Array, Dtype};
 
     fn mesh(axes: &[(&str, usize)]) -> Mesh {
         Mesh::new("mesh", axes.iter().copied()).unwrap()
@@ -142,6 +143,25 @@ mod tests {
                 assert_eq!(refined.range(&ty, device), sharding.range(&ty, device), "{sharding}");
             }
         }
+    }
+
+    #[test]
+    fn weights_get_the_padding_of_their_mesh() {
+        let config = grpo_models::ModelConfig { vocab_size: 6, hidden_size: 2, ..grpo_models::ModelConfig::default() };
+        let rules = |axes| AxisRules::new(&mesh(axes));
+        // Two shards of the vocabulary need no padding, four need two rows.
+        let [two, four] = [rules(&[("data", 2), ("fsdp", 2)]), rules(&[("fsdp", 4)])]
+            .map(|rules| rules.padded(parameters(&config).swap_remove(0)));
+        assert_eq!([two.padding, four.padding], [0, 2]);
+        let f = Builder::new();
+        let embedding = f.argument("embedding", TensorType::new(Dtype::F32, [6, 2]));
+        let padded = with_padding(&embedding, &two, &four);
+        let back = with_padding(&padded, &four, &two);
+        let module = f.finish("both", &[("padded", &padded), ("back", &back)]).unwrap();
+        let values: Vec<f64> = (1..=12).map(f64::from).collect();
+        let found = module.interpret(&[Array::floats(Dtype::F32, [6, 2], values.clone()).unwrap()]).unwrap();
+        assert_eq!(found[0].to_floats(), [&values[..], &[0.0; 4]].concat());
+        assert_eq!(found[1].to_floats(), values);
     }
 
     #[test]
