@@ -100,14 +100,14 @@ fn repeat(region: &mut Region, paths: &[&[usize]], types: &mut Vec<TensorType>) 
     let mut names = BTreeMap::new();
     for (index, mut op) in std::mem::take(&mut region.operations).into_iter().enumerate() {
         rename_in(&mut op, &names);
-        let here = below(paths, index);
+        let nested_paths = below(paths, index);
         for (nested, region) in op.regions.iter_mut().enumerate() {
-            let inside = below(&here, nested);
+            let inside = below(&nested_paths, nested);
             if !inside.is_empty() {
                 repeat(region, &inside, types);
             }
         }
-        let again = (op.kind == Kind::While && here.contains(&&[][..])).then(|| {
+        let again = (op.kind == Kind::While && nested_paths.contains(&&[][..])).then(|| {
             let mut again = copied(std::slice::from_ref(&op), &mut BTreeMap::new(), types).remove(0);
             // Integer scalars are counters, which restart.
             let counts = |id: &ValueId| types[id.0].shape.is_empty() && types[id.0].dtype.is_integer();
@@ -164,14 +164,14 @@ fn remove(region: &mut Region, paths: &[&[usize]]) {
     let mut initial = BTreeMap::new();
     let mut index = 0;
     region.operations.retain_mut(|op| {
-        let here = below(paths, index);
+        let nested_paths = below(paths, index);
         index += 1;
-        if op.kind == Kind::While && here.iter().any(|rest| rest.is_empty()) {
+        if op.kind == Kind::While && nested_paths.iter().any(|rest| rest.is_empty()) {
             initial.extend(op.results.iter().copied().zip(op.operands.iter().copied()));
             return false;
         }
         for (nested, region) in op.regions.iter_mut().enumerate() {
-            let inside = below(&here, nested);
+            let inside = below(&nested_paths, nested);
             if !inside.is_empty() {
                 remove(region, &inside);
             }

@@ -85,14 +85,14 @@ fn put_together(parts: &[&Array], sharding: &Sharding, slack: f64) -> Result<Arr
     for device in 0..parts.len() {
         let range = sharding.range_of(&first.ty, device);
         for (i, at) in places(&ty, &first.ty, &range).into_iter().enumerate() {
-            let here = device * count + i;
-            let Some(there) = from[at] else {
-                from[at] = Some(here);
+            let index = device * count + i;
+            let Some(known) = from[at] else {
+                from[at] = Some(index);
                 continue;
             };
-            if !same(numbers[there], numbers[here]) {
-                let (other, copied) = (there / count, sharding.to_string());
-                let (one, two) = (numbers[there], numbers[here]);
+            if !same(numbers[known], numbers[index]) {
+                let (other, copied) = (known / count, sharding.to_string());
+                let (one, two) = (numbers[known], numbers[index]);
                 let reason = format!("element {at} of {ty} is {one} on device {other} and {two} on device {device}");
                 return Err(Apart::Different(format!("{reason}, and should be the same by {copied}")));
             }

@@ -121,7 +121,7 @@ impl Printer<'_> {
         write!(f, "{} = ", names(&op.results))?;
         let operands = names(&op.operands);
         let result = self.type_of(op.results[0]);
-        let signature = format!("({}) -> {result}", self.types(&op.operands));
+        let signature = self.signature(op);
         let name = op.kind.name();
         match &op.kind {
             Kind::Constant(literal) => {
@@ -149,20 +149,7 @@ impl Printer<'_> {
                 write!(f, ", contracting_dims = {:?} x {:?}", contract.0, contract.1)?;
                 write!(f, ", precision = [{precision}, {precision}] : {signature}")
             }
-            Kind::Reduce { reducers, dimensions } => match &reducers[..] {
-                [reducer] => {
-                    let [operand, init] = [op.operands[0], op.operands[1]].map(Name);
-                    let apply = Kind::Binary(reducer.binary()).name();
-                    write!(f, "{name}({operand} init: {init}) applies {apply} ")?;
-                    write!(f, "across dimensions = {dimensions:?} : {signature}")
-                }
-                reducers => {
-                    let dtypes: Vec<Dtype> = op.results.iter().map(|id| self.type_of(*id).dtype).collect();
-                    write!(f, "\"{name}\"({operands}) <{{dimensions = {}}}> ", i64_array(dimensions))?;
-                    region::combine(f, reducers, &dtypes)?;
-                    write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
-                }
-            },
+            Kind::Reduce { reducers, dimensions } => self.reduce(f, op, reducers, dimensions),
             Kind::BroadcastInDim { dimensions } => {
                 write!(f, "{name} {operands}, dims = {dimensions:?} : {signature}")
             }
@@ -178,52 +165,9 @@ impl Printer<'_> {
                 let interior = vec![0; low.len()];
                 write!(f, "{name} {operands}, low = {low:?}, high = {high:?}, interior = {interior:?} : {signature}")
             }
-            Kind::Gather(d) => {
-                write!(
-                    f,
-                    "\"{name}\"({operands}) <{{dimension_numbers = #stablehlo.gather<offset_dims = {:?}, \
-                     collapsed_slice_dims = {:?}, operand_batching_dims = {:?}, start_indices_batching_dims = {:?}, \
-                     start_index_map = {:?}, index_vector_dim = {}>, indices_are_sorted = false, slice_sizes = {}}}> \
-                     : {signature}",
-                    d.offset_dims,
-                    d.collapsed_slice_dims,
-                    d.operand_batching_dims,
-                    d.start_indices_batching_dims,
-                    d.start_index_map,
-                    d.index_vector_dim,
-                    i64_array(&d.slice_sizes)
-                )
-            }
-            Kind::Scatter(d, reducer) => {
-                write!(
-                    f,
-                    "\"{name}\"({operands}) <{{indices_are_sorted = false, scatter_dimension_numbers = \
-                     #stablehlo.scatter<update_window_dims = {:?}, inserted_window_dims = {:?}, \
-                     input_batching_dims = {:?}, scatter_indices_batching_dims = {:?}, \
-                     scatter_dims_to_operand_dims = {:?}, index_vector_dim = {}>, unique_indices = false}}> ",
-                    d.update_window_dims,
-                    d.inserted_window_dims,
-                    d.input_batching_dims,
-                    d.scatter_indices_batching_dims,
-                    d.scatter_dims_to_operand_dims,
-                    d.index_vector_dim
-                )?;
-                region::combine(f, &[*reducer], &[result.dtype])?;
-                write!(f, " : {signature}")
-            }
-            Kind::While => {
-                let [condition, body] = &op.regions[..] else { return Err(fmt::Error) };
-                // Both regions have the same arguments.
-                let carried =
-                    condition.arguments.iter().zip(&op.operands).map(|(a, o)| format!("{} = {}", Name(*a), Name(*o)));
-                let carried = List(carried.collect::<Vec<_>>());
-                writeln!(f, "{name}({carried}) : {}", self.types(&op.operands))?;
-                writeln!(f, "{:indent$}cond {{", "")?;
-                self.region(f, condition, indent + 2, "stablehlo.return")?;
-                writeln!(f, "{:indent$}}} do {{", "")?;
-                self.region(f, body, indent + 2, "stablehlo.return")?;
-                write!(f, "{:indent$}}}", "")
-            }
+            Kind::Gather(dimensions) => self.gather(f, op, dimensions),
+            Kind::Scatter(dimensions, reducer) => self.scatter(f, op, dimensions, *reducer),
+            Kind::While => self.while_loop(f, op, indent),
             Kind::ArgMax { dimension } => {
                 write!(f, "\"{name}\"({operands}) <{{dimensions = {}}}> ", i64_array(&[*dimension]))?;
                 region::arg_max(f, result.dtype)?;
@@ -234,31 +178,103 @@ impl Printer<'_> {
             Kind::OptimizationBarrier => write!(f, "{name} {operands} : {}", self.types(&op.operands)),
             // Lowering removes these.
             Kind::Scan(_) | Kind::CustomVjp { .. } | Kind::Named(_) | Kind::StopGradient => Err(fmt::Error),
-            Kind::CustomCall(call) => {
-                let inputs = self.types(&op.operands);
-                write!(f, "{name} @{}({operands}) {{", call.target)?;
-                write!(f, "api_version = 1 : i32, backend_config = {}", quoted(&call.backend_config))?;
-                write!(f, ", has_side_effect = {}", call.has_side_effect)?;
-                if call.row_major {
-                    let layouts =
-                        |ids: &[ValueId]| List(ids.iter().map(|id| row_major(self.type_of(*id))).collect::<Vec<_>>());
-                    write!(f, ", operand_layouts = [{}]", layouts(&op.operands))?;
-                    write!(f, ", result_layouts = [{}]", layouts(&op.results))?;
-                }
-                if !call.aliases.is_empty() {
-                    let tuple = |result: usize| if op.results.len() == 1 { vec![] } else { vec![result] };
-                    let aliases = call.aliases.iter().map(|(result, operand)| {
-                        format!(
-                            "#stablehlo.output_operand_alias<output_tuple_indices = {:?}, operand_index = {operand}, \
-                             operand_tuple_indices = []>",
-                            tuple(*result)
-                        )
-                    });
-                    write!(f, ", output_operand_aliases = [{}]", List(aliases.collect::<Vec<_>>()))?;
-                }
-                write!(f, "}} : ({inputs}) -> {}", self.result_types(op))
-            }
+            Kind::CustomCall(call) => self.custom_call(f, op, call),
         }
+    }
+
+    /// Returns the types of the operands and of the first result.
+    fn signature(&self, op: &Operation) -> String {
+        format!("({}) -> {}", self.types(&op.operands), self.type_of(op.results[0]))
+    }
+
+    fn reduce(&self, f: &mut Formatter<'_>, op: &Operation, reducers: &[Reducer], dimensions: &[usize]) -> fmt::Result {
+        let name = op.kind.name();
+        let [reducer] = reducers else {
+            let dtypes: Vec<Dtype> = op.results.iter().map(|id| self.type_of(*id).dtype).collect();
+            write!(f, "\"{name}\"({}) <{{dimensions = {}}}> ", names(&op.operands), i64_array(dimensions))?;
+            region::combine(f, reducers, &dtypes)?;
+            return write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results));
+        };
+        let [operand, init] = [op.operands[0], op.operands[1]].map(Name);
+        let apply = Kind::Binary(reducer.binary()).name();
+        write!(f, "{name}({operand} init: {init}) applies {apply} ")?;
+        write!(f, "across dimensions = {dimensions:?} : {}", self.signature(op))
+    }
+
+    fn gather(&self, f: &mut Formatter<'_>, op: &Operation, d: &GatherDimensions) -> fmt::Result {
+        write!(
+            f,
+            "\"{}\"({}) <{{dimension_numbers = #stablehlo.gather<offset_dims = {:?}, \
+             collapsed_slice_dims = {:?}, operand_batching_dims = {:?}, start_indices_batching_dims = {:?}, \
+             start_index_map = {:?}, index_vector_dim = {}>, indices_are_sorted = false, slice_sizes = {}}}> \
+             : {}",
+            op.kind.name(),
+            names(&op.operands),
+            d.offset_dims,
+            d.collapsed_slice_dims,
+            d.operand_batching_dims,
+            d.start_indices_batching_dims,
+            d.start_index_map,
+            d.index_vector_dim,
+            i64_array(&d.slice_sizes),
+            self.signature(op)
+        )
+    }
+
+    fn scatter(&self, f: &mut Formatter<'_>, op: &Operation, d: &ScatterDimensions, reducer: Reducer) -> fmt::Result {
+        write!(
+            f,
+            "\"{}\"({}) <{{indices_are_sorted = false, scatter_dimension_numbers = \
+             #stablehlo.scatter<update_window_dims = {:?}, inserted_window_dims = {:?}, \
+             input_batching_dims = {:?}, scatter_indices_batching_dims = {:?}, \
+             scatter_dims_to_operand_dims = {:?}, index_vector_dim = {}>, unique_indices = false}}> ",
+            op.kind.name(),
+            names(&op.operands),
+            d.update_window_dims,
+            d.inserted_window_dims,
+            d.input_batching_dims,
+            d.scatter_indices_batching_dims,
+            d.scatter_dims_to_operand_dims,
+            d.index_vector_dim
+        )?;
+        region::combine(f, &[reducer], &[self.type_of(op.results[0]).dtype])?;
+        write!(f, " : {}", self.signature(op))
+    }
+
+    fn while_loop(&self, f: &mut Formatter<'_>, op: &Operation, indent: usize) -> fmt::Result {
+        let [condition, body] = &op.regions[..] else { return Err(fmt::Error) };
+        // Both regions have the same arguments.
+        let carried = condition.arguments.iter().zip(&op.operands).map(|(a, o)| format!("{} = {}", Name(*a), Name(*o)));
+        let carried = List(carried.collect::<Vec<_>>());
+        writeln!(f, "{}({carried}) : {}", op.kind.name(), self.types(&op.operands))?;
+        writeln!(f, "{:indent$}cond {{", "")?;
+        self.region(f, condition, indent + 2, "stablehlo.return")?;
+        writeln!(f, "{:indent$}}} do {{", "")?;
+        self.region(f, body, indent + 2, "stablehlo.return")?;
+        write!(f, "{:indent$}}}", "")
+    }
+
+    fn custom_call(&self, f: &mut Formatter<'_>, op: &Operation, call: &CustomCall) -> fmt::Result {
+        write!(f, "{} @{}({}) {{", op.kind.name(), call.target, names(&op.operands))?;
+        write!(f, "api_version = 1 : i32, backend_config = {}", quoted(&call.backend_config))?;
+        write!(f, ", has_side_effect = {}", call.has_side_effect)?;
+        if call.row_major {
+            let layouts = |ids: &[ValueId]| List(ids.iter().map(|id| row_major(self.type_of(*id))).collect::<Vec<_>>());
+            write!(f, ", operand_layouts = [{}]", layouts(&op.operands))?;
+            write!(f, ", result_layouts = [{}]", layouts(&op.results))?;
+        }
+        if !call.aliases.is_empty() {
+            let tuple = |result: usize| if op.results.len() == 1 { vec![] } else { vec![result] };
+            let aliases = call.aliases.iter().map(|(result, operand)| {
+                format!(
+                    "#stablehlo.output_operand_alias<output_tuple_indices = {:?}, operand_index = {operand}, \
+                     operand_tuple_indices = []>",
+                    tuple(*result)
+                )
+            });
+            write!(f, ", output_operand_aliases = [{}]", List(aliases.collect::<Vec<_>>()))?;
+        }
+        write!(f, "}} : ({}) -> {}", self.types(&op.operands), self.result_types(op))
     }
 }
 

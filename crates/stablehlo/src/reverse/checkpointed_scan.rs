@@ -180,9 +180,9 @@ impl Groups {
         let (carried, xs) = (carry.len(), inputs.len() + 1);
         let scan =
             Scan { trips: self.iterations, carry: carried, xs, reverse: iteration.scan.reverse, save: Save::Carry };
-        let of_turn = |stack: &Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
+        let slice_type = |stack: &Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
         let types: Vec<TensorType> = types(carry)
-            .chain(inputs.iter().map(of_turn))
+            .chain(inputs.iter().map(slice_type))
             .chain([TensorType::scalar(Dtype::I32)])
             .chain(types(whole))
             .chain(types(parts))

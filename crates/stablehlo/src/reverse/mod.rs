@@ -221,17 +221,17 @@ impl Pullback {
     pub fn add_to_begun(&self, cotangents: &[&Value], sums: &[Option<&Value>]) -> Vec<Value> {
         let given = self.given(cotangents);
         let types = self.function.argument_types();
-        let asked: Vec<&TensorType> = self.with_respect_to.iter().map(|i| &types[*i]).collect();
+        let expected_types: Vec<&TensorType> = self.with_respect_to.iter().map(|i| &types[*i]).collect();
         let fits = |ty: &TensorType, sum: &Value| {
             ty.shape == sum.shape() && sum.dtype().is_float() && sum.dtype().bytes() >= ty.dtype.bytes()
         };
-        let once = (1..asked.len()).all(|i| !self.with_respect_to[..i].contains(&self.with_respect_to[i]));
-        let all_fit = asked.iter().zip(sums).all(|(ty, sum)| sum.is_none_or(|sum| fits(ty, sum)));
-        if !once || asked.len() != sums.len() || !all_fit {
-            let expected = crate::build::listed(asked.iter().copied());
+        let once = (1..expected_types.len()).all(|i| !self.with_respect_to[..i].contains(&self.with_respect_to[i]));
+        let all_fit = expected_types.iter().zip(sums).all(|(ty, sum)| sum.is_none_or(|sum| fits(ty, sum)));
+        if !once || expected_types.len() != sums.len() || !all_fit {
+            let expected = crate::build::listed(expected_types.iter().copied());
             let found = crate::build::listed(sums.iter().flatten().map(|v| v.ty()));
             self.builder.fail("vjp", format!("a sum for each of ({expected}), no narrower, expected, got ({found})"));
-            let zeros = asked.into_iter().map(|ty| self.builder.splat(0.0, ty.clone()));
+            let zeros = expected_types.into_iter().map(|ty| self.builder.splat(0.0, ty.clone()));
             return zeros.collect();
         }
         let begun: Vec<Option<Value>> = sums.iter().map(|sum| sum.cloned()).collect();
@@ -241,7 +241,7 @@ impl Pullback {
             (None, Some(begun)) => (*begun).clone(),
             (None, None) => self.builder.splat(0.0, TensorType::new(wide(ty.dtype), &ty.shape[..])),
         };
-        self.pull(given, &begun).into_iter().zip(sums).zip(asked).map(whole).collect()
+        self.pull(given, &begun).into_iter().zip(sums).zip(expected_types).map(whole).collect()
     }
 
     /// Returns the cotangents by index of the result.
@@ -284,9 +284,9 @@ impl Pullback {
         for (id, ct) in body.results.iter().zip(cotangents) {
             sums[id.0].extend(ct);
         }
-        let asked = self.with_respect_to.iter().map(|i| body.arguments[*i]);
+        let arguments = self.with_respect_to.iter().map(|i| body.arguments[*i]);
         let mut begun: BTreeMap<ValueId, Value> =
-            asked.zip(begun).filter_map(|(id, begun)| Some((id, begun.clone()?))).collect();
+            arguments.zip(begun).filter_map(|(id, begun)| Some((id, begun.clone()?))).collect();
         for (index, operation) in body.operations.iter().enumerate().rev() {
             let total = |id: &ValueId, sums: &mut Sums| {
                 let parts = std::mem::take(&mut sums[id.0]);

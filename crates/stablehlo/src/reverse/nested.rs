@@ -52,8 +52,9 @@ impl Builder {
         activity: &Activity,
     ) -> Result<Option<Structure>> {
         let operands: Vec<Value> = operation.operands.iter().map(|id| self.copied(source, *id, names)).collect();
-        let wanted = |ids: &[crate::ValueId]| (0..ids.len()).filter(|i| activity.wanted(ids[*i])).collect::<Vec<_>>();
-        let (to, given) = (wanted(&operation.operands), wanted(&operation.results));
+        let active_indices =
+            |ids: &[crate::ValueId]| (0..ids.len()).filter(|i| activity.wanted(ids[*i])).collect::<Vec<_>>();
+        let (to, given) = (active_indices(&operation.operands), active_indices(&operation.results));
         let unrounded: Vec<usize> = to.iter().copied().filter(|i| activity.unrounded(operation.operands[*i])).collect();
         let ends = Endpoints { with_respect_to: &to, unrounded: &unrounded, given: &given };
         let typed = |i: &usize| (*i, source.function().type_of(operation.results[*i]).clone());
@@ -87,124 +88,182 @@ impl Builder {
         code: &Traced,
         operands: &[Value],
         carried: &[usize],
-        of_scan: &Endpoints<'_>,
+        ends: &Endpoints<'_>,
     ) -> Result<(Vec<Value>, ScanBack)> {
-        let &Endpoints { with_respect_to: to, unrounded, given } = of_scan;
         let first_constant = scan.carry + scan.xs;
         let is_x = |i: &usize| (scan.carry..first_constant).contains(i);
         let types = code.argument_types();
-        let xs_to: Vec<usize> = to.iter().copied().filter(is_x).collect();
-        let constants_to: Vec<usize> = to.iter().copied().filter(|i| *i >= first_constant).collect();
-        let asked = [carried, &constants_to, &xs_to].concat();
+        let to_xs: Vec<usize> = ends.with_respect_to.iter().copied().filter(is_x).collect();
+        let to_constants: Vec<usize> = ends.with_respect_to.iter().copied().filter(|i| *i >= first_constant).collect();
+        let to = [carried, &to_constants, &to_xs].concat();
         // Carried values have one dtype in all iterations.
-        let unrounded: Vec<usize> = unrounded.iter().copied().filter(|i| *i >= scan.carry).collect();
-        let stacked: Vec<usize> = given.iter().copied().filter(|i| *i >= scan.carry).collect();
-        let ends = [carried, &stacked].concat();
+        let unrounded: Vec<usize> = ends.unrounded.iter().copied().filter(|i| *i >= scan.carry).collect();
+        let stacked: Vec<usize> = ends.given.iter().copied().filter(|i| *i >= scan.carry).collect();
         let (barred, invariant): (Vec<usize>, Vec<usize>) =
             ((0..scan.carry).collect(), (first_constant..operands.len()).collect());
-        let save = &scan.save;
         // Accumulators are updated in place where an iteration gathers rows of a constant.
         let sum = |i: &usize| (*i, types[*i].with_dtype(wide(types[*i].dtype)));
-        let accumulated: Vec<(usize, TensorType)> = constants_to.iter().map(sum).collect();
+        let accumulated: Vec<(usize, TensorType)> = to_constants.iter().map(sum).collect();
+        let given = [carried, &stacked].concat();
         let spec = DerivativeSpec {
             function: code,
-            ends: Endpoints { with_respect_to: &asked, unrounded: &unrounded, given: &ends },
-            save,
+            ends: Endpoints { with_respect_to: &to, unrounded: &unrounded, given: &given },
+            save: &scan.save,
             barred: &barred,
             invariant: &invariant,
             accumulated: &accumulated,
         };
         let Derivative { forward, backward, arguments } = Derivative::of(&spec)?;
-
-        let kept_carry: Vec<usize> = arguments.iter().copied().filter(|i| *i < scan.carry).collect();
-        let slices: Vec<usize> = arguments.iter().copied().filter(is_x).collect();
-        let constants: Vec<usize> = arguments.iter().copied().filter(|i| *i >= first_constant).collect();
-        let pick = |list: &[usize]| list.iter().map(|i| operands[*i].clone()).collect::<Vec<_>>();
-        let own = code.result_types().len();
-        let (results, kept, xs, groups) = if let Save::Every(iterations @ 2..) = *save {
-            let below = |list: &[usize], first: usize| list.iter().map(|i| i - first).collect();
-            let read = Read {
-                carry: kept_carry.clone(),
-                stacks: below(&slices, scan.carry),
-                constants: below(&constants, first_constant),
-            };
-            let (results, groups) = Groups::forward(self, iterations, scan, code, operands, read)?;
-            let kept = kept_carry.iter().map(|i| types[*i].clone()).collect();
-            (results, kept, vec![], Some(groups))
-        } else {
-            // The forward scan; each iteration also returns its inputs.
-            let body = crate::trace(&types, |f, values| {
-                let mut results = f.call(&forward, &values.iter().collect::<Vec<_>>());
-                let saved = results.split_off(own);
-                results.extend(kept_carry.iter().map(|i| values[*i].clone()));
-                results.extend(saved);
-                results
-            })?;
-            let scanned = self.scan_over(scan.clone(), &body, &operands.iter().collect::<Vec<_>>());
-            let mut results = scanned.carry;
-            results.extend(scanned.ys);
-            let kept = results.split_off(own);
-            let of_turn = |v: &Value| TensorType::new(v.dtype(), &v.shape()[1..]);
-            let types: Vec<TensorType> = kept.iter().map(of_turn).collect();
-            (results, types, kept.into_iter().chain(pick(&slices)).collect(), None)
+        debug_assert_eq!(backward.result_types().len(), to.len());
+        let part = |is_member: &dyn Fn(&usize) -> bool| arguments.iter().copied().filter(is_member).collect();
+        let reads = IterationReads {
+            carry: part(&|i| *i < scan.carry),
+            slices: part(&is_x),
+            constants: part(&|i| *i >= first_constant),
         };
-
-        // Operands of an iteration of the backward pass: carried cotangents, accumulators of constants | residuals,
-        // slices, cotangents of stacked results | constants.
-        let results_of = code.result_types();
-        let back = backward.result_types();
+        let (results, Residuals { types: residuals, xs, groups }) =
+            self.forward_scan(scan, code, &forward, operands, &reads)?;
         let sums: Vec<TensorType> = accumulated.into_iter().map(|(_, ty)| ty).collect();
-        let saved_types = kept.iter().cloned().chain(slices.iter().map(|i| types[*i].clone()));
-        let turn_types: Vec<TensorType> = carried
-            .iter()
-            .map(|i| types[*i].clone())
-            .chain(sums.iter().cloned())
-            .chain(saved_types)
-            .chain(stacked.iter().map(|i| results_of[*i].clone()))
-            .chain(constants.iter().map(|i| types[*i].clone()))
-            .collect();
-        let (n, m) = (carried.len(), sums.len());
-        let iteration = crate::trace(&turn_types, |f, values| {
-            let (cts, rest) = values.split_at(n);
-            let (before, rest) = rest.split_at(m);
-            let (kept, rest) = rest.split_at(kept.len());
-            let (slices, rest) = rest.split_at(slices.len());
-            let (ct_parts, constants) = rest.split_at(stacked.len());
-            // `backward` takes arguments in their order, then the other residuals.
-            let (kept_carry, saved) = kept.split_at(kept_carry.len());
-            let given = [kept_carry, slices, constants, saved, cts, ct_parts, before];
-            let given: Vec<&Value> = given.iter().flat_map(|part| part.iter()).collect();
-            let pulled = f.call(&backward, &given);
-            let (next, rest) = pulled.split_at(n);
-            let (of_constants, of_xs) = rest.split_at(m);
-            let next = next.iter().zip(carried).map(|(ct, i)| ct.convert(types[*i].dtype));
-            let added = before.iter().zip(of_constants).map(|(before, sum)| sum.convert(before.dtype()));
-            let of_x = |i: &usize| if unrounded.contains(i) { wide(types[*i].dtype) } else { types[*i].dtype };
-            let of_xs = of_xs.iter().zip(&xs_to).map(|(ct, i)| ct.convert(of_x(i)));
-            next.chain(added).chain(of_xs).collect()
-        })?;
-        debug_assert_eq!(back.len(), asked.len());
-
-        let carried_types = carried.iter().map(|i| (*i, types[*i].clone())).collect();
-        let stacked = stacked.iter().map(|i| (*i, results[*i].ty().clone())).collect::<Vec<_>>();
+        let rounded = |i: &usize| if unrounded.contains(i) { wide(types[*i].dtype) } else { types[*i].dtype };
+        let iteration = BackwardIteration {
+            code,
+            backward: &backward,
+            carried,
+            sums: &sums,
+            residuals: &residuals,
+            reads: &reads,
+            stacked: &stacked,
+            slice_dtypes: to_xs.iter().map(rounded).collect(),
+        }
+        .trace()?;
         let back = ScanBack {
             scan: Scan {
-                carry: n + m,
-                xs: kept.len() + slices.len() + stacked.len(),
+                carry: carried.len() + sums.len(),
+                xs: residuals.len() + reads.slices.len() + stacked.len(),
                 reverse: !scan.reverse,
                 ..scan.clone()
             },
             iteration,
             sums,
             xs,
-            constants: pick(&constants),
-            carried: carried_types,
-            stacked,
-            to: asked,
+            constants: reads.constants.iter().map(|i| operands[*i].clone()).collect(),
+            carried: carried.iter().map(|i| (*i, types[*i].clone())).collect(),
+            stacked: stacked.iter().map(|i| (*i, results[*i].ty().clone())).collect(),
+            to,
             operands: operands.len(),
             groups,
         };
         Ok((results, back))
+    }
+
+    /// Adds the scan of `forward`, an iteration of `code` that returns residuals after the results.
+    fn forward_scan(
+        &self,
+        scan: &Scan,
+        code: &Traced,
+        forward: &Traced,
+        operands: &[Value],
+        reads: &IterationReads,
+    ) -> Result<(Vec<Value>, Residuals)> {
+        let types = code.argument_types();
+        if let Save::Every(iterations @ 2..) = scan.save {
+            let below = |list: &[usize], first: usize| list.iter().map(|i| i - first).collect();
+            let read = Read {
+                carry: reads.carry.clone(),
+                stacks: below(&reads.slices, scan.carry),
+                constants: below(&reads.constants, scan.carry + scan.xs),
+            };
+            let (results, groups) = Groups::forward(self, iterations, scan, code, operands, read)?;
+            let types = reads.carry.iter().map(|i| types[*i].clone()).collect();
+            return Ok((results, Residuals { types, xs: vec![], groups: Some(groups) }));
+        }
+        let own = code.result_types().len();
+        // Each iteration also returns the carried values that it starts with.
+        let body = crate::trace(&types, |f, values| {
+            let mut results = f.call(forward, &values.iter().collect::<Vec<_>>());
+            let saved = results.split_off(own);
+            results.extend(reads.carry.iter().map(|i| values[*i].clone()));
+            results.extend(saved);
+            results
+        })?;
+        let scanned = self.scan_over(scan.clone(), &body, &operands.iter().collect::<Vec<_>>());
+        let mut results = scanned.carry;
+        results.extend(scanned.ys);
+        let mut xs = results.split_off(own);
+        let types = xs.iter().map(|stack| TensorType::new(stack.dtype(), &stack.shape()[1..])).collect();
+        xs.extend(reads.slices.iter().map(|i| operands[*i].clone()));
+        Ok((results, Residuals { types, xs, groups: None }))
+    }
+}
+
+/// The operands of a scan's iteration that the iteration of the backward pass reads, by index.
+struct IterationReads {
+    carry: Vec<usize>,
+    slices: Vec<usize>,
+    constants: Vec<usize>,
+}
+
+/// What a forward scan saves for the backward pass.
+struct Residuals {
+    /// The types of the residuals of one iteration: the carried values that it reads, then the saved values.
+    types: Vec<TensorType>,
+    /// The stacks that the backward pass slices: residuals, then operands of the forward scan. Empty with `groups`.
+    xs: Vec<Value>,
+    groups: Option<Groups>,
+}
+
+/// The parts of an iteration of the backward pass.
+struct BackwardIteration<'a> {
+    /// The iteration of the forward pass.
+    code: &'a Traced,
+    /// [`Derivative::backward`] of `code`.
+    backward: &'a Traced,
+    /// Carried values with a cotangent.
+    carried: &'a [usize],
+    /// The types of the accumulators of constants.
+    sums: &'a [TensorType],
+    /// [`Residuals::types`].
+    residuals: &'a [TensorType],
+    reads: &'a IterationReads,
+    /// Stacked results with a cotangent.
+    stacked: &'a [usize],
+    /// The dtypes of the cotangents of slices.
+    slice_dtypes: Vec<Dtype>,
+}
+
+impl BackwardIteration<'_> {
+    /// Traces the iteration. It takes carried cotangents, accumulators of constants | residuals, slices, cotangents of
+    /// stacked results | constants; and returns carried cotangents, accumulators | cotangents of slices.
+    fn trace(&self) -> Result<Traced> {
+        let (types, results) = (self.code.argument_types(), self.code.result_types());
+        let of = |list: &[usize], types: &[TensorType]| list.iter().map(|i| types[*i].clone()).collect::<Vec<_>>();
+        let argument_types = [
+            of(self.carried, &types),
+            self.sums.to_vec(),
+            self.residuals.to_vec(),
+            of(&self.reads.slices, &types),
+            of(self.stacked, &results),
+            of(&self.reads.constants, &types),
+        ]
+        .concat();
+        crate::trace(&argument_types, |f, values| {
+            let (cts, rest) = values.split_at(self.carried.len());
+            let (before, rest) = rest.split_at(self.sums.len());
+            let (residuals, rest) = rest.split_at(self.residuals.len());
+            let (slices, rest) = rest.split_at(self.reads.slices.len());
+            let (ct_parts, constants) = rest.split_at(self.stacked.len());
+            // `backward` takes arguments in their order, then the other residuals.
+            let (carry, saved) = residuals.split_at(self.reads.carry.len());
+            let given = [carry, slices, constants, saved, cts, ct_parts, before];
+            let given: Vec<&Value> = given.iter().flat_map(|part| part.iter()).collect();
+            let pulled = f.call(self.backward, &given);
+            let (next, rest) = pulled.split_at(self.carried.len());
+            let (constant_cts, slice_cts) = rest.split_at(self.sums.len());
+            let next = next.iter().zip(self.carried).map(|(ct, i)| ct.convert(types[*i].dtype));
+            let added = before.iter().zip(constant_cts).map(|(before, sum)| sum.convert(before.dtype()));
+            let slice_cts = slice_cts.iter().zip(&self.slice_dtypes).map(|(ct, dtype)| ct.convert(*dtype));
+            next.chain(added).chain(slice_cts).collect()
+        })
     }
 }
 
@@ -225,7 +284,7 @@ impl Structure {
         match self {
             Self::Scan(back) => back.pull(builder, &cotangents, begun),
             Self::Code { backward, kept, given, operands, to } => {
-                let given: Vec<Value> = given.iter().map(|end| there(builder, &cotangents, end)).collect();
+                let given: Vec<Value> = given.iter().map(|end| cotangent_or_zeros(builder, &cotangents, end)).collect();
                 let pulled = builder.call(backward, &kept.iter().chain(&given).collect::<Vec<_>>());
                 spread(*operands, to, pulled)
             }
@@ -235,9 +294,9 @@ impl Structure {
 
 impl ScanBack {
     fn pull(&self, builder: &Builder, cotangents: &[Option<Value>], begun: &[Option<Value>]) -> Vec<Option<Value>> {
-        let carried = self.carried.iter().map(|end| there(builder, cotangents, end));
+        let carried = self.carried.iter().map(|end| cotangent_or_zeros(builder, cotangents, end));
         let sums = self.sums.iter().map(|ty| builder.splat(0.0, ty.clone()));
-        let parts: Vec<Value> = self.stacked.iter().map(|end| there(builder, cotangents, end)).collect();
+        let parts: Vec<Value> = self.stacked.iter().map(|end| cotangent_or_zeros(builder, cotangents, end)).collect();
         let carry: Vec<Value> = carried.chain(sums).collect();
         // The cotangents of slices are stacked, or added to carried accumulators.
         let begun: Vec<Option<&Value>> = self.to[self.scan.carry..].iter().map(|i| begun[*i].as_ref()).collect();
@@ -308,7 +367,7 @@ impl ScanBack {
 }
 
 /// Returns the cotangent of a result, or zeros if it has none.
-fn there(builder: &Builder, cotangents: &[Option<Value>], (index, ty): &(usize, TensorType)) -> Value {
+fn cotangent_or_zeros(builder: &Builder, cotangents: &[Option<Value>], (index, ty): &(usize, TensorType)) -> Value {
     cotangents[*index].clone().unwrap_or_else(|| builder.splat(0.0, ty.clone()))
 }
 

@@ -168,10 +168,10 @@ impl Used {
         let code = &operation.regions[0];
         let mut results: Vec<bool> = operation.results.iter().map(needed).collect();
         loop {
-            let wanted: Vec<ValueId> =
+            let used_results: Vec<ValueId> =
                 code.results.iter().zip(&results).filter(|(_, used)| **used).map(|(id, _)| *id).collect();
             let ends = code.arguments.iter().copied().collect();
-            let reached = Needs::of(code, &ends, &wanted).reached;
+            let reached = Needs::of(code, &ends, &used_results).reached;
             let operands: Vec<bool> = (0..code.arguments.len())
                 .map(|i| reached.contains(&code.arguments[i]) || (i < scan.carry && results[i]))
                 .collect();

@@ -49,13 +49,13 @@ fn transposed(
 ) -> Value {
     let ct = step.cotangent();
     let (ct, factor) = match (ct.dtype(), other.mine.dtype()) {
-        (of_ct, of_other) if of_ct == of_other => (ct.clone(), other.mine.clone()),
+        (ct_dtype, other_dtype) if ct_dtype == other_dtype => (ct.clone(), other.mine.clone()),
         // Devices round f32 operands to bf16 anyway. f16 has a smaller range, so it is excluded.
         (_, Dtype::Bf16) if precision == Precision::Default => (ct.convert(Dtype::Bf16), other.mine.clone()),
-        (of_ct, _) => (ct.clone(), other.mine.convert(of_ct)),
+        (ct_dtype, _) => (ct.clone(), other.mine.convert(ct_dtype)),
     };
-    let wanted = step.sums[index];
-    let dtype = if wanted.bytes() < ct.dtype().bytes() { ct.dtype() } else { wanted };
+    let requested = step.sums[index];
+    let dtype = if requested.bytes() < ct.dtype().bytes() { ct.dtype() } else { requested };
     let in_result: Vec<usize> = (0..side.batch.len()).collect();
 
     // The other operand's remaining dimensions are the contracted ones, in its order.

@@ -41,8 +41,8 @@ pub(super) fn binary(step: &Step<'_>, operation: Binary) -> Parts {
 }
 
 /// Returns the derivative of max(a, b) with respect to a (or b): 1, 0, or 1/2 if they are equal.
-fn share(a: &Value, b: &Value, of_a: bool) -> Value {
-    let (mine, other) = if of_a { (a, b) } else { (b, a) };
+fn share(a: &Value, b: &Value, with_respect_to_a: bool) -> Value {
+    let (mine, other) = if with_respect_to_a { (a, b) } else { (b, a) };
     let (none, half, all) = (a.like(0.0), a.like(0.5), a.like(1.0));
     mine.gt(other).select(&all, &mine.eq(other).select(&half, &none))
 }
