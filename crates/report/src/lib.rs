@@ -95,8 +95,8 @@ impl Report {
 
     /// Returns problems in the files of the runs: invalid lines, non-finite values, missing files.
     pub fn notes(&self) -> impl Iterator<Item = String> {
-        let of_runs = self.runs.iter().flat_map(|run| run.notes.iter().map(|note| format!("{}: {note}", run.name)));
-        self.notes.iter().cloned().chain(of_runs)
+        let run_notes = self.runs.iter().flat_map(|run| run.notes.iter().map(|note| format!("{}: {note}", run.name)));
+        self.notes.iter().cloned().chain(run_notes)
     }
 
     /// Returns the page. It depends on the files only.

@@ -91,10 +91,10 @@ impl Chip {
 
     /// Returns the chip of a device whose kind has this name in its plugin, such as `TPU v6 lite` or `NVIDIA H100 80GB HBM3`.
     pub fn of_kind(kind: &str) -> Option<Self> {
-        let of_tpu =
+        let older_tpus =
             [("TPU v4", "v4"), ("TPU v5 lite", "v5e"), ("TPU v5e", "v5e"), ("TPU v5", "v5p"), ("TPU v5p", "v5p")];
-        let more = [("TPU v6 lite", "v6e"), ("TPU v6e", "v6e"), ("TPU7x", "tpu7x"), ("TPU v7x", "tpu7x")];
-        let tpu = of_tpu.into_iter().chain(more).find(|(of, _)| *of == kind).map(|(_, name)| name);
+        let newer_tpus = [("TPU v6 lite", "v6e"), ("TPU v6e", "v6e"), ("TPU7x", "tpu7x"), ("TPU v7x", "tpu7x")];
+        let tpu = older_tpus.into_iter().chain(newer_tpus).find(|(of, _)| *of == kind).map(|(_, name)| name);
         // H100 and H200 have lower peaks as PCIe and NVL cards, and the A100 does not.
         let words: Vec<String> = kind.split([' ', '-']).map(str::to_lowercase).collect();
         let is_other = words.iter().any(|word| ["pcie", "nvl"].contains(&word.as_str()));

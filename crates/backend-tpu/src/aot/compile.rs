@@ -69,11 +69,11 @@ impl Compiler {
 
     /// Compiles with the tiles of `spec`.
     pub(super) fn compile(&self, variant: &Variant, spec: &Spec) -> Result<Compiled> {
-        let there = self.devices()?.len();
-        let wanted = spec.mesh.devices();
-        if wanted > there {
-            let what = format!("the mesh {} of {wanted} devices on {}", spec.mesh, self.target.name());
-            return Err(unsupported(&what, &format!("it has {there}: name a larger slice")));
+        let available = self.devices()?.len();
+        let needed = spec.mesh.devices();
+        if needed > available {
+            let what = format!("the mesh {} of {needed} devices on {}", spec.mesh, self.target.name());
+            return Err(unsupported(&what, &format!("it has {available}: name a larger slice")));
         }
         let program = variant.program(spec)?;
         let floor = variant.floor(spec, &program, self.target.chip());
@@ -126,12 +126,12 @@ impl Compiler {
             };
             let alike: Vec<&[usize]> = alike.map(|l| &l.path[..]).collect();
             let without = self.analyse_module(&compiled.program.module.without_loops(&alike), mesh)?;
-            let without = match without.cost {
-                Ok(without) => without,
+            let rest = match without.cost {
+                Ok(cost) => cost,
                 Err(reason) => return Ok(Err(reason)),
             };
-            report.body_seconds = Some(once.seconds - without.seconds);
-            costs.push((turns, begins, without));
+            report.body_seconds = Some(once.seconds - rest.seconds);
+            costs.push((turns, begins, rest));
         }
         Ok(Ok(Cost::of_loops(once, &costs)))
     }

@@ -108,12 +108,12 @@ mod tests {
     use super::*;
 
     fn search(all: usize, limit: usize, guess: impl Fn(usize) -> usize) -> (Option<usize>, usize) {
-        let mut asked = 0;
+        let mut calls = 0;
         let found = fewest(all, &mut |n| {
-            asked += 1;
+            calls += 1;
             Ok((n >= limit, guess(n)))
         });
-        (found.expect("no error"), asked)
+        (found.expect("no error"), calls)
     }
 
     #[test]

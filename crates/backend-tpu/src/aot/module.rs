@@ -67,11 +67,11 @@ impl Floor {
         let main = &module.main;
         let arguments = main.body().arguments.iter().zip(main.arguments.iter().map(|argument| &argument.sharding));
         let results = main.body().results.iter().zip(main.results.iter().map(|result| &result.sharding));
-        let of_device = |(id, sharding): (&ValueId, &Option<Sharding>)| {
+        let device_bytes = |(id, sharding): (&ValueId, &Option<Sharding>)| {
             let ty = main.type_of(*id);
             sharding.as_ref().and_then(|sharding| sharding.part(ty).ok()).map_or(ty.bytes(), |part| part.bytes())
         };
-        let bytes: usize = arguments.chain(results).map(of_device).sum();
+        let bytes: usize = arguments.chain(results).map(device_bytes).sum();
         Self::new(flops, bytes as f64, chip)
     }
 }

@@ -40,24 +40,24 @@ impl Target {
     /// [`Error::Value`] with the known names.
     pub fn parse(name: &str) -> Result<Self> {
         let (family, shape) = name.split_once(':').map_or((name, None), |(family, shape)| (family, Some(shape)));
-        let of_tpu = || {
+        let parse_tpu = || {
             let slices = Slices::of(family)?;
             let shape = shape.unwrap_or(slices.smallest);
             let (count, links) = slices.devices_and_links(shape)?;
             Some((family, Devices::Tpu(format!("{family}:{shape}")), count, links))
         };
-        let of_gpu = || {
+        let parse_gpu = || {
             let (family, count) = match name.split_once('x') {
                 Some((family, count)) => (family, count.parse::<u8>().ok().filter(|count| *count > 0)?),
                 None => (name, 1),
             };
             let (_, description) = GPUS.iter().find(|(name, _)| *name == family)?;
-            let (count, of_host) = (usize::from(count), Chip::from_name(family)?.host?.devices);
-            let fills_hosts = count <= of_host || count.is_multiple_of(of_host);
+            let (count, host_devices) = (usize::from(count), Chip::from_name(family)?.host?.devices);
+            let fills_hosts = count <= host_devices || count.is_multiple_of(host_devices);
             // Every GPU has one link, to the switch.
             fills_hosts.then_some((family, Devices::Gpu(description), count, 1))
         };
-        let found = of_tpu().or_else(of_gpu);
+        let found = parse_tpu().or_else(parse_gpu);
         found
             .and_then(|(family, devices, count, links)| {
                 Some(Self { name: name.into(), chip: Chip::from_name(family)?, devices, count, links })
@@ -123,8 +123,8 @@ impl Target {
             Devices::Tpu(name) => plugins::topology(Kind::Tpu, path, name, &[]),
             Devices::Gpu(description) => {
                 // Slices, hosts per slice, devices per host.
-                let of_host = self.chip.host.map_or(self.count, |host| host.devices.min(self.count));
-                let topology = format!("1x{}x{of_host}", self.count / of_host);
+                let host_devices = self.chip.host.map_or(self.count, |host| host.devices.min(self.count));
+                let topology = format!("1x{}x{host_devices}", self.count / host_devices);
                 let options = [("target_config", (*description).into()), ("topology", topology.as_str().into())];
                 plugins::topology(Kind::Cuda, path, "", &options)
             }

@@ -42,7 +42,7 @@ impl Devices {
             return Err(plugins::failed(kind, "the plugin has no device on this machine"));
         };
         let processes = MeshProcesses::of_devices(&descriptions(std::slice::from_ref(&device))?);
-        let own = OwnDevices { of_mesh: 1, positions: vec![0] }.into();
+        let own = OwnDevices { mesh_devices: 1, positions: vec![0] }.into();
         Ok(Self { kind, client, list: vec![device], own, processes })
     }
 
@@ -52,27 +52,27 @@ impl Devices {
     /// # Errors
     /// [`Error::Unsupported`] if the mesh has more devices than the client, or none of this process.
     pub fn on_mesh(self, mesh: &Mesh) -> Result<Self> {
-        let (wanted, all) = (mesh.devices(), descriptions(self.client.devices())?);
+        let (count, all) = (mesh.devices(), descriptions(self.client.devices())?);
         let axes = || mesh.axes().iter().map(|(axis, size)| format!("{axis} {size}")).collect::<Vec<_>>().join(" x ");
         let unsupported = |instead| Error::Unsupported {
             backend: format!("{NAME}:{}", self.kind.name()),
-            what: format!("the mesh {} of {wanted} devices", axes()),
+            what: format!("the mesh {} of {count} devices", axes()),
             instead,
         };
-        if wanted > all.len() {
+        if count > all.len() {
             let processes = MeshProcesses::of_devices(&all).processes().len();
             let of = if processes > 1 { format!("all {processes} processes have") } else { "this process has".into() };
             return Err(unsupported(format!("{of} {}", all.len())));
         }
-        let order = mesh_order(self.kind, &all, wanted);
+        let order = mesh_order(self.kind, &all, count);
         let list: Vec<Device> = order.iter().map(|at| self.client.devices()[*at].clone()).collect();
         let addressable = self.client.addressable_devices();
-        let positions: Vec<usize> = (0..wanted).filter(|at| addressable.contains(&list[*at])).collect();
+        let positions: Vec<usize> = (0..count).filter(|at| addressable.contains(&list[*at])).collect();
         if positions.is_empty() {
             return Err(unsupported("a mesh with devices of this process".into()));
         }
         let processes = MeshProcesses::new(order.iter().map(|at| all[*at].process_index));
-        Ok(Self { list, own: OwnDevices { of_mesh: wanted, positions }.into(), processes, ..self })
+        Ok(Self { list, own: OwnDevices { mesh_devices: count, positions }.into(), processes, ..self })
     }
 
     /// Returns the kind of the devices.
@@ -112,10 +112,10 @@ impl Devices {
     /// [`Error::Backend`] if the plugin fails.
     pub fn options(&self, options: CompileOptions) -> Result<CompileOptions> {
         let ids: Vec<i64> = descriptions(&self.list)?.into_iter().map(|device| device.id.into()).collect();
-        let of_mesh = compile_options::partitioned_over(ids.len());
+        let defaults = compile_options::partitioned_over(ids.len());
         let device_assignment = Some(vec![ids]).filter(|ids| ids[0].len() > 1);
         let CompileOptions { overrides, optimization_level, .. } = options;
-        Ok(CompileOptions { device_assignment, overrides, optimization_level, ..of_mesh })
+        Ok(CompileOptions { device_assignment, overrides, optimization_level, ..defaults })
     }
 
     /// Copies to every device of this process its shard of `values`, row-major.

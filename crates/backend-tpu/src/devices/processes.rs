@@ -17,13 +17,13 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeshProcesses {
     /// The process index of each device, in the order of the mesh.
-    of_device: Vec<i32>,
+    process_indices: Vec<i32>,
 }
 
 impl MeshProcesses {
     /// Creates the table from the process index of each device, in the order of the mesh.
-    pub fn new(of_device: impl IntoIterator<Item = i32>) -> Self {
-        Self { of_device: of_device.into_iter().collect() }
+    pub fn new(process_indices: impl IntoIterator<Item = i32>) -> Self {
+        Self { process_indices: process_indices.into_iter().collect() }
     }
 
     /// Creates the table from the devices in the order of the mesh.
@@ -33,17 +33,17 @@ impl MeshProcesses {
 
     /// Returns the number of devices of the mesh.
     pub fn devices(&self) -> usize {
-        self.of_device.len()
+        self.process_indices.len()
     }
 
     /// Returns the process indices, sorted.
     pub fn processes(&self) -> BTreeSet<i32> {
-        self.of_device.iter().copied().collect()
+        self.process_indices.iter().copied().collect()
     }
 
     /// Returns the positions in the mesh of the devices of a process.
     pub fn positions(&self, process: i32) -> Vec<usize> {
-        (0..self.devices()).filter(|device| self.of_device[*device] == process).collect()
+        (0..self.devices()).filter(|device| self.process_indices[*device] == process).collect()
     }
 
     /// Returns `true` if the devices of every process hold the whole tensor.
@@ -93,7 +93,7 @@ mod tests {
         let mesh = Mesh::new("mesh", [("data", 2), ("fsdp", 2), ("tensor", 2)]).unwrap();
         // The rows are sharded over fsdp, the columns over tensor; data copies both.
         let matrix = layout(&mesh, &[8, 16], &[&["fsdp"], &["tensor"]]);
-        for (of_device, expected) in [
+        for (process_indices, expected) in [
             // A process per copy, per shard of rows, and per shard of columns.
             ([0, 0, 0, 0, 1, 1, 1, 1], [128, 128]),
             ([0, 0, 1, 1, 0, 0, 1, 1], [64, 64]),
@@ -102,10 +102,10 @@ mod tests {
             ([0, 0, 0, 0, 0, 0, 1, 1], [128, 64]),
             ([0, 1, 1, 0, 1, 0, 0, 1], [128, 128]),
         ] {
-            let processes = MeshProcesses::new(of_device);
+            let processes = MeshProcesses::new(process_indices);
             let found = [0, 1].map(|process| processes.elements(process, &matrix).unwrap());
-            assert_eq!(found, expected, "{of_device:?}");
-            assert_eq!(processes.have_whole(&matrix).unwrap(), expected == [128, 128], "{of_device:?}");
+            assert_eq!(found, expected, "{process_indices:?}");
+            assert_eq!(processes.have_whole(&matrix).unwrap(), expected == [128, 128], "{process_indices:?}");
             assert!(processes.have_whole(&Layout::new(&[8, 16], None)).unwrap());
         }
         assert!(MeshProcesses::new([3; 8]).have_whole(&matrix).unwrap(), "one process has all shards");

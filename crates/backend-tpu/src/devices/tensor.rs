@@ -19,7 +19,7 @@ pub struct DeviceTensor {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OwnDevices {
     /// The number of devices of the mesh, including devices of other processes.
-    pub(super) of_mesh: usize,
+    pub(super) mesh_devices: usize,
     /// The positions in the mesh of the devices of this process.
     pub(super) positions: Vec<usize>,
 }
@@ -207,7 +207,7 @@ impl DeviceTensor {
     /// changes nothing.
     #[must_use]
     pub fn with_layout(self, layout: Layout) -> Self {
-        match self.layout.is(&layout, self.devices.of_mesh) {
+        match self.layout.is(&layout, self.devices.mesh_devices) {
             true => Self { layout: layout.into(), ..self },
             false => self,
         }
@@ -222,7 +222,7 @@ impl DeviceTensor {
     /// # Errors
     /// [`TensorError::Device`] with the device.
     pub fn wait(&self, operation: &str) -> Result<(), TensorError> {
-        let wait = |shard: &Buffer| match self.devices.of_mesh {
+        let wait = |shard: &Buffer| match self.devices.mesh_devices {
             1 => shard.wait().map_err(device_failed(operation.into())),
             _ => shard.wait().map_err(device_failed(format!("{operation} on {}", self.device_of(shard)))),
         };
@@ -238,7 +238,7 @@ impl DeviceTensor {
     /// [`TensorError::NotAddressable`] if the devices of this process do not have the whole tensor, [`TensorError::Device`] with the device.
     pub fn read<T: Element>(&self, what: &str) -> Result<Vec<T>, TensorError> {
         let failed = |shard| device_failed(format!("reading {what} from {}", self.device_of(shard)));
-        let ranges = self.layout.ranges(self.devices.of_mesh)?;
+        let ranges = self.layout.ranges(self.devices.mesh_devices)?;
         let ranges: Vec<&[Range<usize>]> = self.devices.positions.iter().map(|at| &*ranges[*at]).collect();
         let [first, ..] = &self.shards[..] else { return Ok(vec![]) };
         let elements: usize = self.layout.shape.iter().product();
@@ -269,7 +269,7 @@ impl DeviceTensor {
 
     /// Returns the name in messages of the device that holds a shard.
     fn device_of(&self, shard: &Buffer) -> String {
-        shard.device().map_or("a device".into(), |device| device_name(&device, self.devices.of_mesh))
+        shard.device().map_or("a device".into(), |device| device_name(&device, self.devices.mesh_devices))
     }
 }
 

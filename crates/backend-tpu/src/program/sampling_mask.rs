@@ -23,9 +23,9 @@ pub(crate) fn bits(batch: &TokenBatch, tokens: usize, vocab: usize) -> Vec<u32> 
     let mut bits = vec![u32::MAX; tokens * width];
     for &row in batch.active_rows() {
         let Some(kept) = batch.kept(row) else { continue };
-        let of_row = &mut bits[row * width..(row + 1) * width];
-        of_row.fill(0);
-        kept.iter().for_each(|id| of_row[*id as usize / BITS] |= 1 << (*id as usize % BITS));
+        let row_bits = &mut bits[row * width..(row + 1) * width];
+        row_bits.fill(0);
+        kept.iter().for_each(|id| row_bits[*id as usize / BITS] |= 1 << (*id as usize % BITS));
     }
     bits
 }

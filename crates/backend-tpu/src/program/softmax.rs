@@ -120,10 +120,10 @@ impl Tile {
         Self { z, transform, is_target, counts, scale: scale.clone() }
     }
 
-    /// Returns `z` at columns of the vocabulary where `here` holds, and -inf elsewhere.
-    fn only(&self, z: &Value, here: &Value) -> Value {
+    /// Returns `z` at columns of the vocabulary where `condition` holds, and -inf elsewhere.
+    fn only(&self, z: &Value, condition: &Value) -> Value {
         let least = z.like(f64::NEG_INFINITY);
-        let z = here.select(z, &least);
+        let z = condition.select(z, &least);
         self.counts.as_ref().map_or(z.clone(), |counts| counts.select(&z, &least))
     }
 
@@ -135,11 +135,11 @@ impl Tile {
         let d = (z - spread(&max, z)) * spread(&self.scale, z);
         let zero = z.like(0.0);
         let lowest = z.like(LOWEST);
-        let mut gone = &d.lt(&lowest) | &self.is_target;
+        let mut is_zero = &d.lt(&lowest) | &self.is_target;
         if let Some(counts) = &self.counts {
-            gone = gone | !counts;
+            is_zero = is_zero | !counts;
         }
-        let e = gone.select(&zero, &d.exp());
+        let e = is_zero.select(&zero, &d.exp());
         // d is at most 0, except at the target, where it may be infinite.
         (d.max(&lowest).min(&zero), e)
     }

@@ -173,7 +173,7 @@ impl Spec {
 
     /// Returns the gradients that are arguments and results of `pass`, in the order of both.
     pub fn accumulators(&self, pass: Pass) -> Vec<Role> {
-        let wanted = match (pass, self.policy) {
+        let gradients = match (pass, self.policy) {
             (Pass::Gradient, PolicySpec::Hidden { .. }) => vec![
                 (self.gradients.hidden, Role::GradHidden),
                 (self.gradients.lm_head, Role::GradLmHead),
@@ -182,7 +182,7 @@ impl Spec {
             (Pass::Gradient, PolicySpec::Logits { .. }) => vec![(self.gradients.hidden, Role::GradLogits)],
             (Pass::Score | Pass::GradientInPlace, _) => vec![],
         };
-        wanted.into_iter().filter(|(wanted, _)| *wanted).map(|(_, role)| role).collect()
+        gradients.into_iter().filter(|(is_requested, _)| *is_requested).map(|(_, role)| role).collect()
     }
 }
 

@@ -119,24 +119,24 @@ impl TokenLoss {
     pub(super) fn sums(&self, mut terms: LossSums<Value>) -> Value {
         let TokenColumns { share, clip_share, .. } = &self.tokens.columns;
         let active = self.active();
-        for of_clip in [&mut terms.low_clipped, &mut terms.high_clipped, &mut terms.statistic] {
-            *of_clip = &*of_clip * clip_share;
+        for term in [&mut terms.low_clipped, &mut terms.high_clipped, &mut terms.statistic] {
+            *term = &*term * clip_share;
         }
         // The share of clipped tokens: f32 is precise enough.
-        for of_sequence in [&mut terms.low_min, &mut terms.high_max] {
-            *of_sequence = self.sum_of_own(&self.tokens.sequence, &(&*of_sequence * share));
+        for term in [&mut terms.low_min, &mut terms.high_max] {
+            *term = self.sum_of_own(&self.tokens.sequence, &(&*term * share));
         }
-        let of_kind = |kind: Reduction| -> Vec<Value> {
+        let terms_of_kind = |kind: Reduction| -> Vec<Value> {
             let terms = terms.iter().zip(LossSums::<Value>::REDUCTIONS.iter());
             terms.filter(|(_, reduction)| **reduction == kind).map(|(term, _)| term.clone()).collect()
         };
         let extremes = |kind: Reduction, none: f64, reducer: Reducer| {
-            let rows: Vec<Value> = of_kind(kind).iter().map(|v| active.select(v, &v.like(none))).collect();
+            let rows: Vec<Value> = terms_of_kind(kind).iter().map(|v| active.select(v, &v.like(none))).collect();
             table(&rows).reduce(reducer, &[1])
         };
         // One reduction per kind; the entries of a kind are contiguous.
         let parts = [
-            pairwise_sums(&table(&of_kind(Reduction::Sum))),
+            pairwise_sums(&table(&terms_of_kind(Reduction::Sum))),
             extremes(Reduction::Min, f64::INFINITY, Reducer::Min),
             extremes(Reduction::Max, f64::NEG_INFINITY, Reducer::Max),
         ];

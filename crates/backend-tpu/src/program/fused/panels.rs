@@ -81,11 +81,11 @@ impl Panels {
 
     /// Returns predicates of the kept columns of the panel at `window`, from the bits `[N, W]` of a vocabulary with `vocab` columns.
     pub(super) fn kept(&self, bits: &Value, window: &Window, vocab: usize) -> Value {
-        let of_shard = |shard: usize| {
+        let shard_columns = |shard: usize| {
             let first = window.start.like((vocab / self.shards * shard) as i64);
             kept_from(bits, &(first + &window.start), self.width)
         };
-        let parts: Vec<Value> = (0..self.shards).map(of_shard).collect();
+        let parts: Vec<Value> = (0..self.shards).map(shard_columns).collect();
         bits.builder().concatenate(&parts.iter().collect::<Vec<_>>(), 1)
     }
 }

@@ -38,8 +38,8 @@ pub(super) fn place(all: &Value, part: &Value, window: &Window) -> Value {
         Some(fresh) => {
             let f = part.builder();
             let index = f.iota(0, TensorType::new(Dtype::I32, [n])) + window.start.broadcast_in_dim(&[n], &[]);
-            let there = all.dynamic_slice(&[&window.start], &[n]);
-            index.ge(&fresh.broadcast_in_dim(&[n], &[])).select(part, &there)
+            let current = all.dynamic_slice(&[&window.start], &[n]);
+            index.ge(&fresh.broadcast_in_dim(&[n], &[])).select(part, &current)
         }
     };
     all.dynamic_update_slice(&part, &[&window.start])
@@ -47,6 +47,6 @@ pub(super) fn place(all: &Value, part: &Value, window: &Window) -> Value {
 
 /// Adds `part` to the window of `sum` at `starts`.
 pub(super) fn add_at(sum: &Value, part: &Value, starts: &[&Value]) -> Value {
-    let there = sum.dynamic_slice(starts, part.shape());
-    sum.dynamic_update_slice(&accumulate(&there, part), starts)
+    let current = sum.dynamic_slice(starts, part.shape());
+    sum.dynamic_update_slice(&accumulate(&current, part), starts)
 }
