@@ -87,11 +87,11 @@ fn to_value(config: &TrainConfig) -> Result<Value> {
 fn changed(value: Value, default: &Value) -> Option<Value> {
     match (value, default) {
         (Value::Object(keys), Value::Object(defaults)) => {
-            let of_key = |(key, value): (String, Value)| {
+            let changed_entry = |(key, value): (String, Value)| {
                 let value = changed(value, defaults.get(&key).unwrap_or(&Value::Null))?;
                 Some((key, value))
             };
-            let keys: Map<String, Value> = keys.into_iter().filter_map(of_key).collect();
+            let keys: Map<String, Value> = keys.into_iter().filter_map(changed_entry).collect();
             (!keys.is_empty()).then_some(Value::Object(keys))
         }
         (value, default) => (value != *default).then_some(value),
@@ -145,12 +145,12 @@ mod tests {
         let command = json!(["python3", "trl_adapter.py", "mine.py:brevity", "--key", "S3CR3T"]);
         let program = json!({ "command": command, "env": { "JUDGE": "S3CR3T" }, "weight": 0.5 });
         let rewards = serde_json::from_value(json!({ "exact": 1.0, "programs": { "judge": program } })).unwrap();
-        let of_programs = card(&TrainConfig { rewards, ..Default::default() }, 1.0);
+        let program_card = card(&TrainConfig { rewards, ..Default::default() }, 1.0);
         for words in ["Reward functions: `exact` (weight 1), `judge` (weight 0.5).", "mine.py:brevity", "exact: 1"] {
-            assert!(of_programs.contains(words), "{words}: {of_programs}");
+            assert!(program_card.contains(words), "{words}: {program_card}");
         }
-        assert!(!of_programs.contains("S3CR3T"), "{of_programs}");
-        let (text, of_adapters) = (card(&pretrained, 3.0), card(&adapters, 1.0));
+        assert!(!program_card.contains("S3CR3T"), "{program_card}");
+        let (text, adapter_card) = (card(&pretrained, 3.0), card(&adapters, 1.0));
         for words in [
             "`a/b`, trained with GRPO",
             "\n38,912 trained weights.\n",
@@ -165,8 +165,8 @@ mod tests {
         assert!(!text.contains("| problems"), "{text}");
         // Keys with their default are left out.
         assert!(!text.contains("prompts_per_step") && !text.contains("lora"), "{text}");
-        assert!(of_adapters.contains("\n38,912 trained weights of 120,000.\n"), "{of_adapters}");
-        assert!(of_adapters.contains("on 1 held-out problem."), "{of_adapters}");
+        assert!(adapter_card.contains("\n38,912 trained weights of 120,000.\n"), "{adapter_card}");
+        assert!(adapter_card.contains("on 1 held-out problem."), "{adapter_card}");
     }
 
     #[test]

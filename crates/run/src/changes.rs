@@ -126,16 +126,16 @@ pub(super) fn differences(before: &BTreeMap<String, Value>, after: &BTreeMap<Str
     names.map(change).filter(|change| change.from != change.to).collect()
 }
 
-/// Returns the changes from the recorded configuration of `dir` to `wanted`. The record holds no secrets, so changed secrets are found
+/// Returns the changes from the recorded configuration of `dir` to `config`. The record holds no secrets, so changed secrets are found
 /// by comparing with config.yaml.
 ///
 /// # Errors
 /// [`Error::RunDir`] with the keys that may not change and the reason; the errors of [`RunDir::recorded_config`].
-pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Change>> {
-    let mut changes = between(&dir.recorded_config()?, wanted)?;
+pub(super) fn safe_changes(dir: &RunDir, config: &TrainConfig) -> Result<Vec<Change>> {
+    let mut changes = between(&dir.recorded_config()?, config)?;
     changes.retain(|change| change.from != change.to);
-    let of_secrets = between(&dir.config(&[])?, wanted)?.into_iter().filter(|change| change.from == change.to);
-    changes.extend(of_secrets);
+    let secret_changes = between(&dir.config(&[])?, config)?.into_iter().filter(|change| change.from == change.to);
+    changes.extend(secret_changes);
     let refused: Vec<&Change> = changes.iter().filter(|change| !is_safe(&change.key)).collect();
     let Some(first) = refused.first() else { return Ok(changes) };
     let list: Vec<String> = refused.iter().map(|change| change.to_string()).collect();
@@ -149,10 +149,10 @@ pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Cha
     Err(Error::run_dir(dir.root(), reason))
 }
 
-/// Writes `wanted` as the run's configuration and logs the changes; the run continues from `position`.
+/// Writes `config` as the run's configuration and logs the changes; the run continues from `position`.
 pub(super) fn record(
     dir: &RunDir,
-    wanted: &TrainConfig,
+    config: &TrainConfig,
     changes: &[Change],
     position: Option<CheckpointId>,
 ) -> Result<()> {
@@ -173,17 +173,17 @@ pub(super) fn record(
         sync_folder(dir.root())
     };
     append().map_err(|e| Error::io("append to", &path, e))?;
-    dir.write_config(wanted)
+    dir.write_config(config)
 }
 
 /// Returns the hash of all keys that may not change.
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
-    let (mut of_run, defaults) = (leaves(config)?, leaves(&TrainConfig::default())?);
+    let (mut settings, defaults) = (leaves(config)?, leaves(&TrainConfig::default())?);
     let unused = |key: &String, value: &Value| !is_first(key) && defaults.get(key) == Some(value);
     // The section `lora` as a whole is null by default.
     let is_fresh = |key: &String, value: &Value| key == "lora.adapter" && value.is_null();
-    of_run.retain(|key, value| !(is_safe(key) || unused(key, value) || is_fresh(key, value)));
-    serde_json::to_vec(&of_run).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
+    settings.retain(|key, value| !(is_safe(key) || unused(key, value) || is_fresh(key, value)));
+    serde_json::to_vec(&settings).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
 }
 
 fn is_safe(key: &str) -> bool {

@@ -71,11 +71,11 @@ impl Steps {
 }
 
 fn curve(rows: &[MetricsRow], kind: RowKind, metric: &str, label: &'static str, color: &'static str) -> Curve {
-    let of_kind = || rows.iter().filter(|row| row.phase == kind);
+    let rows_of_kind = || rows.iter().filter(|row| row.phase == kind);
     // Values of an earlier rule by which completions passed are another metric.
-    let last = of_kind().next_back();
-    let of_kind = of_kind().filter(|row| last.is_none_or(|last| row.is_comparable(last, metric)));
-    let points = of_kind.filter_map(|row| Some((row.step as f64, row.get(metric)?))).collect();
+    let last = rows_of_kind().next_back();
+    let comparable = rows_of_kind().filter(|row| last.is_none_or(|last| row.is_comparable(last, metric)));
+    let points = comparable.filter_map(|row| Some((row.step as f64, row.get(metric)?))).collect();
     Curve { label, color, points, exact: kind == RowKind::Eval }
 }
 

@@ -213,8 +213,8 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 
 /// Checks that a folder has no run.
 fn expect_no_run(root: &Path) -> Result<()> {
-    let of_runs = ["config.yaml", "metrics.jsonl", "completions.jsonl", "checkpoints", "summary.json"];
-    let Some(name) = of_runs.iter().find(|name| root.join(name).symlink_metadata().is_ok()) else { return Ok(()) };
+    let run_files = ["config.yaml", "metrics.jsonl", "completions.jsonl", "checkpoints", "summary.json"];
+    let Some(name) = run_files.iter().find(|name| root.join(name).symlink_metadata().is_ok()) else { return Ok(()) };
     let reason = format!(
         "it holds a run already ({name}): name another folder with --run-dir, or continue that run with `--resume {}`",
         root.display()

@@ -49,9 +49,9 @@ pub(crate) fn export(
             writer.finish()?;
         }
         None => {
-            let of_source = folder.and_then(ModelFolder::dtype).filter(|dtype| *dtype == Dtype::Bf16);
+            let source_dtype = folder.and_then(ModelFolder::dtype).filter(|dtype| *dtype == Dtype::Bf16);
             let options = ExportOptions {
-                dtype: dtype.or(of_source).unwrap_or(Dtype::F32),
+                dtype: dtype.or(source_dtype).unwrap_or(Dtype::F32),
                 max_shard_size: config.export.max_shard_size,
                 replace,
                 card,
@@ -102,12 +102,12 @@ mod tests {
     #[test]
     fn folders_are_absolute_bases_of_adapters_and_names_stay_names() {
         // Tests run in the folder of their package.
-        let here = std::env::current_dir().unwrap();
+        let current = std::env::current_dir().unwrap();
         for (name, expected) in [
-            ("src", here.join("src").display().to_string()),
-            ("./src/tests", here.join("src/tests").display().to_string()),
+            ("src", current.join("src").display().to_string()),
+            ("./src/tests", current.join("src/tests").display().to_string()),
             ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct".into()),
-            (&*here.display().to_string(), here.display().to_string()),
+            (&*current.display().to_string(), current.display().to_string()),
         ] {
             assert_eq!(absolute(name).unwrap(), expected);
         }

@@ -36,8 +36,8 @@ impl Run {
         }
         let Error::Trainer(cause) = error else { return error };
         let diverged = cause.is_divergence();
-        let of_process = matches!(cause, grpo_trainer::Error::Processes(_));
-        if !diverged && !cause.is_failure_of_policy() && !of_process {
+        let is_process_failure = matches!(cause, grpo_trainer::Error::Processes(_));
+        if !diverged && !cause.is_failure_of_policy() && !is_process_failure {
             return cause.into();
         }
         // The curves help to find the cause; a failure to draw them must not hide the error.

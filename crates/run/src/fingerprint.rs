@@ -94,7 +94,7 @@ impl Fingerprint {
     /// Computes the fingerprint of the model alone.
     fn of_model(config: &TrainConfig) -> Result<Self> {
         let model = match open_model(config)? {
-            Some(model) => of_folder(&model, config)?,
+            Some(model) => folder_digests(&model, config)?,
             None => BTreeMap::new(),
         };
         let folder = std::env::current_dir().ok();
@@ -207,7 +207,7 @@ fn list(changes: &[Change]) -> String {
 }
 
 /// Returns the values and digests of a model folder, by file and field.
-fn of_folder(folder: &ModelFolder, config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
+fn folder_digests(folder: &ModelFolder, config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
     let path = folder.path();
     let mut found = BTreeMap::new();
     let mut put = |file: &str, field: &str, value: Value| found.insert(format!("{file}: {field}"), value);
@@ -270,7 +270,7 @@ fn of_folder(folder: &ModelFolder, config: &TrainConfig) -> Result<BTreeMap<Stri
 
 /// Returns size and digest of every data file, by its use and path.
 fn data(config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
-    let of = |role: &'static str, path: &Path| Ok((format!("{role} {}", path.display()), of_file(path)?));
+    let of = |role: &'static str, path: &Path| Ok((format!("{role} {}", path.display()), file_digest(path)?));
     let data = &config.data;
     let files = data.files.iter().map(|file| ("data.files", file.path.as_path()));
     let held_out = data.eval_files.iter().map(|file| ("data.eval_files", file.path.as_path()));
@@ -279,7 +279,7 @@ fn data(config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
 }
 
 /// Returns the size, the number of lines and the digest of a file.
-fn of_file(path: &Path) -> Result<Value> {
+fn file_digest(path: &Path) -> Result<Value> {
     let read = || {
         let (mut file, _) = open_regular(path)?;
         let (mut hash, mut block, mut bytes, mut lines) = (Sha256::new(), vec![0; 1 << 20], 0_u64, 0_u64);

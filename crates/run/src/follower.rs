@@ -57,8 +57,8 @@ impl Follower {
         own.distributed.validate()?;
         let store = connect(&own, Beginning::Resumed)?;
         reported(&store, || {
-            let of_leader: TrainConfig = share(&store, CONFIGURATION, no_follower)?;
-            let config = without_connections(TrainConfig { distributed: own.distributed.clone(), ..of_leader });
+            let leader_config: TrainConfig = share(&store, CONFIGURATION, no_follower)?;
+            let config = without_connections(TrainConfig { distributed: own.distributed.clone(), ..leader_config });
             Self::resume_with(Prepared::resumed(config, None, Some(Arc::clone(&store)))?.trainer()?)
         })
     }
@@ -91,11 +91,11 @@ impl Follower {
     }
 
     fn follow(&mut self, stop: &AtomicBool) -> Result<bool> {
-        let mut told = false;
+        let mut has_requested = false;
         loop {
-            if !told && stop.load(Ordering::Relaxed) {
+            if !has_requested && stop.load(Ordering::Relaxed) {
                 request_stop(&self.store)?;
-                told = true;
+                has_requested = true;
             }
             let trainer = &mut self.trainer;
             match next_command(&self.store)? {

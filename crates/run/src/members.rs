@@ -31,18 +31,18 @@ impl Members {
 
     fn in_environment(config: &TrainConfig, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let DistributedConfig { coordinator_address, num_processes, process_id, .. } = &config.distributed;
-        let of_slice = match config.policy.device {
+        let slice = match config.policy.device {
             PolicyDevice::PjrtTpu => Self::of_slice(&config.distributed, variable)?,
             _ => None,
         };
         let (Some(address), Some(num_processes), Some(process_id)) = (coordinator_address, num_processes, process_id)
         else {
-            return Ok(of_slice);
+            return Ok(slice);
         };
-        if let Some(of_slice) = of_slice {
+        if let Some(slice) = slice {
             for (key, expected, found) in [
-                ("distributed.num_processes", of_slice.num_processes, num_processes),
-                ("distributed.process_id", of_slice.process_id, process_id),
+                ("distributed.num_processes", slice.num_processes, num_processes),
+                ("distributed.process_id", slice.process_id, process_id),
             ] {
                 check(*found == expected, key, &format!("{expected}, as libtpu's environment says, or null"), found)?;
             }
@@ -63,13 +63,13 @@ impl Members {
         // A host of a slice may be used alone.
         let bounds = variable("TPU_PROCESS_BOUNDS");
         let sides = bounds.iter().flat_map(|bounds| bounds.split(','));
-        let of_bounds = sides.map(|side| side.trim().parse::<usize>().ok()).product::<Option<usize>>();
-        let is_one = bounds.is_some() && of_bounds == Some(1);
+        let bounds_count = sides.map(|side| side.trim().parse::<usize>().ok()).product::<Option<usize>>();
+        let is_one = bounds.is_some() && bounds_count == Some(1);
         if is_one || listed.len() == 1 && bounds.is_none() {
             return Ok(None);
         }
         let expected = format!("a list of the {} processes of TPU_PROCESS_BOUNDS", bounds.as_deref().unwrap_or("?"));
-        check(bounds.is_none() || of_bounds == Some(listed.len()), names[0], &expected, listed.join(","))?;
+        check(bounds.is_none() || bounds_count == Some(listed.len()), names[0], &expected, listed.join(","))?;
         let slices = variable("MEGASCALE_NUM_SLICES");
         let one_slice = slices.as_deref().is_none_or(|slices| slices == "1");
         check(one_slice, "MEGASCALE_NUM_SLICES", "one slice: a mesh does not span slices", slices.unwrap_or_default())?;

@@ -69,17 +69,17 @@ impl Run {
     ) -> Result<Self> {
         let dir = RunDir::open(path)?;
         let checkpoints = Checkpoints::new(dir.checkpoints_path());
-        let wanted = dir.config(set)?;
-        let mut changes = changes::safe_changes(&dir, &wanted)?;
+        let config = dir.config(set)?;
+        let mut changes = changes::safe_changes(&dir, &config)?;
         let Some(position) = choose(&checkpoints, from, path)? else {
-            let (fingerprint, of_data) = fingerprint::check(&dir, &wanted)?;
-            let index = row_index::read(&dir, &wanted, &fingerprint);
-            let trainer = make(wanted.clone(), index)?;
+            let (fingerprint, data_changes) = fingerprint::check(&dir, &config)?;
+            let index = row_index::read(&dir, &config, &fingerprint);
+            let trainer = make(config.clone(), index)?;
             if let Some(store) = trainer.store() {
                 follower::agree_on_files(store, &fingerprint, trainer.config())?;
                 share(store, follower::STATE, || Ok(None::<SavedState>))?;
             }
-            let run = Self::begin_again(dir, trainer, &wanted, [changes, of_data].concat())?;
+            let run = Self::begin_again(dir, trainer, &config, [changes, data_changes].concat())?;
             fingerprint.write(&run.dir)?;
             return Ok(run);
         };
@@ -98,16 +98,16 @@ impl Run {
             other => other,
         };
         // Everything is checked before code or weights are loaded and before anything is changed.
-        let (saved, state) = read(&checkpoints, position, &wanted).map_err(with_last_good)?;
+        let (saved, state) = read(&checkpoints, position, &config).map_err(with_last_good)?;
         let done = saved.counters.grpo_steps;
         let expected = format!("at least {done}, the steps that {position} has done");
-        check(wanted.grpo.max_steps >= done, "grpo.max_steps", &expected, wanted.grpo.max_steps)?;
+        check(config.grpo.max_steps >= done, "grpo.max_steps", &expected, config.grpo.max_steps)?;
         logs::check(&dir, &saved, position)?;
-        let (fingerprint, of_data) = fingerprint::check(&dir, &wanted)?;
-        changes.extend(of_data);
-        let index = row_index::read(&dir, &wanted, &fingerprint);
+        let (fingerprint, data_changes) = fingerprint::check(&dir, &config)?;
+        changes.extend(data_changes);
+        let index = row_index::read(&dir, &config, &fingerprint);
         let was_indexed = index.is_some();
-        let mut trainer = make(wanted.clone(), index)?;
+        let mut trainer = make(config.clone(), index)?;
         let place = checkpoints.path(position);
         let restored = match trainer.store().cloned() {
             None => restore(&place, &saved, &state, &mut trainer),
@@ -122,7 +122,7 @@ impl Run {
         if !was_indexed {
             row_index::write(&dir, trainer.config(), &fingerprint, trainer.dataset())?;
         }
-        changes::record(&dir, &wanted, &changes, Some(position))?;
+        changes::record(&dir, &config, &changes, Some(position))?;
         let metrics = JsonLines::truncate(&dir.metrics_path(), saved.metrics_bytes)?;
         let completions = JsonLines::truncate(&dir.completions_path(), saved.completions_bytes)?;
         checkpoints.clean()?;
@@ -193,13 +193,13 @@ impl Run {
     }
 
     /// Starts a run over that was interrupted before its first checkpoint.
-    fn begin_again(dir: RunDir, trainer: Trainer, wanted: &TrainConfig, changes: Vec<Change>) -> Result<Self> {
+    fn begin_again(dir: RunDir, trainer: Trainer, config: &TrainConfig, changes: Vec<Change>) -> Result<Self> {
         // Starting over would empty the logs of a finished run.
         if dir.summary_path().exists() {
             let reason = "it is done, and its checkpoints are gone: there is nothing to continue from";
             return Err(Error::run_dir(dir.root(), reason));
         }
-        changes::record(&dir, wanted, &changes, None)?;
+        changes::record(&dir, config, &changes, None)?;
         // Without a checkpoint, these rows will be recomputed, so their files are renamed.
         let mut aside = Vec::new();
         for log in [dir.metrics_path(), dir.completions_path()] {
@@ -219,8 +219,8 @@ fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<O
         return Ok(Some(*position));
     }
     let names: Vec<_> = positions.iter().map(CheckpointId::to_string).collect();
-    let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-    Err(Error::run_dir(run, format!("there is no checkpoint `{name}`; it has {there}")))
+    let existing = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    Err(Error::run_dir(run, format!("there is no checkpoint `{name}`; it has {existing}")))
 }
 
 /// Returns the best checkpoint of a finished run that loaded its best weights.

@@ -36,14 +36,14 @@ pub(super) fn pick_completions(
     count: usize,
 ) -> Vec<CompletionRow> {
     let groups: Vec<&[Sample]> = report.samples.chunks(per_group.max(1)).collect();
-    let wanted = count.div_ceil(2).min(groups.len());
+    let group_count = count.div_ceil(2).min(groups.len());
     let reward = |sample: &Sample| sample.reward.total.unwrap_or(f32::NEG_INFINITY);
     let failure = |(index, failure): &(usize, RewardFailure)| {
         format!("{}: {failure}", rewards.names().nth(*index).unwrap_or_default())
     };
     let mut rows = Vec::with_capacity(count);
-    for i in 0..wanted {
-        let group = groups[i * groups.len() / wanted];
+    for i in 0..group_count {
+        let group = groups[i * groups.len() / group_count];
         let best = group.iter().max_by(|a, b| reward(a).total_cmp(&reward(b)));
         let worst = group.iter().min_by(|a, b| reward(a).total_cmp(&reward(b)));
         for sample in best.into_iter().chain(worst) {

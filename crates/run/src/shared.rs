@@ -39,12 +39,12 @@ impl TensorSource for SharedTensors<'_> {
         let Some((_, shape)) = self.shapes.iter().find(|(known, _)| known == name) else {
             return Err(Error::state(name, "a tensor", "none"));
         };
-        let of_leader = self.stored.map(|stored| stored.values(name)).transpose()?;
+        let leader_values = self.stored.map(|stored| stored.values(name)).transpose()?;
         let bytes = self.store.broadcast(name, || {
-            of_leader.iter().flat_map(|values| values.iter()).flat_map(|value| value.to_le_bytes()).collect()
+            leader_values.iter().flat_map(|values| values.iter()).flat_map(|value| value.to_le_bytes()).collect()
         });
         let bytes = bytes.map_err(|error| Error::other(error.to_string()))?;
-        if let Some(values) = of_leader {
+        if let Some(values) = leader_values {
             return Ok(values);
         }
         let expected = shape.iter().try_fold(4_usize, |bytes, size| bytes.checked_mul(*size));

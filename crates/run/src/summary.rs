@@ -92,9 +92,9 @@ impl Summary {
 
     /// Returns the summary of a run that exports the weights of `best` instead of its last.
     pub(super) fn leaving(mut self, best: &Best, rows: &[MetricsRow]) -> Self {
-        let of_best = rows.iter().rfind(|row| row.phase == RowKind::Eval && row.step == best.step);
+        let best_row = rows.iter().rfind(|row| row.phase == RowKind::Eval && row.step == best.step);
         let first = rows.iter().find(|row| row.phase == RowKind::Eval);
-        if let (Some(first), Some(row), true) = (first, of_best, best.step != self.steps) {
+        if let (Some(first), Some(row), true) = (first, best_row, best.step != self.steps) {
             self.weights_of_step = Some(best.step);
             return self.with_evaluations(first, row);
         }

@@ -205,8 +205,8 @@ fn non_finite_state_is_neither_saved_nor_restored() {
 #[test]
 fn a_removed_run_folder_is_not_recreated() {
     let (folder, checkpoints) = write(&[]);
-    let gone = Checkpoints::new(folder.path().join("run/checkpoints"));
-    assert!(save(&gone, 1, &state()).is_err());
+    let missing = Checkpoints::new(folder.path().join("run/checkpoints"));
+    assert!(save(&missing, 1, &state()).is_err());
     assert!(!folder.path().join("run").exists());
     save(&checkpoints, 1, &state()).unwrap();
 }
