@@ -112,12 +112,12 @@ pub fn flops(dtype: Dtype, threads: usize) -> f64 {
 }
 
 fn measure(dtype: Dtype, threads: usize) -> f64 {
-    let of_unit = |unit: Unit| {
+    let unit_flops = |unit: Unit| {
         let work = Multiply::new(unit, threads, 0.005)?;
         let seconds = (0..5).map(|_| work.run()).fold(f64::INFINITY, f64::min);
         Some(work.flops() / seconds)
     };
-    units(dtype).filter_map(of_unit).fold(0.0, f64::max)
+    units(dtype).filter_map(unit_flops).fold(0.0, f64::max)
 }
 
 /// Returns the units that multiply values of `dtype`.

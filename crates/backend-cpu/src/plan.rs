@@ -91,6 +91,6 @@ pub(crate) fn machine_memory() -> Option<usize> {
         line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
     });
     // The file has "max" if the group has no limit.
-    let of_group = read("/sys/fs/cgroup/memory.max").and_then(|text| text.trim().parse::<usize>().ok());
-    total.into_iter().chain(of_group).min()
+    let group_limit = read("/sys/fs/cgroup/memory.max").and_then(|text| text.trim().parse::<usize>().ok());
+    total.into_iter().chain(group_limit).min()
 }

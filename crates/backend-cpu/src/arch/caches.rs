@@ -26,9 +26,9 @@ pub(crate) fn second_cache() -> usize {
 fn cache_of(folder: &Path, level: &str) -> Option<usize> {
     std::fs::read_dir(folder).ok()?.flatten().find_map(|cache| {
         let read = |name: &str| read_to_string(cache.path().join(name)).ok();
-        let it = read("level")?.trim() == level && read("type")?.trim() != "Instruction";
+        let matches = read("level")?.trim() == level && read("type")?.trim() != "Instruction";
         let bytes = kibibytes(read("size")?.trim())? << 10;
-        it.then(|| bytes / read("shared_cpu_list").map_or(1, |list| processors(list.trim())))
+        matches.then(|| bytes / read("shared_cpu_list").map_or(1, |list| processors(list.trim())))
     })
 }
 
@@ -39,11 +39,11 @@ fn kibibytes(size: &str) -> Option<usize> {
 
 /// Counts the processors in a list such as `0-1,4`; 1 if it cannot be parsed.
 fn processors(list: &str) -> usize {
-    let of_range = |range: &str| {
+    let range_len = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)?.saturating_add(1))
     };
-    list.split(',').map(of_range).sum::<Option<usize>>().unwrap_or(1).max(1)
+    list.split(',').map(range_len).sum::<Option<usize>>().unwrap_or(1).max(1)
 }
 
 #[cfg(test)]

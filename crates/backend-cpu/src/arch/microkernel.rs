@@ -103,7 +103,7 @@ pub(crate) unsafe fn multiply(
     {
         use super::x86_64::avx512::{multiply_bf16, multiply_f32};
         use super::x86_64::panel::{Coded, Halves, Words};
-        macro_rules! of_rows {
+        macro_rules! dispatch_rows {
             ($kernel:ident, $step:literal, $b:expr) => {
                 match rows {
                     0..=4 => $kernel::<4, $step, _>(words, a, $b, copy, ahead, c, stride, add),
@@ -115,15 +115,15 @@ pub(crate) unsafe fn multiply(
         // SAFETY: a token exists only for instruction sets of this processor; the caller guarantees the rest.
         unsafe {
             match b {
-                RhsPanel::F32(b) if isa.get() >= Isa::Avx512 => return of_rows!(multiply_f32, 1, Words(b)),
+                RhsPanel::F32(b) if isa.get() >= Isa::Avx512 => return dispatch_rows!(multiply_f32, 1, Words(b)),
                 RhsPanel::F32(b) if isa.get() == Isa::Avx2 => {
                     return super::x86_64::avx2::multiply(words, a, b, c, stride, add);
                 }
                 RhsPanel::F32(_) => {}
-                RhsPanel::Pairs(b) => return of_rows!(multiply_bf16, 1, Words(b)),
-                RhsPanel::Halves(b) => return of_rows!(multiply_f32, 1, Halves(b)),
-                RhsPanel::CodedPairs(b) => return of_rows!(multiply_bf16, 2, Coded(b)),
-                RhsPanel::CodedHalves(b) => return of_rows!(multiply_f32, 4, Coded(b)),
+                RhsPanel::Pairs(b) => return dispatch_rows!(multiply_bf16, 1, Words(b)),
+                RhsPanel::Halves(b) => return dispatch_rows!(multiply_f32, 1, Halves(b)),
+                RhsPanel::CodedPairs(b) => return dispatch_rows!(multiply_bf16, 2, Coded(b)),
+                RhsPanel::CodedHalves(b) => return dispatch_rows!(multiply_f32, 4, Coded(b)),
             }
         }
     }
@@ -190,7 +190,7 @@ pub(crate) unsafe fn multiply_few(
     {
         use super::x86_64::avx512::{multiply_few_bf16, multiply_few_f32};
         use super::x86_64::panel::{Coded, Halves, Words};
-        macro_rules! of_rows {
+        macro_rules! dispatch_rows {
             ($kernel:ident, $step:literal, $b:expr) => {
                 match rows {
                     1 => $kernel::<1, $step, _>(words, piece, a, $b, c, columns, stride, add),
@@ -203,11 +203,11 @@ pub(crate) unsafe fn multiply_few(
         // SAFETY: guaranteed by the caller.
         unsafe {
             match b {
-                RhsPanel::F32(b) => of_rows!(multiply_few_f32, 1, Words(b)),
-                RhsPanel::Pairs(b) => of_rows!(multiply_few_bf16, 1, Words(b)),
-                RhsPanel::Halves(b) => of_rows!(multiply_few_f32, 1, Halves(b)),
-                RhsPanel::CodedPairs(b) => of_rows!(multiply_few_bf16, 2, Coded(b)),
-                RhsPanel::CodedHalves(b) => of_rows!(multiply_few_f32, 4, Coded(b)),
+                RhsPanel::F32(b) => dispatch_rows!(multiply_few_f32, 1, Words(b)),
+                RhsPanel::Pairs(b) => dispatch_rows!(multiply_few_bf16, 1, Words(b)),
+                RhsPanel::Halves(b) => dispatch_rows!(multiply_few_f32, 1, Halves(b)),
+                RhsPanel::CodedPairs(b) => dispatch_rows!(multiply_few_bf16, 2, Coded(b)),
+                RhsPanel::CodedHalves(b) => dispatch_rows!(multiply_few_f32, 4, Coded(b)),
             }
         }
     }

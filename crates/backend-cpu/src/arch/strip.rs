@@ -68,7 +68,7 @@ pub(crate) fn multiply(
         use super::x86_64::avx512::multiply_strip;
         let (a, c) = (lhs.values.as_ptr(), out.values.as_mut_ptr().wrapping_sub(columns.start));
         let mask = ((1_u64 << columns.end) - (1_u64 << columns.start)) as u32;
-        macro_rules! of_rows {
+        macro_rules! dispatch_rows {
             ($($rows:literal)*) => {
                 match rows {
                     // SAFETY: the token proves the instruction set. Both operands have `k` elements in every row and column of the mask,
@@ -84,18 +84,18 @@ pub(crate) fn multiply(
                 }
             };
         }
-        of_rows!(1 2 3 4 5 6 7 8);
+        dispatch_rows!(1 2 3 4 5 6 7 8);
         return;
     }
     let rows = lhs.values.chunks(lhs.stride.max(1)).zip(out.values.chunks_mut(out.stride.max(1))).take(rows);
     for (row, out) in rows {
-        let of_vector = |vector: usize| {
+        let vector_columns = |vector: usize| {
             let place = |column: usize| column.saturating_sub(vector * VECTOR).min(VECTOR);
             place(columns.start)..place(columns.end)
         };
-        let (first, second) = out.split_at_mut(of_vector(0).len());
+        let (first, second) = out.split_at_mut(vector_columns(0).len());
         for (vector, out) in [first, second].into_iter().enumerate() {
-            let columns = of_vector(vector);
+            let columns = vector_columns(vector);
             if !columns.is_empty() {
                 multiply_row(isa, &row[..k], &strip.values[vector * strip.second..], strip.step, columns, out, add);
             }
@@ -157,9 +157,9 @@ mod tests {
             {
                 for (rows, add) in (1..=ROWS).flat_map(|rows| [(rows, false), (rows, true)]) {
                     let mut out = vec![2.0; ROWS * 50];
-                    let (of_lhs, of_out) =
+                    let (strided_lhs, strided_out) =
                         (Strided { values: &lhs[..], stride: K + 3 }, Strided { values: &mut out[1..], stride: 50 });
-                    multiply(isa, rows, K, of_lhs, *strip, columns.clone(), of_out, add);
+                    multiply(isa, rows, K, strided_lhs, *strip, columns.clone(), strided_out, add);
                     for (i, found) in out.iter().enumerate() {
                         let (row, column) = (i / 50, (columns.start + i % 50).wrapping_sub(1));
                         let is_made = row < rows && i % 50 > 0 && columns.contains(&column);

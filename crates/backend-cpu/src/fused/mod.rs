@@ -26,6 +26,7 @@
 
 mod gathered;
 mod head;
+mod hidden_gradient;
 mod slot;
 mod tile_gradient;
 mod tiling;
@@ -33,7 +34,7 @@ mod token;
 
 pub(crate) use tiling::{Problem, choose};
 
-use crate::gemm::{Cut, Gemm, KAxis, MatMut, Packed, Rows};
+use crate::gemm::{Cut, Gemm, KAxis, MatMut, Rows};
 use crate::host::{Grads, Slice, Tensors};
 use crate::pages::{Aligned, zeros};
 use crate::profile::{Work, timed};
@@ -47,6 +48,7 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::{HeadLayout, LoopOrder, PlanRequest, PolicyOutput, Scores};
 use head::LmHead;
+use hidden_gradient::HiddenGradient;
 use slot::{Slot, TILES_PER_SLOT, for_each_with_slot, unit_block};
 use std::ops::Range;
 use tile_gradient::TileGradient;
@@ -239,17 +241,7 @@ impl FusedHead {
         if l == 0 {
             return;
         }
-        let (mut place, mut seen) = (0, 0);
-        for token in &mut *tokens {
-            token.place = place;
-            if forwarded {
-                // The panel has the logits of all tiled tokens of the chunk.
-                let before = &rows[seen..token.index - at];
-                token.place += before.iter().filter(|row| !problem.is_gathered(batch, **row)).count();
-                seen = token.index - at + 1;
-            }
-            place = token.place + 1;
-        }
+        set_places(tokens, forwarded.then_some((rows, at)), |row| !problem.is_gathered(batch, row));
         let tokens = &*tokens;
         tiled_rows.clear();
         tiled_rows.extend(tokens.iter().map(|token| token.row));
@@ -258,19 +250,7 @@ impl FusedHead {
         }
         let pieces: Vec<_> = gemm.panel_pieces(l).collect();
         if grads.lm_head.is_some() {
-            for piece in &pieces {
-                let source = Rows::list(hidden, h, &tiled_rows[piece.clone()], 0..h);
-                match layout {
-                    HeadLayout::VocabHidden => {
-                        let (out, stride) = (gemm.rhs_words(h, piece.start), gemm.rhs_stride(piece.len()));
-                        gemm.pack_rhs(source, KAxis::Rows, 0, &mut x_for_head[out..], stride);
-                    }
-                    HeadLayout::HiddenVocab => {
-                        let (out, stride) = (gemm.lhs_words(h, piece.start), gemm.lhs_stride(piece.len()));
-                        gemm.pack_lhs(source, KAxis::Rows, 0, &mut x_for_head[out..], stride);
-                    }
-                }
-            }
+            pack_for_head(gemm, layout, hidden, tiled_rows, h, x_for_head);
         }
         let tile_gradient = TileGradient {
             lm_head: head,
@@ -303,27 +283,9 @@ impl FusedHead {
                 let blocks =
                     MatMut::split(&mut dh[..l * dh_stride], [l, dh_stride], Cut::Columns, units, 0..h.div_ceil(units));
                 let dlogits = bytemuck::cast_slice::<f32, u32>(panel);
+                let hidden_gradient = HiddenGradient { lm_head: head, dlogits, tiles, tokens: l, block, row };
                 for_each_with_slot(slots, blocks.enumerate(), |slot, (i, mut out)| {
-                    let units = i * units..h.min((i + 1) * units);
-                    let mut out = out.columns(0..units.len());
-                    let most = gemm.near_rows().unwrap_or(l);
-                    for first in tiles.clone().step_by(TILES_PER_SLOT) {
-                        let some = first..tiles.end.min(first + TILES_PER_SLOT);
-                        // The words per tile, if whole tiles are packed.
-                        let words =
-                            if head.packs_tiles { gemm.rhs_words(units.len(), head.tile(first).len()) } else { 0 };
-                        for index in some.clone() {
-                            head.pack_for_hidden(index, units.clone(), &mut slot.head[(index - first) * words..]);
-                        }
-                        for token in (0..l).step_by(most) {
-                            let mut out = out.some_rows(token..l.min(token + most));
-                            let dlogits = |index: usize| {
-                                let words = &dlogits[(index - tiles.start) * block + token * row..];
-                                Packed { words, stride: gemm.lhs_panel() * row }
-                            };
-                            head.hidden_gradient(some.clone(), units.clone(), dlogits, &mut out, &mut slot.head, words);
-                        }
-                    }
+                    hidden_gradient.add(i * units..h.min((i + 1) * units), &mut out, slot);
                 });
             }
         }
@@ -348,6 +310,38 @@ fn pack_for_logits(gemm: Gemm, hidden: Slice<'_>, rows: &[usize], h: usize, out:
         let out = &mut out[gemm.lhs_words(rows.len(), units.start)..];
         let stride = gemm.lhs_stride(units.len());
         gemm.pack_lhs(Rows::list(hidden, h, rows, units), KAxis::Columns, 0, out, stride);
+    }
+}
+
+/// Packs the hidden states of `rows` along the rows, as the operand of dW.
+fn pack_for_head(gemm: Gemm, layout: HeadLayout, hidden: Slice<'_>, rows: &[usize], h: usize, out: &mut [u32]) {
+    for piece in gemm.panel_pieces(rows.len()) {
+        let source = Rows::list(hidden, h, &rows[piece.clone()], 0..h);
+        match layout {
+            HeadLayout::VocabHidden => {
+                let (first, stride) = (gemm.rhs_words(h, piece.start), gemm.rhs_stride(piece.len()));
+                gemm.pack_rhs(source, KAxis::Rows, 0, &mut out[first..], stride);
+            }
+            HeadLayout::HiddenVocab => {
+                let (first, stride) = (gemm.lhs_words(h, piece.start), gemm.lhs_stride(piece.len()));
+                gemm.pack_lhs(source, KAxis::Rows, 0, &mut out[first..], stride);
+            }
+        }
+    }
+}
+
+/// Sets the places of tokens in the panel: contiguous, or where the forward pass of `forwarded`, the rows of a chunk and
+/// the state index of the first one, has put the logits of all tiled tokens of the chunk.
+fn set_places(tokens: &mut [Token], forwarded: Option<(&[usize], usize)>, is_tiled: impl Fn(usize) -> bool) {
+    let (mut place, mut seen) = (0, 0);
+    for token in tokens {
+        token.place = place;
+        if let Some((rows, at)) = forwarded {
+            let before = &rows[seen..token.index - at];
+            token.place += before.iter().filter(|row| is_tiled(**row)).count();
+            seen = token.index - at + 1;
+        }
+        place = token.place + 1;
     }
 }
 

@@ -61,10 +61,10 @@ fn check(loss: &LossConfig, case: &Case, words: usize) {
         for (implementation, tiling) in tilings() {
             let name = format!("{gemm:?} {tiling:?}");
             let request = case.request(loss, implementation, tiling);
-            let mut ours = plan(gemm, &request, 3);
-            let got = run(&mut *ours, case);
+            let mut planned = plan(gemm, &request, 3);
+            let got = run(&mut *planned, case);
             Differences::new(&got, &expected).assert_within(ROUNDED, &name);
-            assert_eq!(ours.score(case.policy(), &case.batch).unwrap(), got.scores, "{name}");
+            assert_eq!(planned.score(case.policy(), &case.batch).unwrap(), got.scores, "{name}");
             let other = run(&mut *plan(Gemm::new(gemm.isa(), false), &request, 3), case);
             let gradients = [(&got.hidden, &other.hidden), (&got.lm_head, &other.lm_head), (&got.bias, &other.bias)];
             for (got, other) in gradients {
@@ -175,16 +175,17 @@ fn tile_products_add_to_existing_gradients() {
 fn allocated(head: &FusedHead) -> usize {
     let Workspace { x, x_for_head, panel, dh, partials, sums, gathered_dlogits, tokens, tiled_rows, slots } =
         &head.work;
-    let of_slot = |slot: &Slot| {
-        let of_gathered = slot.gathered_hidden.len() + slot.kept_logits.len();
-        4 * (slot.head.len() + slot.dlogits.len() + slot.rows.len() + slot.near.len() + of_gathered) + size_of::<Slot>()
+    let slot_bytes = |slot: &Slot| {
+        let gathered_words = slot.gathered_hidden.len() + slot.kept_logits.len();
+        4 * (slot.head.len() + slot.dlogits.len() + slot.rows.len() + slot.near.len() + gathered_words)
+            + size_of::<Slot>()
     };
     4 * (x.len() + x_for_head.len() + panel.len() + dh.len() + gathered_dlogits.len())
         + size_of_val(&partials[..])
         + size_of_val(&sums[..])
         + size_of_val(&tokens[..])
         + size_of::<usize>() * (tiled_rows.capacity() + head.live.capacity())
-        + slots.iter().map(of_slot).sum::<usize>()
+        + slots.iter().map(slot_bytes).sum::<usize>()
         + TokenState::BYTES * head.problem.kept(&head.blocking)
 }
 

@@ -284,10 +284,11 @@ mod tests {
                                 ..Tiling::default()
                             };
                             let request = request(n, h, v, dtype, tiling);
-                            let of_vectors = problem(&request, h);
-                            let of_tiles = Problem { gemm: Gemm::of_tiles(of_vectors.gemm.isa(), 128), ..of_vectors };
-                            fits_or_says_what_would(&request, &of_vectors);
-                            fits_or_says_what_would(&request, &of_tiles);
+                            let vector_problem = problem(&request, h);
+                            let tile_problem =
+                                Problem { gemm: Gemm::of_tiles(vector_problem.gemm.isa(), 128), ..vector_problem };
+                            fits_or_says_what_would(&request, &vector_problem);
+                            fits_or_says_what_would(&request, &tile_problem);
                         }
                     }
                 }

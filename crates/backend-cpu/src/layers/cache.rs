@@ -90,12 +90,12 @@ impl Layer {
     fn parts<'a>(&self, length: usize, prompt: &'a [f32], own: &'a [f32], positions: Range<usize>) -> [Part<'a>; 3] {
         let kept = prompt.len() / self.position();
         let in_prompt = |position: usize| (position.min(length) + kept).saturating_sub(length);
-        let of_prompt = in_prompt(positions.start)..in_prompt(positions.end);
+        let prompt_range = in_prompt(positions.start)..in_prompt(positions.end);
         let count = positions.end.saturating_sub(positions.start.max(length));
         let start = positions.start.saturating_sub(length) % self.slots.max(1);
         let (older, newer) = (start..(start + count).min(self.slots), 0..(start + count).saturating_sub(self.slots));
         let own = |visible| Part { block: own, len: self.slots, visible };
-        [Part { block: prompt, len: kept, visible: of_prompt }, own(older), own(newer)]
+        [Part { block: prompt, len: kept, visible: prompt_range }, own(older), own(newer)]
     }
 }
 
@@ -280,9 +280,9 @@ impl Layers {
         }
         let (width, scale) = (heads.query * heads.width, scores.scale(heads));
         let mut mixed = Mixed { values: vec![0.0; samples.len() * width], lse: vec![0.0; samples.len() * heads.query] };
-        let of_layer = &mut cache.layers[layer];
-        let mut all = std::mem::take(&mut of_layer.samples);
-        let (of_layer, size) = (&*of_layer, (of_layer.slots * of_layer.position()).max(1));
+        let layer_cache = &mut cache.layers[layer];
+        let mut all = std::mem::take(&mut layer_cache.samples);
+        let (layer_cache, size) = (&*layer_cache, (layer_cache.slots * layer_cache.position()).max(1));
         let own = |sample: usize| cache.filled[sample] + ahead;
         let (mut rows, mut next, mut blocks) = (Vec::new(), 0, all.chunks_exact_mut(size));
         for (sample, row) in samples.iter().zip(qkv.chunks_exact(heads.row())) {
@@ -291,7 +291,7 @@ impl Layers {
         }
         rows.par_chunks_mut(4).for_each(|rows| {
             for (sample, row, block) in rows {
-                write(block, heads, of_layer.slots, own(*sample) % of_layer.slots, row);
+                write(block, heads, layer_cache.slots, own(*sample) % layer_cache.slots, row);
             }
         });
         // A group: the query heads of one sample that share a key head.
@@ -308,7 +308,7 @@ impl Layers {
                 let sample = samples[i];
                 let (prompt, block) = (sample / cache.per_prompt, &blocks[sample * size..(sample + 1) * size]);
                 let (length, end) = (cache.prompts[prompt], cache.prompts[prompt] + own(sample) + 1);
-                let parts = of_layer.parts(length, of_layer.prompt(prompt), block, scores.first(end)..end);
+                let parts = layer_cache.parts(length, layer_cache.prompt(prompt), block, scores.first(end)..end);
                 let queries = &qkv[i * heads.row()..][k * per_key * d..(k + 1) * per_key * d];
                 mix(self.gemm.isa(), heads, k, queries, scale, &parts, &mut buffer, out, lse);
             }

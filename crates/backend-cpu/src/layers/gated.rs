@@ -3,7 +3,7 @@
 //! With f = silu, silu(z) = z sigmoid(z), this is SwiGLU. With the tanh approximation of GELU it is GeGLU, and as
 //! 0.5 (1 + tanh(u)) = sigmoid(2u), GELU is z sigmoid(2u) with u = sqrt(2/pi) (z + 0.044715 z^3).
 
-use super::linear::of_length;
+use super::linear::with_length;
 use super::{Layers, ROWS, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::softmax::exp;
@@ -53,7 +53,7 @@ impl Layers {
     ) -> Result<Vec<f32>> {
         let n = gate_up.len() / (2 * width).max(1);
         fits("gated", "gate_up", gate_up.len(), &[n, 2, width])?;
-        let mut y = of_length(memory, n * width);
+        let mut y = with_length(memory, n * width);
         // Few rows, as in sampling, are divided among the threads if they are long.
         let rows = if width >= WIDE { ROWS.min(n.div_ceil(count())).max(1) } else { ROWS };
         let block = rows * width.max(1);

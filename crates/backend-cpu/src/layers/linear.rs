@@ -157,7 +157,7 @@ impl Layers {
         fits("linear_packed", "x", x.len(), &[n, input])?;
         let mut y = match add {
             // The product overwrites every element if it has a term.
-            Add::Nothing if input > 0 => of_length(memory, n * output),
+            Add::Nothing if input > 0 => with_length(memory, n * output),
             _ => start(add, n, output)?,
         };
         let lhs = Operand::new(x, input, KAxis::Columns);
@@ -230,7 +230,7 @@ fn lower_bits_body<M: MulAdd>(values: &[f32]) -> u32 {
 }
 
 /// Returns `memory` with a length and unspecified contents, or new memory if it is too small.
-pub(super) fn of_length(mut memory: Vec<f32>, length: usize) -> Vec<f32> {
+pub(super) fn with_length(mut memory: Vec<f32>, length: usize) -> Vec<f32> {
     if memory.capacity() < length {
         return output_of(length);
     }

@@ -109,12 +109,12 @@ pub(super) struct PackedRhs<'a> {
 
 /// Packs `rhs`, which must have bf16 values, into `halves`; as many as [`pack`] has words.
 pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
-    let of_panel = gemm.rhs_stride(rhs.dims().1);
-    pack_panels(gemm, rhs, halves, of_panel, |_, rows, piece, halves| {
+    let panel_len = gemm.rhs_stride(rhs.dims().1);
+    pack_panels(gemm, rhs, halves, panel_len, |_, rows, piece, halves| {
         let (start, stride) = (gemm.rhs_stride(piece.start), gemm.rhs_stride(piece.len()));
-        let mut words = Scratch::words(halves.len().div_ceil(of_panel.max(1)) * stride);
+        let mut words = Scratch::words(halves.len().div_ceil(panel_len.max(1)) * stride);
         gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride);
-        for (halves, words) in halves.chunks_exact_mut(of_panel).zip(words.chunks_exact(stride)) {
+        for (halves, words) in halves.chunks_exact_mut(panel_len).zip(words.chunks_exact(stride)) {
             narrow(gemm.isa(), words, &mut halves[start..start + stride]);
         }
     });
@@ -129,7 +129,7 @@ pub(super) fn pack_coded(gemm: Gemm, rhs: &impl Rhs) -> Option<CodedPanels> {
     /// The panels that the exponents are chosen from.
     const SAMPLES: usize = 8;
     let (n, k) = rhs.dims();
-    let (panels, of_panel) = (n.div_ceil(RHS_PANEL), gemm.rhs_stride(k));
+    let (panels, panel_len) = (n.div_ceil(RHS_PANEL), gemm.rhs_stride(k));
     assert!(gemm.codes(k));
     let first = gemm.pieces(k).next()?;
     let stride = gemm.rhs_stride(first.len());
@@ -141,10 +141,10 @@ pub(super) fn pack_coded(gemm: Gemm, rhs: &impl Rhs) -> Option<CodedPanels> {
         rhs.with(columns, first.clone(), |rows| gemm.pack_rhs(rows, rhs.along(), 0, words, stride));
     }
     let exponents = Exponents::of(gemm, &words[..samples * stride]);
-    let mut groups = zeros(gemm.coded(panels * of_panel));
+    let mut groups = zeros(gemm.coded(panels * panel_len));
     let (escapes, most) = (Mutex::new(Vec::new()), CodedPanels::most_escapes(groups.len() / GROUP_U16));
     let all = || escapes.lock().unwrap_or_else(PoisonError::into_inner);
-    let coded_panel = gemm.coded(of_panel);
+    let coded_panel = gemm.coded(panel_len);
     pack_panels(gemm, rhs, &mut groups, coded_panel, |first, rows, piece, groups| {
         if all().len() > most {
             return;
@@ -152,12 +152,12 @@ pub(super) fn pack_coded(gemm: Gemm, rhs: &impl Rhs) -> Option<CodedPanels> {
         let (start, stride) = (gemm.coded(gemm.rhs_stride(piece.start)), gemm.rhs_stride(piece.len()));
         let mut words = Scratch::words(groups.len() / coded_panel * stride);
         gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride);
-        let mut of_task = Vec::new();
+        let mut task_escapes = Vec::new();
         for (i, (groups, words)) in groups.chunks_exact_mut(coded_panel).zip(words.chunks_exact(stride)).enumerate() {
             let number = ((first + i) * coded_panel + start) / GROUP_U16;
-            gemm.code(words, exponents, number, &mut groups[start..][..gemm.coded(stride)], &mut of_task);
+            gemm.code(words, exponents, number, &mut groups[start..][..gemm.coded(stride)], &mut task_escapes);
         }
-        all().append(&mut of_task);
+        all().append(&mut task_escapes);
     });
     let mut escapes = escapes.into_inner().unwrap_or_else(PoisonError::into_inner);
     escapes.sort_unstable_by_key(|(number, _)| *number);
@@ -193,16 +193,16 @@ pub(super) fn pack(gemm: Gemm, rhs: &impl Rhs, words: &mut [u32]) {
 }
 
 /// Calls `f` with the index of a panel, rows of `rhs` from it on, their piece of K, and the place of their panels in `out`, for every few panels.
-/// Panels are `of_panel` elements apart.
+/// Panels are `panel_len` elements apart.
 fn pack_panels<T: Send>(
     gemm: Gemm,
     rhs: &impl Rhs,
     out: &mut [T],
-    of_panel: usize,
+    panel_len: usize,
     f: impl Fn(usize, Rows<'_>, Range<usize>, &mut [T]) + Sync,
 ) {
     let (n, k) = rhs.dims();
-    out.par_chunks_mut((PANELS * of_panel).max(1)).enumerate().for_each(|(i, out)| {
+    out.par_chunks_mut((PANELS * panel_len).max(1)).enumerate().for_each(|(i, out)| {
         let first = i * PANELS * RHS_PANEL;
         for piece in gemm.pieces(k) {
             let columns = first..n.min(first + PANELS * RHS_PANEL);
@@ -317,17 +317,17 @@ fn multiply_piece(
     out: &mut MatMut<'_>,
     add: bool,
 ) {
-    let of_panel = gemm.rhs_stride(k);
-    let first = column / RHS_PANEL * of_panel + gemm.rhs_stride(piece.start);
+    let panel_len = gemm.rhs_stride(k);
+    let first = column / RHS_PANEL * panel_len + gemm.rhs_stride(piece.start);
     let (k, add) = (piece.len(), add || piece.start > 0);
     match rhs.panels {
         Panels::Words(rhs) => {
-            let rhs = Packed { words: &rhs[first..], stride: of_panel };
+            let rhs = Packed { words: &rhs[first..], stride: panel_len };
             gemm.multiply(k, lhs, rhs, out, add, Order::ByColumns);
         }
         panels @ (Panels::Coded(_) | Panels::Halves(_)) if gemm.multiplies_narrow() => {
             let mut near = Scratch::words(gemm.rhs_stride(k));
-            let rhs = PanelPiece { panels, first, stride: of_panel };
+            let rhs = PanelPiece { panels, first, stride: panel_len };
             gemm.multiply_narrow(k, lhs, rhs, &mut near, out, add);
         }
         Panels::Coded(_) => unreachable!("coded without kernels"),
@@ -337,7 +337,7 @@ fn multiply_piece(
             let mut wide = Scratch::words(NEAR * stride);
             for run in (0..columns).step_by(NEAR * RHS_PANEL) {
                 let run = run..columns.min(run + NEAR * RHS_PANEL);
-                let panels = rhs[first + run.start / RHS_PANEL * of_panel..].chunks(of_panel);
+                let panels = rhs[first + run.start / RHS_PANEL * panel_len..].chunks(panel_len);
                 for (halves, wide) in panels.zip(wide.chunks_exact_mut(stride)).take(run.len().div_ceil(RHS_PANEL)) {
                     widen(gemm.isa(), &halves[..stride], wide);
                 }
@@ -388,9 +388,9 @@ fn pack_left(gemm: Gemm, lhs: &Operand<'_>, words: &mut [u32]) {
     let (mut tasks, mut rest) = (Vec::new(), words);
     for piece in gemm.pieces(k) {
         let stride = gemm.lhs_stride(piece.len());
-        let of_piece;
-        (of_piece, rest) = std::mem::take(&mut rest).split_at_mut(gemm.lhs_words(m, piece.len()));
-        let blocks = of_piece.chunks_mut(PANELS * stride).enumerate();
+        let piece_words;
+        (piece_words, rest) = std::mem::take(&mut rest).split_at_mut(gemm.lhs_words(m, piece.len()));
+        let blocks = piece_words.chunks_mut(PANELS * stride).enumerate();
         tasks.extend(blocks.map(|(i, words)| (i * block..m.min((i + 1) * block), piece.clone(), words)));
     }
     let pack = |(rows, piece, words): &mut (Range<usize>, Range<usize>, &mut [u32])| {

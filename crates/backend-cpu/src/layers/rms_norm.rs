@@ -90,8 +90,8 @@ impl Layers {
     /// # Errors
     /// [`grpo_core::Error::Shape`] if rows or weights do not match the heads.
     pub fn norm_heads(&self, qkv: &[f32], heads: Heads, norms: HeadNorms<'_>) -> Result<(Vec<f32>, Vec<f32>)> {
-        let [of_queries, of_keys] = norms.per_row("norm_heads", heads)?;
-        let (row, per_row) = (heads.row().max(1), of_queries + of_keys);
+        let [query_norms, key_norms] = norms.per_row("norm_heads", heads)?;
+        let (row, per_row) = (heads.row().max(1), query_norms + key_norms);
         let n = qkv.len() / row;
         fits("norm_heads", "qkv", qkv.len(), &[n, heads.row()])?;
         let (mut y, mut scale) = (qkv.to_vec(), vec![0.0; n * per_row]);
@@ -101,9 +101,9 @@ impl Layers {
         tasks.zip(qkv.par_chunks(ROWS * row)).for_each(|((y, scale), x)| {
             let rows = y.chunks_exact_mut(row).zip(scale.chunks_exact_mut(per_row)).zip(x.chunks_exact(row));
             for ((y, scale), x) in rows {
-                let (of_queries, of_keys) = scale.split_at_mut(of_queries);
-                forward(isa, &x[..queries], norms.query, eps, &mut y[..queries], of_queries);
-                forward(isa, &x[queries..keys], norms.key, eps, &mut y[queries..keys], of_keys);
+                let (query_norms, key_norms) = scale.split_at_mut(query_norms);
+                forward(isa, &x[..queries], norms.query, eps, &mut y[..queries], query_norms);
+                forward(isa, &x[queries..keys], norms.key, eps, &mut y[queries..keys], key_norms);
             }
         });
         Ok((y, scale))
@@ -122,34 +122,34 @@ impl Layers {
         scale: &[f32],
         dy: &[f32],
     ) -> Result<HeadNormsGrad> {
-        let [of_queries, of_keys] = norms.per_row("norm_heads_grad", heads)?;
-        let (row, per_row) = (heads.row().max(1), of_queries + of_keys);
+        let [query_norms, key_norms] = norms.per_row("norm_heads_grad", heads)?;
+        let (row, per_row) = (heads.row().max(1), query_norms + key_norms);
         let n = scale.len() / per_row.max(1);
         fits("norm_heads_grad", "scale", scale.len(), &[n, per_row])?;
         fits("norm_heads_grad", "qkv", qkv.len(), &[n, heads.row()])?;
         fits("norm_heads_grad", "dy", dy.len(), &[n, heads.row()])?;
-        let (of_query, of_both) = (norms.query.len(), norms.query.len() + norms.key.len());
-        let (mut dqkv, mut parts) = (dy.to_vec(), vec![0.0; n.div_ceil(ROWS) * of_both]);
+        let (query_len, weights_len) = (norms.query.len(), norms.query.len() + norms.key.len());
+        let (mut dqkv, mut parts) = (dy.to_vec(), vec![0.0; n.div_ceil(ROWS) * weights_len]);
         let isa = self.gemm.isa();
         let [queries, keys] = [heads.query, heads.query + heads.key_value].map(|count| count * heads.width);
         let inputs = qkv.par_chunks(ROWS * row).zip(dy.par_chunks(ROWS * row));
         let inputs = inputs.zip(scale.par_chunks((ROWS * per_row).max(1)));
-        let outputs = dqkv.par_chunks_mut(ROWS * row).zip(parts.par_chunks_mut(of_both.max(1)));
+        let outputs = dqkv.par_chunks_mut(ROWS * row).zip(parts.par_chunks_mut(weights_len.max(1)));
         inputs.zip(outputs).for_each(|(((x, dy), scale), (dx, dweight))| {
-            let (dquery, dkey) = dweight.split_at_mut(of_query);
+            let (dquery, dkey) = dweight.split_at_mut(query_len);
             let rows = x.chunks_exact(row).zip(dy.chunks_exact(row)).zip(scale.chunks_exact(per_row));
             for (((x, dy), scale), dx) in rows.zip(dx.chunks_exact_mut(row)) {
-                let (of_queries, of_keys) = scale.split_at(of_queries);
+                let (query_norms, key_norms) = scale.split_at(query_norms);
                 let (part, dx_part) = (0..queries, &mut dx[..queries]);
-                backward(isa, &x[part.clone()], norms.query, of_queries, &dy[part], dx_part, dquery);
+                backward(isa, &x[part.clone()], norms.query, query_norms, &dy[part], dx_part, dquery);
                 let (part, dx_part) = (queries..keys, &mut dx[queries..keys]);
-                backward(isa, &x[part.clone()], norms.key, of_keys, &dy[part], dx_part, dkey);
+                backward(isa, &x[part.clone()], norms.key, key_norms, &dy[part], dx_part, dkey);
             }
         });
-        let (mut dquery, mut dkey) = (vec![0.0; of_query], vec![0.0; norms.key.len()]);
-        for part in parts.chunks_exact(of_both.max(1)) {
-            super::linear::add_to(isa, &part[..of_query], &mut dquery);
-            super::linear::add_to(isa, &part[of_query..], &mut dkey);
+        let (mut dquery, mut dkey) = (vec![0.0; query_len], vec![0.0; norms.key.len()]);
+        for part in parts.chunks_exact(weights_len.max(1)) {
+            super::linear::add_to(isa, &part[..query_len], &mut dquery);
+            super::linear::add_to(isa, &part[query_len..], &mut dkey);
         }
         Ok(HeadNormsGrad { dqkv, dquery, dkey })
     }

@@ -97,16 +97,16 @@ fn logit_transforms_match_f64_on_every_isa() {
                 }
                 // The gradient of the softmax times dw/dz.
                 let (row_grad, y) = (RowGrad { max: 5.0, constant: -0.3, linear: 0.02, target: 0.8 }, length / 2);
-                let (mut of_w, mut of_z, mut rounded) = (w.clone(), vec![f32::NAN; length], vec![f32::NAN; length]);
-                gradient_to(isa, &w, Some(y), &row_grad, 0.7, &mut of_w, false);
-                by.gradient_to(isa, &w, Some(y), &row_grad, 0.7, &mut of_z, false);
+                let (mut w_grad, mut z_grad, mut rounded) = (w.clone(), vec![f32::NAN; length], vec![f32::NAN; length]);
+                gradient_to(isa, &w, Some(y), &row_grad, 0.7, &mut w_grad, false);
+                by.gradient_to(isa, &w, Some(y), &row_grad, 0.7, &mut z_grad, false);
                 by.gradient_to(isa, &w, Some(y), &row_grad, 0.7, &mut rounded, true);
-                for i in (0..length).filter(|i| of_w[*i].is_finite()) {
-                    let (found, dw, scale) = (f64::from(of_z[i]), f64::from(of_w[i]), by.in_f64().0.abs());
+                for i in (0..length).filter(|i| w_grad[*i].is_finite()) {
+                    let (found, dw, scale) = (f64::from(z_grad[i]), f64::from(w_grad[i]), by.in_f64().0.abs());
                     // Near the cap, the error of w limits the accuracy.
                     let bound = 1e-6 * (dw * scale).abs();
                     assert!((found - dw * exact[i].1).abs() <= bound, "{what}: {found} for {dw} x {}", exact[i].1);
-                    assert_eq!(rounded[i], bf16::from_f32(of_z[i]).to_f32(), "{what}");
+                    assert_eq!(rounded[i], bf16::from_f32(z_grad[i]).to_f32(), "{what}");
                 }
             }
         }
@@ -191,15 +191,15 @@ fn gradients_match_f64_on_every_isa() {
                 assert_eq!(partial, Partial::new(isa, &z, y, 0.7), "{what}");
                 assert_eq!(partial, Partial::keeping(isa, &narrow, y, 0.7, &mut kept_bf16), "{what}");
                 assert_eq!(kept, kept_bf16, "{what}");
-                let of_tile = row_grad.for_tile(&partial, 0.7);
+                let tile_grad = row_grad.for_tile(&partial, 0.7);
                 let (mut over, mut over_bf16) = (z.clone(), narrow.clone());
-                gradient(isa, &mut over, &kept, y, &of_tile, 0.7);
-                gradient(isa, &mut over_bf16, &kept, y, &of_tile, 0.7);
+                gradient(isa, &mut over, &kept, y, &tile_grad, 0.7);
+                gradient(isa, &mut over_bf16, &kept, y, &tile_grad, 0.7);
                 assert!(all_close(&over), "{what}: {over:?}");
                 assert_eq!(over_bf16, to_bf16(&over), "{what}");
                 let (mut sum, mut sum_bf16) = (vec![2.0; length], vec![2.0; length]);
-                add_gradient(isa, &z, &kept, y, &of_tile, 0.7, &mut sum);
-                add_gradient(isa, &narrow, &kept, y, &of_tile, 0.7, &mut sum_bf16);
+                add_gradient(isa, &z, &kept, y, &tile_grad, 0.7, &mut sum);
+                add_gradient(isa, &narrow, &kept, y, &tile_grad, 0.7, &mut sum_bf16);
                 assert_eq!(sum, over.iter().map(|g| 2.0 + g).collect::<Vec<_>>(), "{what}");
                 assert_eq!(sum_bf16, sum, "{what}");
 

@@ -178,11 +178,11 @@ impl Layers {
         let (mut values, mut lse) = (&mut mixed.values[..], &mut mixed.lse[..]);
         let mut tasks = Vec::new();
         for (span, rows) in tiles(spans) {
-            let of_tile;
-            let lse_of_tile;
-            (of_tile, values) = values.split_at_mut(rows.len() * width);
-            (lse_of_tile, lse) = lse.split_at_mut(rows.len() * heads.query);
-            tasks.push((span, rows, of_tile, lse_of_tile));
+            let tile_values;
+            let tile_lse;
+            (tile_values, values) = values.split_at_mut(rows.len() * width);
+            (tile_lse, lse) = lse.split_at_mut(rows.len() * heads.query);
+            tasks.push((span, rows, tile_values, tile_lse));
         }
         tasks.par_chunks_mut(1).for_each(|tasks| {
             for (span, rows, values, lse) in tasks {
@@ -199,7 +199,7 @@ impl Layers {
         let scores = scores.floats();
         for k in 0..heads.key_value {
             let keys = tile.of_keys(qkv, row, heads.keys(k), KAxis::Columns);
-            let of_keys = tile.of_keys(qkv, row, heads.values(k), KAxis::Rows);
+            let value_rows = tile.of_keys(qkv, row, heads.values(k), KAxis::Rows);
             for a in k * heads.per_key_head()..(k + 1) * heads.per_key_head() {
                 let queries = tile.of_rows(qkv, row, heads.queries(a), KAxis::Columns);
                 multiply_here(self.gemm, &queries, &keys, &mut MatMut::new(scores, tile.rows.len(), s, s), false);
@@ -207,7 +207,7 @@ impl Layers {
                 let window = tile.scores.window.unwrap_or(s);
                 softmax(self.gemm.isa(), scores, s, tile.first(), window, scale, lse, heads.query);
                 let mut out = MatMut::new(&mut values[a * d..], tile.rows.len(), d, width);
-                multiply_here(self.gemm, &Operand::new(scores, s, KAxis::Columns), &of_keys, &mut out, false);
+                multiply_here(self.gemm, &Operand::new(scores, s, KAxis::Columns), &value_rows, &mut out, false);
             }
         }
     }
@@ -231,12 +231,12 @@ impl Layers {
         let (d, r, row) = (heads.width, heads.per_key_head(), heads.row());
         let groups = groups(spans);
         // Separate buffers for the queries, keys and values of each key head of each group, which run in parallel.
-        let of_head = (r + 2) * d;
+        let head_len = (r + 2) * d;
         let mut parts = vec![0.0; n * row];
         let (mut rest, mut tasks) = (&mut parts[..], Vec::new());
         for (group, k) in groups.iter().flat_map(|group| (0..heads.key_value).map(move |k| (group, k))) {
             let part;
-            (part, rest) = rest.split_at_mut(group.rows.len() * of_head);
+            (part, rest) = rest.split_at_mut(group.rows.len() * head_len);
             tasks.push((group, k, part));
         }
         tasks.par_chunks_mut(1).for_each(|tasks| {
@@ -254,7 +254,7 @@ impl Layers {
         dqkv.par_chunks_mut(row).enumerate().for_each(|(i, to)| {
             let rows = &groups[groups.partition_point(|group| group.rows.end <= i)].rows;
             let (n, i) = (rows.len(), i - rows.start);
-            for (k, part) in parts[rows.start * row..rows.end * row].chunks_exact(n * of_head).enumerate() {
+            for (k, part) in parts[rows.start * row..rows.end * row].chunks_exact(n * head_len).enumerate() {
                 let (dqueries, rest) = part.split_at(n * r * d);
                 let (dkeys, dvalues) = rest.split_at(n * d);
                 to[k * r * d..(k + 1) * r * d].copy_from_slice(&dqueries[i * r * d..(i + 1) * r * d]);
@@ -297,11 +297,20 @@ impl Layers {
             multiply_here(gemm, &queries, &keys, &mut MatMut::new(p, t, s, s), false);
             multiply_here(gemm, &dout, &values, &mut MatMut::new(ds, t, s, s), false);
             for (i, row) in tile.rows.clone().enumerate() {
-                let of_head = row * width + a * d..row * width + (a + 1) * d;
+                let head_range = row * width + a * d..row * width + (a + 1) * d;
                 let visible = tile.visible(i);
                 let (p, ds) = (&mut p[i * s..(i + 1) * s], &mut ds[i * s..(i + 1) * s]);
                 let lse = of.lse[row * heads.query + a];
-                score_gradient(isa, p, ds, visible, scale, lse, &of.values[of_head.clone()], &of.dvalues[of_head]);
+                score_gradient(
+                    isa,
+                    p,
+                    ds,
+                    visible,
+                    scale,
+                    lse,
+                    &of.values[head_range.clone()],
+                    &of.dvalues[head_range],
+                );
             }
             let (p, ds) = (&*p, &*ds);
             let mut out = MatMut::new(&mut dqueries[((tile.rows.start - first) * r + head) * d..], t, d, r * d);

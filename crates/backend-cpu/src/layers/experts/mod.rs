@@ -120,7 +120,7 @@ impl Layers {
         Ok((y, gates))
     }
 
-    /// Computes the gradients of [`Layers::experts`] from dL/dy `[N, H]`; `gates` are the second result of the forward pass. `of_weights`
+    /// Computes the gradients of [`Layers::experts`] from dL/dy `[N, H]`; `gates` are the second result of the forward pass. `needs_dweights`
     /// requests the gradients of the experts' matrices and biases; gradients of adapters are always computed.
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl Layers {
         activation: Activation,
         gates: &[f32],
         dy: &[f32],
-        of_weights: bool,
+        needs_dweights: bool,
     ) -> Result<ExpertsGrad> {
         let (experts, top) = (routing.starts.len() - 1, routing.top);
         let ([hidden, both], [width, _]) = (gate_up.dims, down.dims);
@@ -151,14 +151,14 @@ impl Layers {
             let mut mixed = self.gated(gates, activation, width)?;
             // dL/d(output of the expert) is the weight times dL/dy.
             let mut dmixed = down.dx(self, expert, &dy, count)?;
-            let of_bias = |dy: &[f32]| down.bias(expert).map_or(0.0, |bias| dot(dy, bias));
+            let bias_product = |dy: &[f32]| down.bias(expert).map_or(0.0, |bias| dot(dy, bias));
             let products = dmixed.chunks_exact(width).zip(mixed.chunks_exact(width)).zip(dy.chunks_exact(hidden));
-            let dweights = products.map(|((dmixed, mixed), dy)| dot(dmixed, mixed) + of_bias(dy)).collect();
+            let dweights = products.map(|((dmixed, mixed), dy)| dot(dmixed, mixed) + bias_product(dy)).collect();
             scale_rows(&mut dmixed, &weights, width);
             let dgates = self.gated_grad(gates, &dmixed, activation, width)?;
             let dx = gate_up.dx(self, expert, &dgates, count)?;
             let mut part = Part { dx, dweights, ..Part::default() };
-            if of_weights || down.adapter.is_some() {
+            if needs_dweights || down.adapter.is_some() {
                 scale_rows(&mut mixed, &weights, width);
             }
             if let Some(adapter) = gate_up.adapter {
@@ -167,7 +167,7 @@ impl Layers {
             if let Some(adapter) = down.adapter {
                 part.ddown_adapter = adapter.grad(expert, &mixed, &dy, down.dims)?;
             }
-            if of_weights {
+            if needs_dweights {
                 part.dgate_up = self.linear_dweight(&rows, &dgates, [count, hidden, both])?;
                 part.ddown = self.linear_dweight(&mixed, &dy, [count, width, hidden])?;
                 if gate_up.biases.is_some() {
@@ -184,7 +184,7 @@ impl Layers {
         let used = (0..experts).filter(|expert| !routing.places_of(*expert).is_empty());
         let mut tasks: Vec<(usize, Result<Part>)> = used.map(|expert| (expert, Ok(Part::default()))).collect();
         tasks.par_chunks_mut(1).for_each(|tasks| tasks.iter_mut().for_each(|(expert, part)| *part = run(*expert)));
-        let zeros = |is_there: bool, size: usize| vec![0.0; if is_there { experts * size } else { 0 }];
+        let zeros = |is_needed: bool, size: usize| vec![0.0; if is_needed { experts * size } else { 0 }];
         let zeros_of_adapter = |of: &ExpertWeights<'_>| {
             let zeros = |values: fn(&ExpertAdapter<'_>) -> usize| vec![0.0; of.adapter.as_ref().map_or(0, values)];
             ExpertAdapterGrad { da: zeros(|adapter| adapter.a.len()), db: zeros(|adapter| adapter.b.len()) }
@@ -192,10 +192,10 @@ impl Layers {
         let mut grad = ExpertsGrad {
             dx: vec![0.0; n * hidden],
             dweights: vec![0.0; n * top],
-            dgate_up: zeros(of_weights, hidden * both),
-            dgate_up_bias: zeros(of_weights && gate_up.biases.is_some(), both),
-            ddown: zeros(of_weights, width * hidden),
-            ddown_bias: zeros(of_weights && down.biases.is_some(), hidden),
+            dgate_up: zeros(needs_dweights, hidden * both),
+            dgate_up_bias: zeros(needs_dweights && gate_up.biases.is_some(), both),
+            ddown: zeros(needs_dweights, width * hidden),
+            ddown_bias: zeros(needs_dweights && down.biases.is_some(), hidden),
             dgate_up_adapter: zeros_of_adapter(gate_up),
             ddown_adapter: zeros_of_adapter(down),
         };
@@ -206,7 +206,7 @@ impl Layers {
                 grad.dweights[*pair as usize] = dweight;
             }
             dpairs.extend(part.dx);
-            for (to, of_expert) in [
+            for (to, expert_grad) in [
                 (&mut grad.dgate_up, part.dgate_up),
                 (&mut grad.dgate_up_bias, part.dgate_up_bias),
                 (&mut grad.ddown, part.ddown),
@@ -216,7 +216,7 @@ impl Layers {
                 (&mut grad.ddown_adapter.da, part.ddown_adapter.da),
                 (&mut grad.ddown_adapter.db, part.ddown_adapter.db),
             ] {
-                to[expert * of_expert.len()..(expert + 1) * of_expert.len()].copy_from_slice(&of_expert);
+                to[expert * expert_grad.len()..(expert + 1) * expert_grad.len()].copy_from_slice(&expert_grad);
             }
         }
         sum_pairs(routing, &dpairs, None, hidden, &mut grad.dx);

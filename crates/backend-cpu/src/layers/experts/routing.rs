@@ -114,16 +114,16 @@ impl Layers {
                 let expected = format!("different experts below {experts} for each token");
                 return Err(Error::shape("route_to", "chosen", expected, format!("{best:?}")));
             }
-            let of_best = || best.iter().map(|expert| logits[*expert as usize]);
+            let best_logits = || best.iter().map(|expert| logits[*expert as usize]);
             let max = match normalised {
-                true => of_best().fold(f32::NEG_INFINITY, f32::max),
+                true => best_logits().fold(f32::NEG_INFINITY, f32::max),
                 false => logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
             };
             let sum: f32 = match normalised {
-                true => of_best().map(|logit| (logit - max).exp()).sum(),
+                true => best_logits().map(|logit| (logit - max).exp()).sum(),
                 false => logits.iter().map(|logit| (logit - max).exp()).sum(),
             };
-            weights.extend(of_best().map(|logit| (logit - max).exp() / sum));
+            weights.extend(best_logits().map(|logit| (logit - max).exp() / sum));
         }
         let mut starts = vec![0; experts + 1];
         chosen.iter().for_each(|expert| starts[*expert as usize + 1] += 1);

@@ -85,36 +85,36 @@ impl ValueChunk {
         let before = state.to_vec();
         let mut reads = vec![0.0; 2 * c * wide];
         let by_columns = Operand::new(keys_queries, width, KAxis::Columns);
-        let of_state = Operand::new(&before, wide, KAxis::Rows);
-        multiply_here(gemm, &by_columns, &of_state, &mut MatMut::new(&mut reads, 2 * c, wide, wide), false);
+        let state_operand = Operand::new(&before, wide, KAxis::Rows);
+        multiply_here(gemm, &by_columns, &state_operand, &mut MatMut::new(&mut reads, 2 * c, wide, wide), false);
 
         let [mut between, mut system, mut attention] = [(); 3].map(|()| vec![0.0; c * c]);
         triangles(isa, &decays.sums, &decays.strengths, products, &mut between, &mut system, &mut attention);
-        let (of_keys, of_queries) = reads.split_at(c * wide);
+        let (key_reads, query_reads) = reads.split_at(c * wide);
         let mut writes = values.clone();
-        for (i, (write, read)) in writes.chunks_exact_mut(wide).zip(of_keys.chunks_exact(wide)).enumerate() {
+        for (i, (write, read)) in writes.chunks_exact_mut(wide).zip(key_reads.chunks_exact(wide)).enumerate() {
             let (strength, decay) = (decays.strengths[i], decays.from_start[i]);
             write.iter_mut().zip(read).for_each(|(write, read)| *write = strength * (*write - decay * read));
         }
         solve(isa, &system, c, wide, &mut writes);
 
-        let mut outputs = of_queries.to_vec();
+        let mut outputs = query_reads.to_vec();
         for (output, decay) in outputs.chunks_exact_mut(wide).zip(&decays.from_start) {
             output.iter_mut().for_each(|output| *output *= decay);
         }
-        let of_writes = Operand::new(&writes, wide, KAxis::Rows);
+        let write_operand = Operand::new(&writes, wide, KAxis::Rows);
         let mut out = MatMut::new(&mut outputs, c, wide, wide);
-        multiply_here(gemm, &Operand::new(&attention, c, KAxis::Columns), &of_writes, &mut out, true);
+        multiply_here(gemm, &Operand::new(&attention, c, KAxis::Columns), &write_operand, &mut out, true);
 
         let decay = decays.whole();
         state.iter_mut().for_each(|state| *state *= decay);
         let keys = decayed_keys(keys_queries, width, &decays);
         let mut out = MatMut::new(state, width, wide, wide);
-        multiply_here(gemm, &Operand::new(&keys, width, KAxis::Rows), &of_writes, &mut out, true);
+        multiply_here(gemm, &Operand::new(&keys, width, KAxis::Rows), &write_operand, &mut out, true);
 
         let (mut gated, mut y, mut scales) = (vec![0.0; c * wide], outputs.clone(), vec![0.0; c]);
-        let of_rows = y.chunks_exact_mut(wide).zip(gated.chunks_exact_mut(wide)).zip(&mut scales);
-        for (row, ((y, gated), scale)) in rows.clone().zip(of_rows) {
+        let outputs_of_rows = y.chunks_exact_mut(wide).zip(gated.chunks_exact_mut(wide)).zip(&mut scales);
+        for (row, ((y, gated), scale)) in rows.clone().zip(outputs_of_rows) {
             silu(isa, &head.part(row, 3)[r * wide..(r + 1) * wide], gated);
             let square = y.iter().map(|y| y * y).sum::<f32>() / wide as f32;
             *scale = 1.0 / (square + head.eps).sqrt();
@@ -147,18 +147,18 @@ fn triangles_body<M: MulAdd>(
     attention: &mut [f32],
 ) {
     let c = sums.len();
-    let (of_keys, of_queries) = products.split_at(c * c);
+    let (key_products, query_products) = products.split_at(c * c);
     for i in 0..c {
         let row = i * c..i * c + i + 1;
         for (between, sum) in between[row.clone()].iter_mut().zip(sums) {
             *between = exp::<M>((sums[i] - sum) as f32).1;
         }
         let between = &between[row.clone()];
-        for ((to, between), product) in system[row.clone()].iter_mut().zip(between).zip(&of_keys[row.clone()]) {
+        for ((to, between), product) in system[row.clone()].iter_mut().zip(between).zip(&key_products[row.clone()]) {
             *to = strengths[i] * between * product;
         }
         system[i * c + i] = 0.0;
-        for ((to, between), product) in attention[row.clone()].iter_mut().zip(between).zip(&of_queries[row]) {
+        for ((to, between), product) in attention[row.clone()].iter_mut().zip(between).zip(&query_products[row]) {
             *to = between * product;
         }
     }

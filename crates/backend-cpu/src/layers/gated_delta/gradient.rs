@@ -46,6 +46,14 @@ struct ChunkGradient {
     dproducts: Vec<f32>,
 }
 
+/// The gradients of scalars of the rows of a chunk and a value head.
+struct RowGradient {
+    /// Of G, the sums of the logarithms of the decays `[c]`.
+    dsums: Vec<f32>,
+    /// Of the strengths b `[c]`.
+    dstrengths: Vec<f32>,
+}
+
 impl Head<'_> {
     /// Computes the gradients from dy `[N, Hv Dv]`; `parents` has the index of the span that is the prefix of each span.
     pub(super) fn gradients(&self, spans: &[Span], parents: &[Option<usize>], dy: &[f32]) -> HeadGradient {
@@ -61,7 +69,7 @@ impl Head<'_> {
         };
         let (mut states, mut all): (Vec<Vec<f32>>, Vec<Vec<Chunk>>) = (Vec::new(), Vec::new());
         for (span, parent) in spans.iter().zip(parents) {
-            let zeros = || vec![0.0; self.heads.of_key()];
+            let zeros = || vec![0.0; self.heads.key_state_len()];
             let mut state = parent.map_or_else(zeros, |parent: usize| states[parent].clone());
             let sequence = Sequence { rows: span.rows.clone(), before: Before::Rows(span.prefix.clone()) };
             all.push(sequence.chunks().map(|rows| self.chunk(&sequence, rows, &mut state)).collect());
@@ -72,7 +80,7 @@ impl Head<'_> {
         while let Some(chunks) = all.pop() {
             let index = all.len();
             let mut dstate = std::mem::take(&mut dstates[index]);
-            dstate.resize(self.heads.of_key(), 0.0);
+            dstate.resize(self.heads.key_state_len(), 0.0);
             chunks.iter().rev().for_each(|chunk| self.chunk_gradient(chunk, dy, &mut dstate, &mut to));
             if let Some(parent) = parents[index] {
                 dstates[parent].resize(dstate.len(), 0.0);
@@ -136,32 +144,16 @@ impl Head<'_> {
         of: &mut ChunkGradient,
         to: &mut HeadGradient,
     ) {
-        let (gemm, isa, c, channels) = (self.gemm, self.gemm.isa(), chunk.rows.len(), self.channels());
+        let (gemm, isa, c) = (self.gemm, self.gemm.isa(), chunk.rows.len());
         let (width, wide) = (self.heads.key_width, self.heads.value_width);
-        let (decays, keys_queries) = (&value.decays, &chunk.keys_queries[..]);
+        let keys_queries = &chunk.keys_queries[..];
 
         // dr, then do `[2c, Dv]`, so that one product with u^T serves both. Later d(K S), then d(Q S).
         let mut dreads = vec![0.0; 2 * c * wide];
         let (dr, douts) = dreads.split_at_mut(c * wide);
         self.norm_gradient(chunk, r, value, dy, douts, to);
-
-        multiply_here(
-            gemm,
-            &Operand::new(&value.attention, c, KAxis::Rows),
-            &Operand::new(&*douts, wide, KAxis::Rows),
-            &mut MatMut::new(dr, c, wide, wide),
-            false,
-        );
-        let keys = decayed_keys(keys_queries, width, decays);
-        let of_keys = Operand::new(&keys, width, KAxis::Columns);
-        multiply_here(
-            gemm,
-            &of_keys,
-            &Operand::new(&*dstate, wide, KAxis::Rows),
-            &mut MatMut::new(dr, c, wide, wide),
-            true,
-        );
-        solve_transposed(isa, &value.system, c, wide, dr);
+        let keys = decayed_keys(keys_queries, width, &value.decays);
+        self.write_gradient(value, &keys, douts, dstate, dr);
 
         let mut dtriangles = vec![0.0; 2 * c * c];
         let mut out = MatMut::new(&mut dtriangles, 2 * c, c, c);
@@ -172,17 +164,72 @@ impl Head<'_> {
             &mut out,
             false,
         );
-        let (mut dsums, mut dstrengths) = (vec![0.0; c], vec![0.0; c]);
-        triangles_gradient(isa, value, &chunk.products, &dtriangles, &mut of.dproducts, &mut dsums, &mut dstrengths);
+        let mut rows = RowGradient { dsums: vec![0.0; c], dstrengths: vec![0.0; c] };
+        let RowGradient { dsums, dstrengths } = &mut rows;
+        triangles_gradient(isa, value, &chunk.products, &dtriangles, &mut of.dproducts, dsums, dstrengths);
 
-        // The decay of the state, and what the rows write to it.
-        let end = value.state.iter().zip(&*dstate).map(|(state, dstate)| state * dstate).sum::<f32>() * decays.whole();
+        self.decay_gradient(value, &keys, dstate, &mut of.dkeys_queries[..c * width], dsums);
+        self.read_gradient(r, value, &mut dreads, &mut of.dactivated, &mut rows);
+        let mut out = MatMut::new(&mut of.dkeys_queries, 2 * c, width, width);
+        multiply_here(
+            gemm,
+            &Operand::new(&dreads, wide, KAxis::Columns),
+            &Operand::new(&value.state, wide, KAxis::Columns),
+            &mut out,
+            true,
+        );
+        let decay = value.decays.whole();
+        dstate.iter_mut().for_each(|dstate| *dstate *= decay);
+        multiply_here(
+            gemm,
+            &Operand::new(keys_queries, width, KAxis::Rows),
+            &Operand::new(&dreads, wide, KAxis::Rows),
+            &mut MatMut::new(dstate, width, wide, wide),
+            true,
+        );
+        self.input_gradient(chunk, r, value, &rows, to);
+    }
+
+    /// Computes dr `[c, Dv]` from do `[c, Dv]` and the gradient of the state after the chunk; `keys` are K'.
+    fn write_gradient(&self, value: &ValueChunk, keys: &[f32], douts: &[f32], dstate: &[f32], dr: &mut [f32]) {
+        let (gemm, wide) = (self.gemm, self.heads.value_width);
+        let c = dr.len() / wide;
+        multiply_here(
+            gemm,
+            &Operand::new(&value.attention, c, KAxis::Rows),
+            &Operand::new(douts, wide, KAxis::Rows),
+            &mut MatMut::new(dr, c, wide, wide),
+            false,
+        );
+        multiply_here(
+            gemm,
+            &Operand::new(keys, self.heads.key_width, KAxis::Columns),
+            &Operand::new(dstate, wide, KAxis::Rows),
+            &mut MatMut::new(dr, c, wide, wide),
+            true,
+        );
+        solve_transposed(gemm.isa(), &value.system, c, wide, dr);
+    }
+
+    /// Adds the gradients of the decay of the state, and of what the rows write to it, to the gradients of keys
+    /// `[c, Dk]` and of G `[c]`; `keys` are K'.
+    fn decay_gradient(
+        &self,
+        value: &ValueChunk,
+        keys: &[f32],
+        dstate: &[f32],
+        to_dkeys: &mut [f32],
+        dsums: &mut [f32],
+    ) {
+        let (gemm, c, decays) = (self.gemm, dsums.len(), &value.decays);
+        let (width, wide) = (self.heads.key_width, self.heads.value_width);
+        let end = value.state.iter().zip(dstate).map(|(state, dstate)| state * dstate).sum::<f32>() * decays.whole();
         let mut dkeys = vec![0.0; c * width];
         let mut out = MatMut::new(&mut dkeys, c, width, width);
         multiply_here(
             gemm,
             &Operand::new(&value.writes, wide, KAxis::Columns),
-            &Operand::new(&*dstate, wide, KAxis::Columns),
+            &Operand::new(dstate, wide, KAxis::Columns),
             &mut out,
             false,
         );
@@ -194,15 +241,28 @@ impl Head<'_> {
             dsums[c - 1] += along;
             dkey.iter_mut().for_each(|dkey| *dkey *= decays.to_end[i]);
         }
-        add_to(isa, &dkeys, &mut of.dkeys_queries[..c * width]);
+        add_to(gemm.isa(), &dkeys, to_dkeys);
+    }
 
-        // r = b (v - exp(G) K S), and the reads of the outputs.
-        let first_value = 2 * width + r * wide;
+    /// Replaces dr, then do, in `dreads` `[2c, Dv]` by d(K S), then d(Q S), for r = b (v - exp(G) K S) and the reads of the
+    /// outputs. Computes the gradients of the values of head `r`, and adds the gradients of G and b.
+    fn read_gradient(
+        &self,
+        r: usize,
+        value: &ValueChunk,
+        dreads: &mut [f32],
+        dactivated: &mut [f32],
+        rows: &mut RowGradient,
+    ) {
+        let RowGradient { dsums, dstrengths } = rows;
+        let (c, channels, decays) = (dsums.len(), self.channels(), &value.decays);
+        let wide = self.heads.value_width;
+        let first_value = 2 * self.heads.key_width + r * wide;
         for i in 0..c {
             let (strength, decay) = (decays.strengths[i], decays.from_start[i]);
             let row = i * wide..(i + 1) * wide;
             let (values, reads) = (&value.values[row.clone()], &value.reads[row.clone()]);
-            let dvalues = &mut of.dactivated[i * channels + first_value..][..wide];
+            let dvalues = &mut dactivated[i * channels + first_value..][..wide];
             for (((dread, dvalue), v), read) in dreads[row].iter_mut().zip(dvalues).zip(values).zip(reads) {
                 dstrengths[i] += *dread * (v - decay * read);
                 *dvalue = strength * *dread;
@@ -213,34 +273,20 @@ impl Head<'_> {
         for (i, (dread, read)) in dreads.chunks_exact(wide).zip(value.reads.chunks_exact(wide)).enumerate() {
             dsums[i % c] += dread.iter().zip(read).map(|(dread, read)| dread * read).sum::<f32>();
         }
-        let mut out = MatMut::new(&mut of.dkeys_queries, 2 * c, width, width);
-        multiply_here(
-            gemm,
-            &Operand::new(&dreads, wide, KAxis::Columns),
-            &Operand::new(&value.state, wide, KAxis::Columns),
-            &mut out,
-            true,
-        );
-        let decay = decays.whole();
-        dstate.iter_mut().for_each(|dstate| *dstate *= decay);
-        let of_both = Operand::new(keys_queries, width, KAxis::Rows);
-        multiply_here(
-            gemm,
-            &of_both,
-            &Operand::new(&dreads, wide, KAxis::Rows),
-            &mut MatMut::new(dstate, width, wide, wide),
-            true,
-        );
+    }
 
-        let shared = self.heads.per_key();
-        let (strengths, logs) = (channels + shared * wide + r, channels + shared * wide + shared + r);
+    /// Computes the gradients of the inputs of b and G of value head `r`, and adds the gradients of their parameters.
+    fn input_gradient(&self, chunk: &Chunk, r: usize, value: &ValueChunk, rows: &RowGradient, to: &mut HeadGradient) {
+        let (shared, decays) = (self.heads.per_key(), &value.decays);
+        let gates = self.channels() + shared * self.heads.value_width;
+        let (strengths, logs) = (gates + r, gates + shared + r);
         let (rate, mut dlog) = (-self.a_log[r].exp(), 0.0);
         for (i, row) in chunk.rows.clone().enumerate().rev() {
-            dlog += dsums[i];
+            dlog += rows.dsums[i];
             let dinput = dlog * rate * sigmoid(self.part(row, 5)[r] + self.dt_bias[r]);
             let strength = decays.strengths[i];
             let dx = &mut to.dx[row * to.width..(row + 1) * to.width];
-            dx[strengths] = dstrengths[i] * strength * (1.0 - strength);
+            dx[strengths] = rows.dstrengths[i] * strength * (1.0 - strength);
             dx[logs] = dinput;
             to.da_log[r] += dlog * decays.logs[i];
             to.ddt_bias[r] += dinput;
@@ -262,8 +308,9 @@ impl Head<'_> {
         // The output has a column per gate.
         let first = self.columns[3].start - self.heads.channels() + r * wide;
         for (i, (row, dout)) in chunk.rows.clone().zip(douts.chunks_exact_mut(wide)).enumerate() {
-            let of_row = i * wide..(i + 1) * wide;
-            let (outputs, gated, scale) = (&value.outputs[of_row.clone()], &value.gated[of_row], value.scales[i]);
+            let value_range = i * wide..(i + 1) * wide;
+            let (outputs, gated, scale) =
+                (&value.outputs[value_range.clone()], &value.gated[value_range], value.scales[i]);
             let dy = &dy[row * values + first..][..wide];
             let gates = &self.part(row, 3)[r * wide..(r + 1) * wide];
             let dgates = &mut to.dx[row * width + channels + r * wide..][..wide];
@@ -301,7 +348,7 @@ fn triangles_gradient_body<M: MulAdd>(
     dstrengths: &mut [f32],
 ) {
     let c = dsums.len();
-    let (of_keys, of_queries) = dproducts.split_at_mut(c * c);
+    let (key_dproducts, query_dproducts) = dproducts.split_at_mut(c * c);
     for i in 0..c {
         let strength = value.decays.strengths[i];
         let (first, row) = (i * c, i * c..i * c + i);
@@ -315,12 +362,12 @@ fn triangles_gradient_body<M: MulAdd>(
             dstrengths[i] += dsystem * between * products[first + j];
         }
         dsums[i] += all;
-        for (j, (to, between)) in of_keys[row.clone()].iter_mut().zip(&value.between[row.clone()]).enumerate() {
+        for (j, (to, between)) in key_dproducts[row.clone()].iter_mut().zip(&value.between[row.clone()]).enumerate() {
             *to -= dtriangles[first + j] * strength * between;
         }
         let row = first..=first + i;
         for ((to, between), dattention) in
-            of_queries[row.clone()].iter_mut().zip(&value.between[row.clone()]).zip(&dtriangles[c * c..][row])
+            query_dproducts[row.clone()].iter_mut().zip(&value.between[row.clone()]).zip(&dtriangles[c * c..][row])
         {
             *to = M::mul_add(*dattention, *between, *to);
         }
@@ -344,10 +391,10 @@ fn convolve_gradient_body<M: MulAdd>(
     dweights: &mut [f32],
 ) {
     for (i, dy) in dy.chunks_exact(channels).enumerate() {
-        let of_inputs =
+        let input_rows =
             inputs[i * channels..].chunks_exact(channels).zip(dinputs[i * channels..].chunks_exact_mut(channels));
-        let of_weights = weights.chunks_exact(channels).zip(dweights.chunks_exact_mut(channels));
-        for ((x, dx), (w, dw)) in of_inputs.zip(of_weights) {
+        let weight_rows = weights.chunks_exact(channels).zip(dweights.chunks_exact_mut(channels));
+        for ((x, dx), (w, dw)) in input_rows.zip(weight_rows) {
             for ((((dx, dw), x), w), dy) in dx.iter_mut().zip(dw).zip(x).zip(w).zip(dy) {
                 *dx = M::mul_add(*dy, *w, *dx);
                 *dw = M::mul_add(*dy, *x, *dw);

@@ -92,7 +92,7 @@ impl DeltaHeads {
     }
 
     /// Returns the number of values of the states of a key head.
-    fn of_key(self) -> usize {
+    fn key_state_len(self) -> usize {
         self.per_key() * self.key_width * self.value_width
     }
 
@@ -154,7 +154,10 @@ pub struct DeltaState {
 impl DeltaState {
     /// Returns the state before a sequence.
     pub fn new(heads: DeltaHeads) -> Self {
-        Self { window: vec![0.0; (heads.taps - 1) * heads.channels()], states: vec![0.0; heads.key * heads.of_key()] }
+        Self {
+            window: vec![0.0; (heads.taps - 1) * heads.channels()],
+            states: vec![0.0; heads.key * heads.key_state_len()],
+        }
     }
 
     /// Appends the inputs of the convolution of further rows.
@@ -235,7 +238,7 @@ impl Layers {
         let state = |(index, span): (usize, &Span)| {
             let mut all = DeltaState::new(heads);
             for (k, states) in states.iter().enumerate() {
-                all.states[k * heads.of_key()..(k + 1) * heads.of_key()].copy_from_slice(&states[index]);
+                all.states[k * heads.key_state_len()..(k + 1) * heads.key_state_len()].copy_from_slice(&states[index]);
             }
             for rows in [&span.prefix, &span.rows] {
                 all.push(&x[rows.start * heads.row()..rows.end * heads.row()], heads);
@@ -264,7 +267,7 @@ impl Layers {
             let head = Head::new(self.gemm, heads, weights, x, k);
             let (part, states) = &mut task[0];
             for (index, (span, parent)) in spans.iter().zip(&parents).enumerate() {
-                let zeros = || vec![0.0; heads.of_key()];
+                let zeros = || vec![0.0; heads.key_state_len()];
                 let mut state = parent.map_or_else(zeros, |parent: usize| states[parent].clone());
                 let sequence = Sequence { rows: span.rows.clone(), before: Before::Rows(span.prefix.clone()) };
                 for rows in sequence.chunks() {
@@ -298,7 +301,7 @@ impl Layers {
         fits("gated_delta_net_continued", "states", states.len(), &[lengths.len()])?;
         for state in states.iter() {
             fits("gated_delta_net_continued", "window", state.window.len(), &[heads.taps - 1, heads.channels()])?;
-            fits("gated_delta_net_continued", "states", state.states.len(), &[heads.key, heads.of_key()])?;
+            fits("gated_delta_net_continued", "states", state.states.len(), &[heads.key, heads.key_state_len()])?;
         }
         // Heads as prepared for all sequences.
         let all: Vec<Head<'_>> = (0..heads.key).map(|k| Head::new(self.gemm, heads, weights, x, k)).collect();
@@ -306,7 +309,7 @@ impl Layers {
         for (length, state) in lengths.iter().zip(states.iter_mut()) {
             let (rows, DeltaState { window, states }) = (first..first + length, &mut **state);
             let window = &window[..];
-            for (k, state) in states.chunks_exact_mut(heads.of_key()).enumerate() {
+            for (k, state) in states.chunks_exact_mut(heads.key_state_len()).enumerate() {
                 tasks.push((k, rows.clone(), window, state, vec![0.0; length * wide]));
             }
             first += length;
@@ -315,8 +318,8 @@ impl Layers {
             for (k, rows, window, state, out) in tasks {
                 let sequence = Sequence { rows: rows.clone(), before: Before::Window(window) };
                 for part in sequence.chunks() {
-                    let of_part = (part.start - rows.start) * wide..(part.end - rows.start) * wide;
-                    all[*k].chunk(&sequence, part, state).write(&mut out[of_part]);
+                    let part_range = (part.start - rows.start) * wide..(part.end - rows.start) * wide;
+                    all[*k].chunk(&sequence, part, state).write(&mut out[part_range]);
                 }
             }
         });
@@ -329,9 +332,9 @@ impl Layers {
         drop(tasks);
         let mut rows = x;
         for (length, state) in lengths.iter().zip(states) {
-            let of_sequence;
-            (of_sequence, rows) = rows.split_at(length * heads.row());
-            state.push(of_sequence, heads);
+            let sequence_rows;
+            (sequence_rows, rows) = rows.split_at(length * heads.row());
+            state.push(sequence_rows, heads);
         }
         Ok(y)
     }
@@ -369,9 +372,9 @@ impl Layers {
             for (k, part) in parts.iter().enumerate() {
                 let mut from = &part.dx[i * part.width..(i + 1) * part.width];
                 for columns in heads.columns(k) {
-                    let of_columns;
-                    (of_columns, from) = from.split_at(columns.len());
-                    row[columns].copy_from_slice(of_columns);
+                    let column_values;
+                    (column_values, from) = from.split_at(columns.len());
+                    row[columns].copy_from_slice(column_values);
                 }
             }
         });

@@ -147,9 +147,9 @@ fn gradients_match_differences_of_the_recurrence() {
             let found = layers.gated_delta_net_grad(&x, heads, values.weights(), &spans, &dy).unwrap();
             let mut rest = &expected[..];
             for part in [&found.dx, &found.dconv, &found.da_log, &found.ddt_bias, &found.dnorm] {
-                let of_part;
-                (of_part, rest) = rest.split_at(part.len());
-                assert_close(part, of_part, 1e-3);
+                let expected_part;
+                (expected_part, rest) = rest.split_at(part.len());
+                assert_close(part, expected_part, 1e-3);
             }
             assert!(rest.is_empty());
         }
@@ -170,9 +170,9 @@ fn continued_sequences_match_whole_ones() {
             let mut found = [y[..2 * heads.values()].to_vec(), y[2 * heads.values()..].to_vec()];
             for (number, lengths) in steps.into_iter().enumerate() {
                 let new = [0, 1].map(|i| noise(lengths[i] * row, 20 + 2 * number as u64 + i as u64));
-                let mut of_step: Vec<&mut DeltaState> = states.iter_mut().collect();
+                let mut step_states: Vec<&mut DeltaState> = states.iter_mut().collect();
                 let y = layers
-                    .gated_delta_net_continued(&new.concat(), heads, values.weights(), &lengths, &mut of_step)
+                    .gated_delta_net_continued(&new.concat(), heads, values.weights(), &lengths, &mut step_states)
                     .unwrap();
                 let (first, second) = y.split_at(lengths[0] * heads.values());
                 found[0].extend_from_slice(first);

@@ -168,9 +168,9 @@ fn a_continued_cache_attends_like_its_source() {
         (3..7).for_each(|seed| drop(step(&mut source, &[1], seed)));
         let mut continued = KvCache::continued(&[(&source, 1), (&source, 0)], 2).unwrap();
         assert_eq!([continued.position(0), continued.position(1), continued.samples()], [8, 4, 2]);
-        let of_source = [step(&mut source, &[1], 7), step(&mut source, &[0], 8)].concat();
-        let of_continued = [step(&mut continued, &[0], 7), step(&mut continued, &[1], 8)].concat();
-        assert_eq!(of_continued, of_source, "{window:?}");
+        let source_rows = [step(&mut source, &[1], 7), step(&mut source, &[0], 8)].concat();
+        let continued_rows = [step(&mut continued, &[0], 7), step(&mut continued, &[1], 8)].concat();
+        assert_eq!(continued_rows, source_rows, "{window:?}");
         let mut again = KvCache::continued(&[(&continued, 0)], 3).unwrap();
         assert_eq!(again.position(0), 9);
         for seed in 9..12 {

@@ -149,8 +149,8 @@ fn bf16_products_are_f32_sums_of_rounded_operands() {
                 StoredWeight::new(&[turned.as_slice().into()], i).unwrap(),
                 StoredWeight::new(&[turned16.as_slice().into()], i).unwrap(),
             ];
-            let of_stored = stored.each_ref().map(|weight| layers.pack_stored(weight));
-            for packed in [packed, layers.pack_transposed(&turned, [o, i]).unwrap()].iter().chain(&of_stored) {
+            let packed_stored = stored.each_ref().map(|weight| layers.pack_stored(weight));
+            for packed in [packed, layers.pack_transposed(&turned, [o, i]).unwrap()].iter().chain(&packed_stored) {
                 assert_eq!(exact.linear_packed(&x, packed, Add::Rows(&bias), n).unwrap(), y, "{layers:?}");
             }
             for weight in &stored {
@@ -214,11 +214,11 @@ fn norms_of_queries_and_keys_and_their_gradients_match_the_formulas() {
                 x.iter().zip(weight).map(|(x, w)| x / rms * w).collect::<Vec<_>>()
             };
             let row = |row: &[f64]| {
-                let (of_queries, rest) = row.split_at(HEADS.query * d);
-                let (of_keys, values) = rest.split_at(HEADS.key_value * d);
-                let of_queries = of_queries.chunks_exact(query.len()).flat_map(|part| normed(part, query));
-                let of_keys = of_keys.chunks_exact(key.len()).flat_map(|part| normed(part, key));
-                of_queries.chain(of_keys).chain(values.iter().copied()).collect::<Vec<_>>()
+                let (query_row, rest) = row.split_at(HEADS.query * d);
+                let (key_row, values) = rest.split_at(HEADS.key_value * d);
+                let query_row = query_row.chunks_exact(query.len()).flat_map(|part| normed(part, query));
+                let key_row = key_row.chunks_exact(key.len()).flat_map(|part| normed(part, key));
+                query_row.chain(key_row).chain(values.iter().copied()).collect::<Vec<_>>()
             };
             x.chunks_exact(width).flat_map(row).collect()
         };

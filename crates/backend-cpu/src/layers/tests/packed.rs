@@ -261,12 +261,12 @@ fn quantised_weights_give_the_bits_of_their_dequantised_values() {
                 .collect();
             (0..input * output).map(|at| all[at % output * input + at / output]).collect::<Vec<f32>>()
         };
-        let of_int8 = values(&|i, at| f32::from(codes[i][at] as i8) * row_scales[i][at / input]);
-        let of_int4 = values(&|i, at| table[usize::from(codes[i][at] & 15)] * block_scales[i][at / 6]);
+        let int8_values = values(&|i, at| f32::from(codes[i][at] as i8) * row_scales[i][at / input]);
+        let int4_values = values(&|i, at| table[usize::from(codes[i][at] & 15)] * block_scales[i][at / 6]);
         let (x, dy, bias) = (noise(n * input, 1 + seed), noise(n * output, 2 + seed), noise(output, 3));
         let (add, dims) = (Add::Rows(&bias), [n, input, output]);
         for layers in all_layers().chain(all_bf16_layers()) {
-            for (parts, plain) in [(&int8, &of_int8), (&int4, &of_int4)] {
+            for (parts, plain) in [(&int8, &int8_values), (&int4, &int4_values)] {
                 let weight = StoredWeight::quantized(parts, input).unwrap();
                 assert_eq!(weight.dims(), [input, output]);
                 assert!(!weight.packs_narrow());
