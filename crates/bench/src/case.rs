@@ -123,11 +123,11 @@ pub(crate) fn measure(
 
 /// Creates the entries that are measured in alternation: floors, variants, peers.
 fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec<Entry>> {
-    let wanted = |name: &str| options.variants.is_empty() || options.variants.iter().any(|variant| variant == name);
+    let is_chosen = |name: &str| options.variants.is_empty() || options.variants.iter().any(|variant| variant == name);
     let mut floors: BTreeMap<String, Entry> = BTreeMap::new();
     let mut entries = vec![];
     let masked = config.inputs.kept_ids > 0;
-    for (name, settings) in config.variants.iter().flatten().filter(|(name, _)| wanted(name)) {
+    for (name, settings) in config.variants.iter().flatten().filter(|(name, _)| is_chosen(name)) {
         if masked && (settings.command.is_some() || config.backend(name)? != BackendName::Cpu) {
             let found = format!("variant `{name}` of another program or device");
             return Err(Error::argument("inputs.kept_ids", "variants of the backend cpu", found));
@@ -153,7 +153,7 @@ fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec
         if masked {
             return Err(Error::argument("inputs.kept_ids", "no peers, which have no sampling masks", "--peers-venv"));
         }
-        entries.extend(peer_entries(config, options, &peers::all(config, venv, folder)?, wanted)?);
+        entries.extend(peer_entries(config, options, &peers::all(config, venv, folder)?, is_chosen)?);
     }
     for entry in &mut entries {
         for floor in floors_under(config, entry, &options.worker) {
@@ -169,12 +169,12 @@ fn peer_entries(
     config: &BenchConfig,
     options: &Options,
     peers: &[peers::Peer],
-    wanted: impl Fn(&str) -> bool,
+    is_chosen: impl Fn(&str) -> bool,
 ) -> Result<Vec<Entry>> {
-    let variant = of_one_variant(config, "peer", ProgramKind::Gradient).variant("peer")?;
+    let variant = with_one_variant(config, "peer", ProgramKind::Gradient).variant("peer")?;
     let threads = config.variants.iter().flatten().map(|(_, variant)| variant.threads).max().unwrap_or(0);
     let known = |name: &str| config.names().contains(&name);
-    let peers = peers.iter().filter(|peer| wanted(&peer.name) && !known(&peer.name));
+    let peers = peers.iter().filter(|peer| is_chosen(&peer.name) && !known(&peer.name));
     let entry = |peer: &peers::Peer| {
         let job = Job {
             name: peer.name.clone(),
@@ -192,7 +192,7 @@ fn peer_entries(
 }
 
 /// Returns the problem with a single variant, which computes `pass` with the implementation of the least memory.
-fn of_one_variant(config: &BenchConfig, name: &str, pass: ProgramKind) -> BenchConfig {
+fn with_one_variant(config: &BenchConfig, name: &str, pass: ProgramKind) -> BenchConfig {
     let implementation = if config.shape.hidden.is_some() { Implementation::Fused } else { Implementation::Logits };
     let variant = VariantConfig { implementation, pass, ..VariantConfig::default() };
     BenchConfig { variants: Some([(name.to_owned(), variant)].into()), ..config.clone() }
@@ -275,7 +275,7 @@ fn score(
     folder: &Path,
 ) -> Result<Vec<f32>> {
     let name = "scoring";
-    let config = BenchConfig { dtype, ..of_one_variant(config, name, ProgramKind::Score) };
+    let config = BenchConfig { dtype, ..with_one_variant(config, name, ProgramKind::Score) };
     let mut process = Process::start(&options.worker, &[], folder.join("scoring.log"))?;
     let job = Job {
         name: name.into(),
@@ -307,7 +307,7 @@ pub(crate) fn unexpected(reply: &Reply) -> Error {
 }
 
 /// Plans an entry in its own process, or, on exclusive devices, in the process that already has them.
-fn start(processes: &mut Vec<Process>, others: &[Entry], entry: &Entry, said: std::path::PathBuf) -> Result<State> {
+fn start(processes: &mut Vec<Process>, others: &[Entry], entry: &Entry, log: std::path::PathBuf) -> Result<State> {
     let is_exclusive = |entry: &Entry| {
         let backend = BackendName::parse("backend", &entry.job.backend);
         entry.kind != Kind::Peer
@@ -323,7 +323,7 @@ fn start(processes: &mut Vec<Process>, others: &[Entry], entry: &Entry, said: st
     let process = match shared {
         Some(process) => process,
         None => {
-            processes.push(Process::start(&entry.command, &environment(entry), said)?);
+            processes.push(Process::start(&entry.command, &environment(entry), log)?);
             processes.len() - 1
         }
     };

@@ -78,8 +78,8 @@ pub fn materialised(spec: &Spec, pass: Pass) -> Result<Program> {
 
     let gradients = spec.accumulators(pass);
     let position = |role: &Role| inputs.iter().position(|(_, gradient)| gradient == role);
-    let wanted: Vec<usize> = gradients.iter().filter_map(position).map(|position| position + 2).collect();
-    let derivative = frame.f.vjp(&forward.map_err(cannot_be_built)?, &operands, &wanted);
+    let differentiated: Vec<usize> = gradients.iter().filter_map(position).map(|position| position + 2).collect();
+    let derivative = frame.f.vjp(&forward.map_err(cannot_be_built)?, &operands, &differentiated);
     let (at_target, pullback) = derivative.map_err(cannot_be_built)?;
     let logp = active.select(&(&at_target[0] * &factors.logp), &at_target[0].like(0.0));
     let (sums, dlogp) = loss.value_and_derivative(&logp, None);
@@ -145,8 +145,8 @@ fn products(spec: &Spec, frame: &Frame, hidden: &Value, head: &Head) -> Vec<(Rol
         let add = |sum: &Value, gradient: &Value| (sum.convert(Dtype::F32) + gradient).convert(sum.dtype());
         let next = roles.iter().zip(carried).map(|(role, sum)| match role {
             Role::GradHidden => {
-                let there = sum.dynamic_slice(&at, &[chunk, h]);
-                sum.dynamic_update_slice(&add(&there, &head.hidden_gradient(&tile)), &at)
+                let current = sum.dynamic_slice(&at, &[chunk, h]);
+                sum.dynamic_update_slice(&add(&current, &head.hidden_gradient(&tile)), &at)
             }
             Role::GradLmHead => add(sum, &head.weight_gradient(&tile, &rows)),
             _ => add(sum, &tile.convert(Dtype::F32).reduce(Reducer::Add, &[0])),

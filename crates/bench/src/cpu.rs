@@ -206,12 +206,12 @@ impl OnCpu {
 
     fn norms(&self) -> BTreeMap<String, f64> {
         let norm = |squares: &mut dyn Iterator<Item = f32>| squares.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-        let of_logits = match &self.in_place {
+        let logits_norm = match &self.in_place {
             Some(Tensor::F32(values)) => Some(norm(&mut values.iter().copied())),
             Some(Tensor::Bf16(values)) => Some(norm(&mut values.iter().map(|x| x.to_f32()))),
             None => None,
         };
         let all = self.gradients.iter().map(|(name, values)| (*name, norm(&mut values.iter().copied())));
-        all.chain(of_logits.map(|norm| ("logits", norm))).map(|(name, norm)| (name.to_owned(), norm)).collect()
+        all.chain(logits_norm.map(|norm| ("logits", norm))).map(|(name, norm)| (name.to_owned(), norm)).collect()
     }
 }

@@ -126,8 +126,8 @@ pub fn write_batch(config: &BenchConfig, folder: &Path) -> Result<Files> {
         let mut ids = Vec::with_capacity(n * kept);
         for target in &targets {
             let target = *target as usize;
-            let of_part = (0..kept).map(|i| (i * part + random.next() as usize % part) as u32);
-            ids.extend(of_part);
+            let part_ids = (0..kept).map(|i| (i * part + random.next() as usize % part) as u32);
+            ids.extend(part_ids);
             let row = ids.len() - kept;
             ids[row + (target / part).min(kept - 1)] = target as u32;
         }

@@ -115,7 +115,7 @@ fn check_names(cases: &[(&str, Vec<&str>)], options: &Options) -> Result<()> {
     for name in options.assertions.iter().flat_map(Assertion::variants) {
         let variant = name.rsplit_once('/').map_or(name, |(_, variant)| variant);
         let case = name.rsplit_once('/').map(|(case, _)| case);
-        let is_measured = options.variants.is_empty() || options.variants.iter().any(|wanted| wanted == variant);
+        let is_measured = options.variants.is_empty() || options.variants.iter().any(|chosen| chosen == variant);
         if !known(variant) || !is_measured || case.is_some_and(|case| cases.iter().all(|(name, _)| *name != case)) {
             let expected = format!("a variant that is measured ({}), or PROBLEM/VARIANT", names.join(", "));
             return Err(Error::argument("assert", expected, format!("`{name}`")));

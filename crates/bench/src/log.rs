@@ -109,15 +109,15 @@ fn rows(measured: &Measured) -> Vec<Row> {
     let steps = measured.step_ms.as_ref().map_or(&[][..], |timing| &timing.all);
     let mut rows: Vec<Row> = steps.iter().map(|ms| bench(vec![("step_s".to_owned(), ms / 1e3)])).collect();
     let mut last = rows.pop().unwrap_or_default();
-    let ours = [
+    let values = [
         ("tokens_per_second", measured.tokens_per_second),
         ("useful_flops_per_second", measured.useful_flops_per_second),
         ("share_of_floor", measured.share_of_floor),
         ("times_floor", measured.times_floor),
     ];
-    let ours = ours.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    let values = values.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
     let seed = measured.seed.iter().filter_map(|(name, value)| Some((name.clone(), value.as_f64()?)));
-    for (name, value) in ours.chain(seed) {
+    for (name, value) in values.chain(seed) {
         let (series, name) = name.split_once('/').unwrap_or(("bench", &name));
         last.entry(series.to_owned()).or_default().push((name.to_owned(), value));
     }

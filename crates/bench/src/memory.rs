@@ -9,16 +9,16 @@ fn status(key: &str) -> Option<u64> {
 
 /// Returns the resident bytes of this process, excluding file-backed pages.
 pub(crate) fn resident() -> Option<u64> {
-    Some(status("VmRSS")?.saturating_sub(of_files()?))
+    Some(status("VmRSS")?.saturating_sub(file_backed()?))
 }
 
 /// Returns the peak of resident bytes since [`reset_high_water`], excluding the file-backed pages of now: code that runs for the first
 /// time is not memory of a step.
 pub(crate) fn high_water() -> Option<u64> {
-    Some(status("VmHWM")?.saturating_sub(of_files()?))
+    Some(status("VmHWM")?.saturating_sub(file_backed()?))
 }
 
-fn of_files() -> Option<u64> {
+fn file_backed() -> Option<u64> {
     Some(status("RssFile")? + status("RssShmem")?)
 }
 

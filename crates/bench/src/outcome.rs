@@ -21,15 +21,16 @@ pub(crate) fn devices(entries: &[Entry]) -> BTreeMap<String, DeviceReport> {
 /// Returns the outcomes of the entries of a kind.
 pub(crate) fn outcomes(entries: &[Entry], dtype: Dtype, of: impl Fn(Kind) -> bool) -> BTreeMap<String, Outcome> {
     let reference = reference(entries, dtype);
-    let wanted = entries.iter().filter(|entry| of(entry.kind));
-    wanted.map(|entry| (entry.job.name.clone(), outcome(entry, entries, reference))).collect()
+    let selected = entries.iter().filter(|entry| of(entry.kind));
+    selected.map(|entry| (entry.job.name.clone(), outcome(entry, entries, reference))).collect()
 }
 
 /// Returns the result that all others are compared with: the first variant in the problem's dtype that has gradients.
 fn reference(entries: &[Entry], dtype: Dtype) -> Option<&Stepped> {
-    let mut ours = entries.iter().filter(|entry| entry.kind == Kind::Variant);
+    let mut variants = entries.iter().filter(|entry| entry.kind == Kind::Variant);
     let fits = |entry: &&Entry| entry.variant.request.policy.dtype() == dtype;
-    let candidates: Vec<&Stepped> = ours.by_ref().filter(fits).filter_map(first).filter(|s| s.loss.is_some()).collect();
+    let candidates: Vec<&Stepped> =
+        variants.by_ref().filter(fits).filter_map(first).filter(|s| s.loss.is_some()).collect();
     candidates.iter().copied().max_by_key(|step| step.grad_norms.len())
 }
 

@@ -164,13 +164,13 @@ impl OnDevice {
     /// Returns the gradients that the step adds to, in the order of [`GradsMut`].
     fn gradients(&self) -> [Option<Role>; 4] {
         let made = self.variant.request.gradients;
-        let wanted = match (self.variant.pass, self.kind, self.variant.request.policy) {
+        let requested = match (self.variant.pass, self.kind, self.variant.request.policy) {
             (Pass::Score | Pass::GradientInPlace, ..) | (_, ProgramKind::Materialised, _) => [false; 4],
             (Pass::Gradient, _, PolicySpec::Logits { .. }) => [false, false, false, made.hidden],
             (Pass::Gradient, _, PolicySpec::Hidden { .. }) => [made.hidden, made.lm_head, made.bias, false],
         };
         let roles = [Role::GradHidden, Role::GradLmHead, Role::GradBias, Role::GradLogits];
-        std::array::from_fn(|i| wanted[i].then_some(roles[i]))
+        std::array::from_fn(|i| requested[i].then_some(roles[i]))
     }
 
     fn input_key(&self, role: Role) -> (Role, Dtype) {

@@ -14,12 +14,12 @@ pub(crate) struct Process {
     requests: ChildStdin,
     replies: BufReader<ChildStdout>,
     /// The file with the process's standard error.
-    said: PathBuf,
+    log: PathBuf,
 }
 
 impl Process {
     /// Starts `command` with `environment` added to this process's.
-    pub(crate) fn start(command: &[OsString], environment: &[(&str, String)], said: PathBuf) -> Result<Self> {
+    pub(crate) fn start(command: &[OsString], environment: &[(&str, String)], log: PathBuf) -> Result<Self> {
         let Some((program, arguments)) = command.split_first() else {
             return Err(Error::argument("start a worker", "a program", "none"));
         };
@@ -27,13 +27,13 @@ impl Process {
         // If GRPO_LOG is set, the workers' messages are shown; otherwise they are kept in a file to report the last ones of a failed worker.
         let stderr = match std::env::var_os("GRPO_LOG") {
             Some(_) => Stdio::inherit(),
-            None => File::create(&said).map_err(|e| Error::io("write", &said, e))?.into(),
+            None => File::create(&log).map_err(|e| Error::io("write", &log, e))?.into(),
         };
         let mut command = Command::new(program);
         command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).spawn().map_err(failed)?;
         match (child.stdin.take(), child.stdout.take()) {
-            (Some(requests), Some(replies)) => Ok(Self { child, requests, replies: BufReader::new(replies), said }),
+            (Some(requests), Some(replies)) => Ok(Self { child, requests, replies: BufReader::new(replies), log }),
             _ => unreachable!("both were asked for"),
         }
     }
@@ -56,9 +56,9 @@ impl Process {
 
     fn gone(&mut self) -> Error {
         let status = self.child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
-        let said = std::fs::read(&self.said).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said);
-        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
         Error::Text(format!("the worker's process ended with {status}: {last}"))
     }
 }

@@ -107,7 +107,7 @@ pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &PolicyOutput<Tensor>
 pub(crate) fn oracle_at(loss: &LossConfig, policy: &oracle::Policy<'_, f64>, batch: &TokenBatch) -> Result<Evaluated> {
     let is_hidden = matches!(policy.output, PolicyOutput::Hidden { .. });
     let result = oracle::evaluate(loss, policy, batch)?;
-    let some = |wanted: bool, values: Vec<f64>| wanted.then_some(values);
+    let some = |is_present: bool, values: Vec<f64>| is_present.then_some(values);
     let values = Values {
         loss: Some(result.loss),
         logp: Some(result.logp),

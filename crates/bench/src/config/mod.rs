@@ -242,8 +242,8 @@ impl BenchConfig {
     /// # Errors
     /// [`Error::Config`] for an unknown name.
     pub fn backend(&self, name: &str) -> Result<BackendName> {
-        let of_variant = self.variants.as_ref().and_then(|variants| variants.get(name)?.backend.as_deref());
-        match of_variant {
+        let own_backend = self.variants.as_ref().and_then(|variants| variants.get(name)?.backend.as_deref());
+        match own_backend {
             Some(backend) => BackendName::parse(&format!("variants.{name}.backend"), backend),
             None => BackendName::parse("backend", &self.backend),
         }

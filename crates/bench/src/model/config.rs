@@ -87,13 +87,13 @@ impl ModelBenchConfig {
     /// # Errors
     /// [`Error::Config`] that names the key.
     pub fn validate(&self) -> Result<()> {
-        let of_generation = self.generation.iter().flat_map(|of| {
+        let generation_sizes = self.generation.iter().flat_map(|of| {
             let rows = of.rows.iter().map(|rows| ("generation.rows", *rows, 1));
             let prompts = of.prompts.iter().map(|prompt| ("generation.prompts", *prompt, 1));
             // The first token is not part of the rate.
             rows.chain(prompts).chain([("generation.tokens", of.tokens, 2)])
         });
-        let of_update = self.update.iter().flat_map(|of| {
+        let update_sizes = self.update.iter().flat_map(|of| {
             [
                 ("update.rows", of.rows, 1),
                 ("update.prompt", of.prompt, 1),
@@ -101,7 +101,7 @@ impl ModelBenchConfig {
                 ("update.micro_batches", of.micro_batches, 1),
             ]
         });
-        for (key, size, least) in of_generation.chain(of_update).chain([("rounds", self.rounds, 1)]) {
+        for (key, size, least) in generation_sizes.chain(update_sizes).chain([("rounds", self.rounds, 1)]) {
             if size < least || i32::try_from(size).is_err() {
                 return Err(config(key, format!("a number from {least} to 2^31 - 1"), size));
             }
@@ -147,12 +147,12 @@ impl ModelBenchConfig {
     /// # Errors
     /// [`Error::Config`] that names the key.
     pub fn check_context(&self, model: &ModelConfig) -> Result<()> {
-        let of_generation = self.generation.iter().flat_map(|of| {
+        let generation_sizes = self.generation.iter().flat_map(|of| {
             of.prompts.iter().map(|prompt| ("generation.prompts, generation.tokens", *prompt, of.tokens))
         });
-        let of_update = self.update.iter().map(|of| ("update.prompt, update.completion", of.prompt, of.completion));
+        let update_sizes = self.update.iter().map(|of| ("update.prompt, update.completion", of.prompt, of.completion));
         let context = model.max_position_embeddings;
-        match of_generation.chain(of_update).find(|(_, prompt, tokens)| prompt + tokens > context) {
+        match generation_sizes.chain(update_sizes).find(|(_, prompt, tokens)| prompt + tokens > context) {
             Some((key, prompt, tokens)) => {
                 let expected = format!("together at most {context}, the model's max_position_embeddings");
                 Err(config(key, expected, format!("{prompt} + {tokens}")))

@@ -63,14 +63,14 @@ pub fn run(
     let mut running: Vec<Running> = cases.iter().map(|(name, dtype, work)| Running::new(name, *dtype, *work)).collect();
     for round in 1..=config.rounds {
         for dtype in [Dtype::F32, Dtype::Bf16] {
-            let mut of_dtype: Vec<&mut Running> = running.iter_mut().filter(|case| case.dtype == dtype).collect();
-            if of_dtype.is_empty() {
+            let mut cases_of_dtype: Vec<&mut Running> = running.iter_mut().filter(|case| case.dtype == dtype).collect();
+            if cases_of_dtype.is_empty() {
                 continue;
             }
-            let (most_rows, longest) = largest(&of_dtype);
+            let (most_rows, longest) = largest(&cases_of_dtype);
             let rates = Rates::measure(dtype, config.threads);
             let mut shared = HashMap::new();
-            for case in &mut of_dtype {
+            for case in &mut cases_of_dtype {
                 case.rates.push(rates);
                 for system in &systems {
                     progress(&format!("{}: round {round} of {}: {}", case.name, config.rounds, system.name))?;
@@ -104,8 +104,8 @@ struct System {
 
 /// Returns the wanted systems.
 fn systems(options: &Options, folder: &Path) -> Result<Vec<System>> {
-    let ours = System { name: GRPO, command: Ok(options.worker.clone()), is_shared: false, updates: true };
-    let mut systems = vec![ours];
+    let own = System { name: GRPO, command: Ok(options.worker.clone()), is_shared: false, updates: true };
+    let mut systems = vec![own];
     for ModelPeer { name, command, is_shared, updates } in peers::of_models(options, folder)? {
         systems.push(System { name, command, is_shared, updates });
     }

@@ -105,7 +105,7 @@ impl Real for Moved {
         [!a[0], !a[1]]
     }
     fn select(predicate: &[bool; 2], on_true: &Self, on_false: &Self) -> Self {
-        let at = |there: bool| if there { on_true } else { on_false };
+        let at = |holds: bool| if holds { on_true } else { on_false };
         Self { from: at(predicate[0]).from, to: at(predicate[1]).to, smooth: at(predicate[0]).smooth }
     }
     fn stop_gradient(&self) -> Self {
@@ -180,14 +180,14 @@ pub(super) struct Differences<'a> {
 impl<'a> Differences<'a> {
     /// Prepares the loss for differences around `point`.
     pub(super) fn new(loss: &'a LossConfig, batch: &'a TokenBatch, point: Point) -> Result<Self> {
-        let there = oracle::score(loss, &point.policy(), batch)?;
-        let values = || PolicyValues { logp: there.logp.clone(), entropy: there.entropy.clone() };
+        let scores = oracle::score(loss, &point.policy(), batch)?;
+        let values = || PolicyValues { logp: scores.logp.clone(), entropy: scores.entropy.clone() };
         let batch = loss.prepare(batch, |_| Ok::<_, grpo_core::Error>(values()))?;
         let weights = match batch.weights() {
             Some(weights) => weights.clone(),
             None => token_weights(loss, &batch)?,
         };
-        Ok(Self { loss, batch, weights, point, from: [there.logp, there.entropy] })
+        Ok(Self { loss, batch, weights, point, from: [scores.logp, scores.entropy] })
     }
 
     /// Compares the loss at the point with `found`.
@@ -229,14 +229,14 @@ impl<'a> Differences<'a> {
         let step = STEP / (self.loss.logit_scale.abs() * factor).max(1.0);
         let (mut values, mut crossed) = (vec![], 0);
         for entry in entries {
-            let there = self.point.tensors[tensor].1[*entry];
+            let original = self.point.tensors[tensor].1[*entry];
             let mut at = |value: f64| {
                 self.point.tensors[tensor].1[*entry] = value;
-                let here = oracle::score(self.loss, &self.point.policy(), &self.batch);
-                self.point.tensors[tensor].1[*entry] = there;
-                here.map(|here| self.moved(&here.logp, &here.entropy))
+                let scores = oracle::score(self.loss, &self.point.policy(), &self.batch);
+                self.point.tensors[tensor].1[*entry] = original;
+                scores.map(|scores| self.moved(&scores.logp, &scores.entropy))
             };
-            let (left, right) = (there - step, there + step);
+            let (left, right) = (original - step, original + step);
             let (low, high) = (at(left)?, at(right)?);
             values.push((high.smooth - low.smooth) / (right - left));
             crossed += usize::from(low.has_crossed() || high.has_crossed());

@@ -124,21 +124,21 @@ fn check(
     devices: &mut Devices,
     progress: &mut impl FnMut(&str),
 ) -> Result<CaseReport> {
-    let asked = config.shape;
-    config.shape = reduced(asked, options.limits);
+    let full_shape = config.shape;
+    config.shape = reduced(full_shape, options.limits);
     let mut report = CaseReport {
         name,
         shape: config.shape,
-        reduced_from: (config.shape != asked).then_some(asked),
+        reduced_from: (config.shape != full_shape).then_some(full_shape),
         inputs: vec![],
         not_checked: BTreeMap::new(),
         failures: vec![],
         passed: false,
     };
-    let is_wanted = |name: &String| options.variants.is_empty() || options.variants.contains(name);
+    let is_chosen = |name: &String| options.variants.is_empty() || options.variants.contains(name);
     let variants = config.variants.clone().unwrap_or_default();
     let mut groups: Vec<Group> = vec![];
-    for (name, settings) in variants.iter().filter(|(name, _)| is_wanted(name)) {
+    for (name, settings) in variants.iter().filter(|(name, _)| is_chosen(name)) {
         let variant = config.variant(name)?;
         let why = match settings.pass {
             _ if settings.command.is_some() => "an external program: it returns no gradients",
@@ -162,7 +162,7 @@ fn check(
         report.failures.extend(problem.zero_gradients());
         progress(&format!("{}: differences of the oracle's loss, two evaluations an entry", report.name));
         let verdict = problem.differences(&problem.oracle.values)?;
-        let mut of_inputs = InputsReport {
+        let mut inputs = InputsReport {
             dtype,
             bias,
             seed: problem.seed(),
@@ -170,12 +170,12 @@ fn check(
             kinks: verdict.kinks,
             notes: problem.notes()?,
         };
-        of_inputs.notes.extend(verdict.notes);
+        inputs.notes.extend(verdict.notes);
         for (name, variant) in group {
             progress(&format!("{}: {name}", report.name));
             let opened = devices.open(&config, &name, &variants[&name], &variant);
             match opened.and_then(|backend| problem.implementation(&name, &variant, backend.as_ref())) {
-                Ok(rows) => of_inputs.rows.extend(rows),
+                Ok(rows) => inputs.rows.extend(rows),
                 Err(Error::Loss(error @ grpo_core::Error::Unsupported { .. })) => {
                     report.not_checked.insert(name, error.to_string());
                 }
@@ -184,7 +184,7 @@ fn check(
                 }
             }
         }
-        report.inputs.push(of_inputs);
+        report.inputs.push(inputs);
     }
     conclude(&mut report, &options.variants);
     Ok(report)

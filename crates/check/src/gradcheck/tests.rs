@@ -202,8 +202,8 @@ variants:
 fn gradcheck_reduces_sizes_and_names_unchecked_variants() {
     let report = only(&config(MANY, &[]), &Options::default());
     assert!(report.passed, "{report:#?}");
-    let asked = report.reduced_from.expect("reduced");
-    assert_eq!((asked.batch, asked.vocab), (7, 5000));
+    let full_shape = report.reduced_from.expect("reduced");
+    assert_eq!((full_shape.batch, full_shape.vocab), (7, 5000));
     let shape = report.shape;
     assert_eq!((shape.batch, shape.tokens, shape.hidden, shape.vocab), (3, 8, Some(16), 96));
     let not_checked: Vec<&str> = report.not_checked.keys().map(String::as_str).collect();
@@ -250,8 +250,8 @@ variants:
 fn zero_expected_gradient_is_a_failure(#[case] set: &str, #[case] name: &str) {
     let report = only(&config(SMALL, &["loss.beta=0", "loss.entropy_coef=0", set]), &Options::default());
     assert!(!report.passed);
-    let told = report.failures.iter().find(|failure| failure.starts_with(name)).expect("a failure that names it");
-    assert!(told.contains("inputs.logit_std") && told.contains("loss.epsilon_low"), "{told}");
+    let reported = report.failures.iter().find(|failure| failure.starts_with(name)).expect("a failure that names it");
+    assert!(reported.contains("inputs.logit_std") && reported.contains("loss.epsilon_low"), "{reported}");
 }
 
 #[test]

@@ -271,8 +271,8 @@ impl ModelFile {
             if !is_float(tensor.dtype) {
                 return self.refuse(format!("expected `{name}` of F64, F32, BF16 or F16, got {}", tensor.dtype));
             }
-            let of_gradient = name.strip_prefix(GRADIENT).map(grpo_models::text_tensor);
-            let shape = match of_gradient.as_deref() {
+            let gradient_name = name.strip_prefix(GRADIENT).map(grpo_models::text_tensor);
+            let shape = match gradient_name.as_deref() {
                 None if name == LOSS && tensor.len() == 1 => tensor.shape.clone(),
                 None if name == LOSS => vec![],
                 None if name == LOGITS => vec![self.sequences.len(), self.length, self.vocab],
@@ -295,7 +295,7 @@ impl ModelFile {
                     self.loss = loss;
                 }
                 LOGITS => self.logits = Some(tensor),
-                _ => self.gradients.push((of_gradient.unwrap_or_default().into_owned(), tensor)),
+                _ => self.gradients.push((gradient_name.unwrap_or_default().into_owned(), tensor)),
             }
         }
         if self.loss.is_none() && self.logits.is_none() && self.gradients.is_empty() {

@@ -103,8 +103,8 @@ pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelT
             policy.logits(file.sequences(), forward, &mut |sequence, position, logits| {
                 file.compare(expected, file.first_logit(sequence, position), logits, &mut running)
             })?;
-            let wanted: usize = file.sequences().iter().map(Vec::len).sum::<usize>() * file.vocab();
-            add(policy.name(), running, wanted, scale, tolerances.logits);
+            let entries: usize = file.sequences().iter().map(Vec::len).sum::<usize>() * file.vocab();
+            add(policy.name(), running, entries, scale, tolerances.logits);
         }
     }
     let gradients: BTreeMap<&str, &Expected> = file.gradients().collect();
@@ -112,18 +112,18 @@ pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelT
         return Ok(ModelReport { file: file.name(), rows });
     }
     let largest = gradients.values().fold(0.0, |m: f64, expected| m.max(expected.largest));
-    let mut of_gradients = Vec::new();
+    let mut compared = Vec::new();
     let mut see = |tensor: NamedTensor| {
         // A tied head is the embedding under another name.
         let names = file.aliases(&tensor.name);
         for (name, expected) in names.iter().filter_map(|name| Some((name, gradients.get(name)?))) {
             let mut running = Running::new(format!("grad.{name}"));
             if tensor.shape != expected.shape {
-                let wanted = format!("the gradient of {} {:?}", tensor.name, expected.shape);
-                return Err(Error::argument("parity", wanted, format!("{:?}", tensor.shape)));
+                let expected = format!("the gradient of {} {:?}", tensor.name, expected.shape);
+                return Err(Error::argument("parity", expected, format!("{:?}", tensor.shape)));
             }
             file.compare(expected, 0, &tensor.data, &mut running)?;
-            of_gradients.push((running, expected.len(), expected.largest.max(1e-3 * largest)));
+            compared.push((running, expected.len(), expected.largest.max(1e-3 * largest)));
         }
         Ok(())
     };
@@ -133,11 +133,11 @@ pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelT
         running.add(0, expected, loss);
         add(policy.name(), running, 1, 1.0, tolerances.logits);
     }
-    if of_gradients.len() != gradients.len() {
-        let found = format!("{} of them", of_gradients.len());
+    if compared.len() != gradients.len() {
+        let found = format!("{} of them", compared.len());
         return Err(Error::argument("parity", format!("gradients of {} parameters", gradients.len()), found));
     }
-    for (running, entries, scale) in of_gradients {
+    for (running, entries, scale) in compared {
         add(policy.name(), running, entries, scale, tolerances.gradient);
     }
     Ok(ModelReport { file: file.name(), rows })
