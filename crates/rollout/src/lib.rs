@@ -51,8 +51,8 @@ impl Completed {
         completions: Vec<Completion>,
     ) -> Result<Self> {
         let texts = completions.iter().map(|c| tokenizer.decode(&c.ids)).collect::<grpo_models::Result<_>>()?;
-        let of_prompts = prompts.into_iter().map(|prompt| (opens_think(tokenizer, &prompt), prompt));
-        let (opens_think, prompts) = of_prompts.flat_map(|each| std::iter::repeat_n(each, num_generations)).unzip();
+        let pairs = prompts.into_iter().map(|prompt| (opens_think(tokenizer, &prompt), prompt));
+        let (opens_think, prompts) = pairs.flat_map(|each| std::iter::repeat_n(each, num_generations)).unzip();
         let (conversations, environment_time) = (Vec::new(), Duration::ZERO);
         Ok(Self { prompts, completions, texts, opens_think, conversations, environment_time })
     }
@@ -155,8 +155,8 @@ impl Rollout<'_> {
 
     /// Returns the number of tokens of the longest sequence that the policy and the engine take.
     fn context_length(&self) -> usize {
-        let of_policy = self.policy.context_length();
-        self.engine.context_length().map_or(of_policy, |context| context.min(of_policy))
+        let policy_context = self.policy.context_length();
+        self.engine.context_length().map_or(policy_context, |context| context.min(policy_context))
     }
 
     /// Holds conversations with the environments and the agents of rows.
@@ -168,7 +168,7 @@ impl Rollout<'_> {
         sampling: Sampling,
     ) -> Result<Completed> {
         let agent = |item: &Item| self.environments.agent(self.environments.of_row(item).ok()?);
-        let (of_agents, others): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(|i| agent(items[*i]).is_some());
+        let (agent_rows, others): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(|i| agent(items[*i]).is_some());
         let rows = |indices: &[usize]| indices.iter().map(|i| items[*i]).collect::<Vec<&Item>>();
         let (mut all, mut time) = (Vec::with_capacity(items.len() * num_generations), Duration::ZERO);
         let mut add = |indices: &[usize], Conversations { ended, environment_time }| {
@@ -178,10 +178,10 @@ impl Rollout<'_> {
         if !others.is_empty() {
             add(&others, self.converse(&rows(&others), num_generations, max_completion_length, sampling)?);
         }
-        if !of_agents.is_empty() {
+        if !agent_rows.is_empty() {
             let first_stream = (others.len() * num_generations) as u64;
-            let rows = rows(&of_agents);
-            add(&of_agents, self.hold_agents(&rows, num_generations, max_completion_length, sampling, first_stream)?);
+            let rows = rows(&agent_rows);
+            add(&agent_rows, self.hold_agents(&rows, num_generations, max_completion_length, sampling, first_stream)?);
         }
         // The sort is stable: conversations about a row stay in their order.
         all.sort_by_key(|(item, _)| *item);

@@ -54,8 +54,8 @@ pub fn share<T: Serialize + DeserializeOwned>(
     value: impl FnOnce() -> T,
 ) -> Result<T> {
     let Some(store) = store else { return Ok(value()) };
-    let (of_leader, value): (Sampled, T) = store.share(name, || (sampled.clone(), value()))?;
-    match of_leader == *sampled {
+    let (leader_sampled, value): (Sampled, T) = store.share(name, || (sampled.clone(), value()))?;
+    match leader_sampled == *sampled {
         true => Ok(value),
         false => Err(Error::OtherCompletions { process: store.process_id() }),
     }

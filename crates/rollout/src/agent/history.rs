@@ -249,13 +249,14 @@ impl History {
                 && next.is_some_and(|next| next["role"] != "assistant")
                 && request.messages[..messages] == row.messages[..messages]
         };
-        let of_row = |(index, row): (usize, &Row)| {
+        let last_repeated = |(index, row): (usize, &Row)| {
             let turn = row.turns.iter().rposition(|[messages, _]| repeats(row, *messages))?;
             // Of several rows with the same beginning, one that can be continued.
             let can_continue = turn + 1 == row.turns.len() && !row.is_busy;
             Some((row.turns[turn][0], can_continue, (index, turn)))
         };
-        let best = self.rows.iter().enumerate().filter_map(of_row).max_by_key(|(messages, can, _)| (*messages, *can));
+        let best =
+            self.rows.iter().enumerate().filter_map(last_repeated).max_by_key(|(messages, can, _)| (*messages, *can));
         best.map(|(.., found)| found)
     }
 
@@ -300,7 +301,7 @@ impl History {
         let stop = end_at_stop(&mut turn, &request.stop, tokenizer)?.cloned();
         let mut text = tokenizer.decode(&turn.ids)?;
         let mut parsed = match &request.tools {
-            Some(of_request) if request.calls_tools => tools.parse(&turn.ids, &text, of_request)?,
+            Some(request_tools) if request.calls_tools => tools.parse(&turn.ids, &text, request_tools)?,
             _ => Parsed { content: text.clone(), calls: Vec::new() },
         };
         if let Some(stop) = &stop {

@@ -133,7 +133,7 @@ impl<'a> Tools<'a> {
 }
 
 /// Returns the first messages of a conversation, and its tools: the row's, or else the environment's.
-pub(super) fn beginning(row: &Item, of_environment: Option<&Value>, first: &[Value]) -> Result<Prompt, Failure> {
+pub(super) fn beginning(row: &Item, environment_tools: Option<&Value>, first: &[Value]) -> Result<Prompt, Failure> {
     let Prompt::Messages { messages, tools, documents } = &row.prompt else {
         let expected = "a row with messages (`prompt` or `messages` as a list, or `question` with a chat template)";
         return Err(Failure::new(format!("expected {expected}, got a text")));
@@ -150,7 +150,7 @@ pub(super) fn beginning(row: &Item, of_environment: Option<&Value>, first: &[Val
         first.next();
     }
     messages.extend(first);
-    let tools = tools.clone().or_else(|| of_environment.cloned());
+    let tools = tools.clone().or_else(|| environment_tools.cloned());
     Ok(Prompt::Messages { messages, tools, documents: documents.clone() })
 }
 
@@ -225,11 +225,11 @@ fn check_starts<'a>(
         drop(episode);
         grpo_agents::check_messages(&messages).map_err(failed)?;
         let prompt = beginning(row, environments.tools(index), &messages).map_err(failed)?;
-        let Prompt::Messages { tools: of_row, .. } = &prompt else { continue };
-        let turns = tools.turns(of_row.as_ref(), if of_row.is_some() { "tool" } else { "user" })?;
+        let Prompt::Messages { tools: row_tools, .. } = &prompt else { continue };
+        let turns = tools.turns(row_tools.as_ref(), if row_tools.is_some() { "tool" } else { "user" })?;
         found.rewrites_history |= turns.rewrites();
-        if let Some(of_row) = of_row {
-            tools.check(of_row)?;
+        if let Some(row_tools) = row_tools {
+            tools.check(row_tools)?;
         }
         let lengths = [encode_prompt(tokenizer, &prompt)?, encode_prompt(tokenizer, &row.prompt)?].map(|ids| ids.len());
         found.added_tokens = found.added_tokens.max(lengths[0].saturating_sub(lengths[1]));

@@ -36,7 +36,7 @@ pub(super) struct Talk<'a> {
     /// The seed, the step and the number of the conversation, which determine the ids of its calls.
     key: [u64; 3],
     /// All calls of the last message with their ids, in order.
-    asked: Vec<Value>,
+    last_calls: Vec<Value>,
     /// Results of tool calls that the environment does not see, with the position of the call in the message.
     refused: Vec<(usize, Value)>,
     /// The answer of the environment to the last message, or its failure.
@@ -105,7 +105,7 @@ impl<'a> Talk<'a> {
             documents: None,
             question: None,
             key: [seed, step, index as u64],
-            asked: Vec::new(),
+            last_calls: Vec::new(),
             refused: Vec::new(),
             reply: None,
             prompt: Vec::new(),
@@ -160,11 +160,11 @@ impl<'a> Talk<'a> {
         self.start.take().unwrap_or_else(|| Ok(Vec::new()))
     }
 
-    /// Encodes the prompt, of at most `longest` tokens. `of_environment` are the tools of the environment.
+    /// Encodes the prompt, of at most `longest` tokens. `environment_tools` are the tools of the environment.
     pub(super) fn begin(
         &mut self,
         start: Result<Vec<Value>, Failure>,
-        of_environment: Option<&Value>,
+        environment_tools: Option<&Value>,
         tokenizer: &dyn Tokenizer,
         tools: &mut Tools<'_>,
         longest: usize,
@@ -179,7 +179,7 @@ impl<'a> Talk<'a> {
                 return Ok(());
             }
         };
-        let prompt = match beginning(self.item, of_environment, &first) {
+        let prompt = match beginning(self.item, environment_tools, &first) {
             Ok(prompt) => prompt,
             Err(failure) => {
                 self.fail(failure);
@@ -210,11 +210,11 @@ impl<'a> Talk<'a> {
             return Ok(());
         }
         self.prompt = ids;
-        if let Prompt::Messages { messages, tools: of_row, documents } = prompt {
+        if let Prompt::Messages { messages, tools: row_tools, documents } = prompt {
             self.history = tools.forks().then_some(messages);
-            (self.documents, self.tools) = (documents, of_row);
+            (self.documents, self.tools) = (documents, row_tools);
         }
-        self.tools.as_ref().map_or(Ok(()), |of_row| tools.check(of_row))
+        self.tools.as_ref().map_or(Ok(()), |row_tools| tools.check(row_tools))
     }
 
     /// Takes a turn of the policy, and prepares the message for the environment.
@@ -227,7 +227,7 @@ impl<'a> Talk<'a> {
     ) -> Result<()> {
         self.text = tokenizer.decode(&turn.ids)?;
         let Parsed { content, calls } = match &self.tools {
-            Some(of_row) => tools.parse(&turn.ids, &self.text, of_row)?,
+            Some(row_tools) => tools.parse(&turn.ids, &self.text, row_tools)?,
             None => Parsed { content: self.text.clone(), calls: Vec::new() },
         };
         self.completion.append(turn);
@@ -236,17 +236,18 @@ impl<'a> Talk<'a> {
         self.calls += calls.len();
         self.calling_turns += usize::from(!calls.is_empty());
         let (has_calls, mut known) = (!calls.is_empty(), Vec::new());
-        self.asked.clear();
+        self.last_calls.clear();
         for (position, call) in calls.into_iter().enumerate() {
             let [seed, step, conversation] = self.key;
             let written = call.as_ref().ok().and_then(|call| call.id.clone());
             // Two calls with one id could not be told apart.
             let id = written
-                .filter(|id| self.asked.iter().all(|asked| asked["id"] != **id))
+                .filter(|id| self.last_calls.iter().all(|call| call["id"] != **id))
                 .unwrap_or_else(|| call_id([seed, step, conversation, self.turns as u64, position as u64]));
             let name = call.as_ref().map_or(UNREAD, |call| &call.name);
             let arguments = call.as_ref().map_or_else(|_| json!({}), |call| Value::from(call.arguments.clone()));
-            self.asked.push(json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}));
+            self.last_calls
+                .push(json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}));
             match call {
                 Ok(call) if is_tool(self.tools.as_ref(), &call.name) => {
                     let mut call = call.to_message();
@@ -260,7 +261,7 @@ impl<'a> Talk<'a> {
         if let Some(history) = &mut self.history {
             let mut rendered = message.clone();
             if has_calls {
-                rendered["tool_calls"] = self.asked.clone().into();
+                rendered["tool_calls"] = self.last_calls.clone().into();
             }
             history.push(rendered);
         }
@@ -323,7 +324,7 @@ impl<'a> Talk<'a> {
         for (position, message) in self.refused.drain(..) {
             messages.insert(position.min(messages.len()), message);
         }
-        if let Err(failure) = identify(&mut messages, &self.asked) {
+        if let Err(failure) = identify(&mut messages, &self.last_calls) {
             self.fail(failure);
             return Answer::Over;
         }
@@ -367,7 +368,7 @@ impl<'a> Talk<'a> {
             self.end_without_room(messages.len());
             return Ok(());
         }
-        let calls = if role == "tool" { &self.asked[..] } else { &[] };
+        let calls = if role == "tool" { &self.last_calls[..] } else { &[] };
         let next = match &self.history {
             Some(history) if turns.rewrites() => {
                 turns.whole(tokenizer, history, self.documents.as_ref()).map(|ids| self.continued(ids))
@@ -429,8 +430,8 @@ impl<'a> Talk<'a> {
             // A conversation that failed before its first turn: nothing was sampled, and nothing is trained on.
             self.completion.append_given(&[tokenizer.eos_id()]);
         }
-        let of_others: usize = self.other_rows.iter().map(|(_, completion)| completion.sampled_len()).sum();
-        self.conversation.sampled_tokens = of_others + self.completion.sampled_len();
+        let other_tokens: usize = self.other_rows.iter().map(|(_, completion)| completion.sampled_len()).sum();
+        self.conversation.sampled_tokens = other_tokens + self.completion.sampled_len();
         let truncated = self.completion.truncated;
         self.other_rows.iter_mut().for_each(|(_, completion)| completion.truncated = truncated);
         // The last row's prompt contains the earlier turns.

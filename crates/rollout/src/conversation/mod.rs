@@ -125,8 +125,8 @@ impl Rollout<'_> {
         };
         for (talk, start) in talks.iter_mut().zip(starts) {
             let (index, _) = talk.worker();
-            let of_environment = index.and_then(|index| environments.tools(index));
-            talk.begin(start, of_environment, tokenizer, &mut tools, longest_prompt)?;
+            let environment_tools = index.and_then(|index| environments.tools(index));
+            talk.begin(start, environment_tools, tokenizer, &mut tools, longest_prompt)?;
         }
         for turn in 0_u64.. {
             let open: Vec<usize> = (0..talks.len()).filter(|i| talks[*i].is_open()).collect();
