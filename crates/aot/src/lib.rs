@@ -185,11 +185,11 @@ impl RunPrograms {
         };
         let meshes = MeshRules::within(&config, &shape, prompt, available)?;
         let training = meshes.as_ref().map(|meshes| &meshes.training);
-        let of_sampling = meshes.as_ref().map(|meshes| &meshes.rollout);
-        let sampler = decoder(&config, &shape, &options, of_sampling)?;
+        let rollout_rules = meshes.as_ref().map(|meshes| &meshes.rollout);
+        let sampler = decoder(&config, &shape, &options, rollout_rules)?;
         let decoder = decoder(&config, &shape, &options, training)?;
         let (replays, routed_experts) = (config.rollout.replay_sampling_mask, config.policy.replay_routing);
-        let of_rollout = RolloutPrograms::of(
+        let rollout = RolloutPrograms::of(
             kind,
             &sampler,
             compute.dtype(),
@@ -201,7 +201,7 @@ impl RunPrograms {
                 ..RequestOptions::new(&sampling, 1)
             },
         );
-        let rollout = of_rollout.map_err(grpo_policy::Error::from)?;
+        let rollout = rollout.map_err(grpo_policy::Error::from)?;
         let micro_batch = TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion);
         let micro_batch = TrainShape { sampling_mask: replays, routed_experts, ..micro_batch.sharded(training) };
         let table = parameters(&shape);
@@ -211,13 +211,13 @@ impl RunPrograms {
         };
         let bytes = |p: &Parameter| part(p, training) * p.dtype(compute.dtype()).bytes();
         let single = |p: &Parameter| part(p, training) * Dtype::F32.bytes();
-        let of_embedding = if shape.tie_word_embeddings { 0 } else { shape.vocab_size * shape.hidden_size };
+        let embedding = if shape.tie_word_embeddings { 0 } else { shape.vocab_size * shape.hidden_size };
         let sizes = RunSizes {
             devices: training.map_or(1, |rules| rules.mesh().devices()),
             parameters: table.iter().map(Parameter::count).sum(),
             trained: decoder.trained().iter().map(Parameter::count).sum(),
             trained_of_device: decoder.trained().iter().map(|p| part(p, training)).sum(),
-            matmul_parameters: matrices.map(Parameter::count).sum::<usize>() - of_embedding,
+            matmul_parameters: matrices.map(Parameter::count).sum::<usize>() - embedding,
             layers: shape.num_hidden_layers,
             rows: micro_batch.rows,
             length: micro_batch.length,
@@ -239,10 +239,10 @@ impl RunPrograms {
                 true => table.iter().map(bytes).sum(),
                 false => 0,
             },
-            rollout_weight_bytes: match training == of_sampling {
+            rollout_weight_bytes: match training == rollout_rules {
                 true => 0,
                 false => {
-                    sampler.parameters().iter().map(|p| part(p, of_sampling) * p.dtype(compute.dtype()).bytes()).sum()
+                    sampler.parameters().iter().map(|p| part(p, rollout_rules) * p.dtype(compute.dtype()).bytes()).sum()
                 }
             },
             can_roll_back: options.can_roll_back,
@@ -264,7 +264,7 @@ impl RunPrograms {
     /// left out if half the width of the MLP does not shard evenly.
     pub fn names(&self) -> Vec<ProgramName> {
         use ProgramName::*;
-        let (of_update, apply): (&[ProgramName], &[ProgramName]) = match is_one_program(&self.config) {
+        let (update_programs, apply): (&[ProgramName], &[ProgramName]) = match is_one_program(&self.config) {
             true => (&[Step, Score], &[Apply]),
             false => (&[Gradient, Score, Apply], &[]),
         };
@@ -273,7 +273,7 @@ impl RunPrograms {
         // On a mesh, the head has no program of its own.
         let head: &[ProgramName] = if self.meshes.is_none() { &[Head] } else { &[] };
         let decode = self.rollout.decode.iter().map(|(columns, _)| Decode(*columns));
-        let runs = of_update.iter().copied().chain([Prefill, Admit]).chain(decode);
+        let runs = update_programs.iter().copied().chain([Prefill, Admit]).chain(decode);
         runs.chain(head.iter().chain(half_mlp).chain(apply).copied()).collect()
     }
 
@@ -355,11 +355,11 @@ impl RunPrograms {
             ProgramName::Decode(columns) => {
                 // Every decode step reads all weights, of as many experts as its tokens can choose, and all keys and values inside the windows,
                 // and reads and writes all states.
-                let of_layer = |layer: LayerSpec| {
+                let key_columns = |layer: LayerSpec| {
                     layer.sliding_window.map_or(columns, |window| window.min(columns))
                         * self.shape.heads(layer).key_columns()
                 };
-                let keys = self.shape.attention_layers().map(of_layer).sum::<usize>();
+                let keys = self.shape.attention_layers().map(key_columns).sum::<usize>();
                 let cache = 2 * sizes.slots * keys * sizes.operand_bytes;
                 let state = self.shape.linear_attention.map_or(0, |linear| linear.state() * Dtype::F32.bytes());
                 let states = 2 * self.shape.linear_attention_layers() * sizes.slots * state;
@@ -429,8 +429,8 @@ impl RunPrograms {
 
     /// Returns the program for loss and gradients of a micro-batch.
     fn gradient(&self, decoder: &Decoder) -> grpo_policy_pjrt::Result<Module> {
-        let (loss, of_values) = (self.config.loss(), self.config.grpo.value_loss());
-        self.train(decoder).gradient(&loss, of_values.as_ref(), self.micro_batch)
+        let (loss, value_loss) = (self.config.loss(), self.config.grpo.value_loss());
+        self.train(decoder).gradient(&loss, value_loss.as_ref(), self.micro_batch)
     }
 }
 

@@ -46,14 +46,14 @@ impl RunPrograms {
         let sizes = self.sizes();
         let reference = sizes.ref_policy_bytes as u64;
         let mut totals = BTreeMap::new();
-        let (mut largest, mut without, mut train) = ((0, String::new()), 0, 0);
+        let (mut largest, mut largest_without_copy, mut train) = ((0, String::new()), 0, 0);
         for name in self.names().into_iter().filter(|name| !self.is_part(*name)) {
             let (total, again) = (self.bytes_during(name, report(name)?), self.copy_to_roll_back(name));
             totals.insert(name.to_string(), total);
             if total > largest.0 {
                 largest = (total, name.to_string());
             }
-            without = without.max(total - again);
+            largest_without_copy = largest_without_copy.max(total - again);
             if self.names_of_update().contains(&name) {
                 train = train.max(total - reference - again);
             }
@@ -73,7 +73,7 @@ impl RunPrograms {
             totals,
             largest: largest.1,
             total_bytes: largest.0,
-            total_bytes_without_roll_back: without,
+            total_bytes_without_roll_back: largest_without_copy,
             train_bytes: train,
         })
     }
@@ -113,16 +113,16 @@ impl RunPrograms {
         let sizes = self.sizes();
         let (trained, sums) = (self.trained_memory(), self.accumulators());
         let (weights, remainders) = (sizes.weight_bytes as u64, sizes.remainder_bytes as u64);
-        let of_rollout = sizes.rollout_weight_bytes as u64;
+        let rollout_weights = sizes.rollout_weight_bytes as u64;
         match name {
             ProgramName::Gradient => remainders + trained.moments,
             // Frozen weights below adapters.
             ProgramName::Apply => weights + remainders - trained.weights,
             // All state is among the arguments.
             ProgramName::Step => 0,
-            ProgramName::Admit => weights + remainders + trained.moments + sums + of_rollout,
+            ProgramName::Admit => weights + remainders + trained.moments + sums + rollout_weights,
             // Rollouts on a mesh of their own have a copy of the weights among their arguments.
-            ProgramName::Prefill | ProgramName::Decode(_) if of_rollout > 0 => {
+            ProgramName::Prefill | ProgramName::Decode(_) if rollout_weights > 0 => {
                 weights + remainders + trained.moments + sums
             }
             _ => remainders + trained.moments + sums,

@@ -44,7 +44,7 @@ impl RunPrograms {
         };
         let layouts = self.decoder.parameters().iter().map(layout).collect::<grpo_policy_pjrt::Result<Vec<_>>>();
         let layouts = layouts.map_err(grpo_policy::Error::from)?;
-        let of_process = |process_index: i32| {
+        let process_shards = |process_index: i32| {
             let positions = processes.positions(process_index);
             let weights = layouts.iter().map(|layout| processes.elements(process_index, layout));
             let weights = weights.sum::<std::result::Result<usize, _>>().map_err(grpo_policy_pjrt::Error::from);
@@ -55,6 +55,6 @@ impl RunPrograms {
                 weights: weights.map_err(grpo_policy::Error::from)?,
             })
         };
-        processes.processes().into_iter().map(of_process).collect()
+        processes.processes().into_iter().map(process_shards).collect()
     }
 }

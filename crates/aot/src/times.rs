@@ -45,30 +45,31 @@ impl RunPrograms {
         let sizes = self.sizes();
         let time = |name| report(name)?.estimate_seconds;
         let (apply, micro_batches) = (time(ProgramName::Apply)?, sizes.micro_batches as f64);
-        let (of_update, gradient) = match is_one_program(&self.config) {
+        let (update_program, gradient) = match is_one_program(&self.config) {
             true => (ProgramName::Step, time(ProgramName::Step)? - apply),
             false => (ProgramName::Gradient, time(ProgramName::Gradient)?),
         };
         // The loops over layers, and loops nested in them.
-        let of_layers = |name| -> Option<f64> {
+        let layer_seconds = |name| -> Option<f64> {
             let loops = &report(name)?.loops;
             let outer = loops.iter().filter(|l| l.trips == Some(sizes.layers as u64) && l.begins == Some(1));
             let inner = loops.iter().filter(|l| l.begins.is_some_and(|begins| begins > 1));
-            let turns = |l: &grpo_backend_tpu::aot::LoopReport| Some(l.body_seconds? * (l.trips? * l.begins?) as f64);
+            let iterations =
+                |l: &grpo_backend_tpu::aot::LoopReport| Some(l.body_seconds? * (l.trips? * l.begins?) as f64);
             let more = |l: &grpo_backend_tpu::aot::LoopReport| {
                 Some(l.body_seconds? * (l.trips?.saturating_sub(1) * l.begins?) as f64)
             };
-            let outer = outer.map(turns).sum::<Option<f64>>()?;
+            let outer = outer.map(iterations).sum::<Option<f64>>()?;
             Some(outer + inner.map(more).sum::<Option<f64>>()?)
         };
-        let layers = of_layers(of_update)?;
+        let layers = layer_seconds(update_program)?;
         let mlp = match self.names().contains(&ProgramName::HalfMlp) {
-            true => Some(2.0 * (layers - of_layers(ProgramName::HalfMlp)?)),
+            true => Some(2.0 * (layers - layer_seconds(ProgramName::HalfMlp)?)),
             false => None,
         };
         let head = match self.meshes() {
             None => time(ProgramName::Head)?,
-            Some(_) => of_head(report(of_update)?, sizes.layers)?,
+            Some(_) => head_seconds(report(update_program)?, sizes.layers)?,
         };
         let update_seconds = self.update_seconds(&report)?;
         let part = |what: &str, seconds: f64| (what.to_owned(), micro_batches * seconds);
@@ -83,7 +84,7 @@ impl RunPrograms {
 
         let calls = self.decode_calls();
         let decode = calls.iter().map(|(name, count)| Some(*count as f64 * time(*name)?)).sum::<Option<f64>>()?;
-        let turns = calls.values().sum::<usize>() * sizes.tokens_per_call;
+        let decode_steps = calls.values().sum::<usize>() * sizes.tokens_per_call;
         // The number of samples that an admission starts depends on data; its time is only that of a few copies.
         let rollout_seconds = time(ProgramName::Prefill)? + time(ProgramName::Admit).unwrap_or(0.0) + decode;
         let completion_tokens = (sizes.slots * sizes.completion) as f64;
@@ -97,7 +98,7 @@ impl RunPrograms {
             update_tokens_per_second: tokens / update_seconds,
             utilisation: flops / update_seconds / (chip.peak_flops * sizes.devices as f64),
             rollout_seconds,
-            token_seconds: decode / turns.max(1) as f64,
+            token_seconds: decode / decode_steps.max(1) as f64,
             rollout_tokens_per_second: completion_tokens / rollout_seconds,
             step_seconds: rollouts * rollout_seconds + scores + updates,
         })
@@ -105,7 +106,7 @@ impl RunPrograms {
 }
 
 /// Returns the time of the loops over chunks of tokens, which are neither loops over layers nor nested in one.
-fn of_head(report: &Report, layers: usize) -> Option<f64> {
+fn head_seconds(report: &Report, layers: usize) -> Option<f64> {
     let loops = report.loops.iter().filter(|l| l.begins == Some(1) && l.trips != Some(layers as u64));
     loops.map(|l| Some(l.body_seconds? * l.trips? as f64)).sum()
 }
