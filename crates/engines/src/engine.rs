@@ -211,8 +211,8 @@ impl RolloutEngine for ServerEngine {
         };
         let (shared, weights, jobs) = (Arc::clone(&self.shared), Arc::clone(weights), self.jobs(request)?);
         let threads = (self.batch_size / request.num_generations.max(1)).clamp(1, jobs.len().max(1));
-        let wanted = Wanted(Arc::new(AtomicBool::new(true)));
-        let is_wanted = Arc::clone(&wanted.0);
+        let guard = Wanted(Arc::new(AtomicBool::new(true)));
+        let is_wanted = Arc::clone(&guard.0);
         let (sender, results) = mpsc::channel();
         let running: JoinHandle<Result<()>> = std::thread::Builder::new()
             .name("rollout".into())
@@ -221,9 +221,9 @@ impl RolloutEngine for ServerEngine {
         Ok(Pending::new(move |request| {
             let mut completions = vec![Completion::default(); request.prompts.len() * request.num_generations];
             // Ends when all threads have ended.
-            for (prompt, of_prompt) in results {
-                let copies = request.num_generations / of_prompt.len().max(1);
-                let all = of_prompt.into_iter().flat_map(|completion| std::iter::repeat_n(completion, copies));
+            for (prompt, prompt_completions) in results {
+                let copies = request.num_generations / prompt_completions.len().max(1);
+                let all = prompt_completions.into_iter().flat_map(|completion| std::iter::repeat_n(completion, copies));
                 for (index, completion) in (prompt * request.num_generations..).zip(all) {
                     let completion = ended(completion, request)?.map_err(grpo_policy::Error::other)?;
                     request.report(index, &completion);
@@ -232,7 +232,7 @@ impl RolloutEngine for ServerEngine {
             }
             let done =
                 running.join().map_err(|_| grpo_policy::Error::other("the thread of the rollout has ended early"))?;
-            drop(wanted);
+            drop(guard);
             done?;
             Ok(completions)
         }))
@@ -299,7 +299,7 @@ impl Shared {
         jobs: &[Job],
         weights: &Arc<Weights>,
         threads: usize,
-        wanted: &AtomicBool,
+        is_wanted: &AtomicBool,
         results: &mpsc::Sender<(usize, Vec<Completion>)>,
     ) -> Result<()> {
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -307,10 +307,10 @@ impl Shared {
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
-                    while lock(&failed).is_none() && wanted.load(Ordering::Relaxed) {
+                    while lock(&failed).is_none() && is_wanted.load(Ordering::Relaxed) {
                         let index = next.fetch_add(1, Ordering::Relaxed);
                         let Some(job) = jobs.get(index) else { break };
-                        match self.sample(job, weights, wanted) {
+                        match self.sample(job, weights, is_wanted) {
                             // Nobody receives completions that are not wanted any more.
                             Ok(completions) => {
                                 done.fetch_add(1, Ordering::Relaxed);
@@ -335,10 +335,10 @@ impl Shared {
     }
 
     /// Samples a job on the server that has least to do, and after a failure on the next one.
-    fn sample(&self, job: &Job, weights: &Arc<Weights>, wanted: &AtomicBool) -> Result<Vec<Completion>> {
+    fn sample(&self, job: &Job, weights: &Arc<Weights>, is_wanted: &AtomicBool) -> Result<Vec<Completion>> {
         let mut attempt = 0;
         loop {
-            let server = self.free_server(wanted);
+            let server = self.free_server(is_wanted);
             let latest = match server.adapters {
                 true => Arc::clone(weights),
                 false => lock(&self.latest).clone().unwrap_or_else(|| Arc::clone(weights)),
@@ -353,7 +353,7 @@ impl Shared {
             };
             attempt += 1;
             let useless = matches!(fault, Fault::Permanent(_));
-            if useless || attempt > self.retries || !wanted.load(Ordering::Relaxed) {
+            if useless || attempt > self.retries || !is_wanted.load(Ordering::Relaxed) {
                 return Err(given_up(server, fault, attempt));
             }
             tracing::info!("{}: {}; once more", server.http.shown, fault.message());
@@ -366,7 +366,7 @@ impl Shared {
     }
 
     /// Waits for a server that does not rest after a failure, and returns the one with the fewest requests.
-    fn free_server(&self, wanted: &AtomicBool) -> &Server {
+    fn free_server(&self, is_wanted: &AtomicBool) -> &Server {
         loop {
             let now = Instant::now();
             let free = self.servers.iter().filter(|server| server.rests_until(now).is_none());
@@ -374,7 +374,7 @@ impl Shared {
                 return server;
             }
             let until = self.servers.iter().filter_map(|server| server.rests_until(now)).min();
-            if !sleep_until(until, || wanted.load(Ordering::Relaxed)) {
+            if !sleep_until(until, || is_wanted.load(Ordering::Relaxed)) {
                 return &self.servers[0];
             }
         }
@@ -390,9 +390,9 @@ fn given_up(server: &Server, fault: Fault, attempts: u32) -> Error {
 }
 
 /// Sleeps until a time, and returns `true`; returns `false` as soon as the sleep is not wanted any more.
-fn sleep_until(until: Option<Instant>, wanted: impl Fn() -> bool) -> bool {
+fn sleep_until(until: Option<Instant>, is_wanted: impl Fn() -> bool) -> bool {
     while let Some(left) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
-        if !wanted() {
+        if !is_wanted() {
             return false;
         }
         if left.is_zero() {
@@ -400,7 +400,7 @@ fn sleep_until(until: Option<Instant>, wanted: impl Fn() -> bool) -> bool {
         }
         std::thread::sleep(left.min(LOOK));
     }
-    wanted()
+    is_wanted()
 }
 
 /// Returns the port of an address, with its flag; empty for an address without a port.

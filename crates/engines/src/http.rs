@@ -170,10 +170,10 @@ impl Http {
         if status.as_u16() == 429 || status.is_server_error() {
             let after =
                 response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-            let mut said = Vec::new();
+            let mut body = Vec::new();
             // The received part of an interrupted reply is shown, too.
-            let _ = response.body_mut().as_reader().take(MAX_REFUSAL).read_to_end(&mut said);
-            let message = format!("{path}: status {status}: {}", self.show(&String::from_utf8_lossy(&said)));
+            let _ = response.body_mut().as_reader().take(MAX_REFUSAL).read_to_end(&mut body);
+            let message = format!("{path}: status {status}: {}", self.show(&String::from_utf8_lossy(&body)));
             return Err(Fault::Temporary { message, after: after.map(Duration::from_secs) });
         }
         // A few compressed bytes could become more than the memory.

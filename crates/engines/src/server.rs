@@ -70,11 +70,11 @@ impl Server {
     /// Makes sure that the server has these weights, or later ones of a whole model. Returns the number of times that it has lost its weights.
     pub(crate) fn ensure(&self, weights: &Arc<Weights>) -> Result<u64, Fault> {
         let mut state = lock(&self.state);
-        let is_there = match self.adapters {
+        let has_weights = match self.adapters {
             true => state.loaded.iter().any(|(name, _)| *name == weights.name),
             false => !state.loaded.is_empty() && state.number >= weights.number,
         };
-        if is_there {
+        if has_weights {
             return Ok(state.losses);
         }
         if self.adapters {

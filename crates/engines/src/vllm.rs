@@ -117,11 +117,11 @@ impl Protocol for Vllm {
         }
         let info = http.json(path, info)?;
         let config = &info["vllm_config"];
-        let (of_model, lora) = (&config["model_config"], &config["lora_config"]);
+        let (model_config, lora) = (&config["model_config"], &config["lora_config"]);
         let text = |value: &Value| value.as_str().map(|text| text.trim_start_matches("torch.").to_owned());
-        facts.dtype = text(&of_model["dtype"]);
-        facts.quantization = text(&of_model["quantization"]);
-        facts.returns_masks = of_model["return_sampling_mask"] == true;
+        facts.dtype = text(&model_config["dtype"]);
+        facts.quantization = text(&model_config["quantization"]);
+        facts.returns_masks = model_config["return_sampling_mask"] == true;
         facts.needs_top_k = facts.returns_masks;
         // On a CPU, vLLM packs a copy of the head for its products. `reload_weights` packs again only what the folder has under the head's name.
         facts.keeps_tied_head = config["device_config"]["device"] == "cpu";
@@ -130,7 +130,7 @@ impl Protocol for Vllm {
         facts.lora = lora
             .is_object()
             .then(|| LoraLimits { max_rank: number(&lora["max_lora_rank"]), max_adapters: number(&lora["max_loras"]) });
-        if let Some(mode) = text(&of_model["logprobs_mode"]).filter(|mode| mode != "processed_logprobs") {
+        if let Some(mode) = text(&model_config["logprobs_mode"]).filter(|mode| mode != "processed_logprobs") {
             let expected = "log-probabilities of the distribution that tokens are sampled from";
             facts.wrong = wrong(expected, &mode, "start vLLM with `--logprobs-mode processed_logprobs`");
         }
@@ -197,9 +197,9 @@ impl Protocol for Vllm {
             return Err(Fault::Forgotten(format!("{path}: status 404: {}", http.show(&reply.text))));
         }
         if reply.status == 403 && facts.returns_masks {
-            let said = http.show(&reply.text);
+            let reason = http.show(&reply.text);
             return Err(Fault::Permanent(format!(
-                "{path}: status 403: {said}; start vLLM with `--enable-scale-out`, and rollout.server.api_key_env names the variable with \
+                "{path}: status 403: {reason}; start vLLM with `--enable-scale-out`, and rollout.server.api_key_env names the variable with \
                  the key, if there is one"
             )));
         }

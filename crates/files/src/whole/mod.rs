@@ -86,8 +86,8 @@ pub fn make_folder(path: &Path) -> Result<()> {
 /// # Errors
 /// [`Error::Io`].
 pub fn check_folder(path: &Path) -> Result<()> {
-    let there = std::path::absolute(path).map_err(|e| Error::io("write into the folder", path, e))?;
-    let nearest = there.ancestors().find(|folder| folder.symlink_metadata().is_ok()).unwrap_or(path);
+    let absolute = std::path::absolute(path).map_err(|e| Error::io("write into the folder", path, e))?;
+    let nearest = absolute.ancestors().find(|folder| folder.symlink_metadata().is_ok()).unwrap_or(path);
     temporary_in(nearest).map(drop).map_err(|e| Error::io("write into the folder", path, e))
 }
 
