@@ -51,8 +51,8 @@ impl AgentProgram {
     pub fn new(name: &str, config: &EnvironmentConfig) -> Result<Self> {
         let section = format!("environments.{name}");
         let workers = config.workers(&section)?;
-        let own = "left out: an agent sends its own tools";
-        check(config.tools.is_none(), &format!("{section}.tools"), own, "tools")?;
+        let expected = "left out: an agent sends its own tools";
+        check(config.tools.is_none(), &format!("{section}.tools"), expected, "tools")?;
         let launch = Launch::new(&section, "agent", name, &config.agent, &config.env, config.timeout)?;
         Ok(Self { launch: Arc::new(launch), workers: (0..workers).map(|_| Mutex::default()).collect() })
     }

@@ -40,8 +40,8 @@ pub fn implementations() -> Vec<(String, Implementation, Tiling)> {
         ("fused, vocab panels x 15".into(), Implementation::Fused, tiling(panels, Some(15), Some(1))),
     ];
     for implementation in Implementation::ALL {
-        let is_there = list.iter().any(|(_, listed, _)| *listed == implementation);
-        assert!(is_there, "`{}` is tested nowhere: it needs a line in implementations()", implementation.name());
+        let is_listed = list.iter().any(|(_, listed, _)| *listed == implementation);
+        assert!(is_listed, "`{}` is tested nowhere: it needs a line in implementations()", implementation.name());
     }
     list
 }

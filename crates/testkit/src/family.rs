@@ -59,7 +59,16 @@ pub fn config(json: &str) -> LossConfig {
 
 /// Returns the configuration called `name`. Bounds of ratios lie where [`Case`](crate::Case) has no log-ratios.
 pub fn loss(name: &str) -> LossConfig {
-    config(match name {
+    let named = trl_loss(name).or_else(|| verl_loss(name)).or_else(|| kl_penalty(name));
+    match named.or_else(|| sampler_correction(name)) {
+        Some(json) => config(json),
+        None => config(&format!(r#"{{"loss_type": "{name}", "beta": 0.1}}"#)),
+    }
+}
+
+/// Returns a loss with the semantics of TRL or of other libraries.
+fn trl_loss(name: &str) -> Option<&'static str> {
+    Some(match name {
         "grpo" => r#"{"loss_type": "grpo", "epsilon_high": 0.28, "temperature": 0.9}"#,
         "bnpo" => r#"{"loss_type": "bnpo", "delta": 1.45, "entropy_coef": 0.01}"#,
         "dr_grpo" => r#"{"loss_type": "dr_grpo", "max_completion_length": 16, "beta": 0.05, "kl_estimator": "k2"}"#,
@@ -87,6 +96,29 @@ pub fn loss(name: &str) -> LossConfig {
         "negative_scale" => r#"{"loss_type": "bnpo", "logit_scale": -0.7, "entropy_coef": 0.02, "temperature": 0.9}"#,
         "mllm_jax" => r#"{"semantics": "mllm_jax", "beta": 0.1, "kl_estimator": "k3", "temperature": 0.8}"#,
         "sapo" => r#"{"loss_type": "sapo", "beta": 0.05, "kl_estimator": "k1", "entropy_coef": 0.01}"#,
+        "luspo" => r#"{"loss_type": "luspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1}"#,
+        "geo_mean" => r#"{"loss_type": "geo_mean", "epsilon_low": 0.2, "epsilon_high": 0.25, "beta": 0.1}"#,
+        // The default exponents amplify rounding errors of a sequence's log-ratio fivefold; golden files have them.
+        "vespo" => {
+            r#"{"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_k_neg": 1.5, "vespo_lambda_pos": 0.5,
+                "vespo_lambda_neg": 0.4, "beta": 0.1, "entropy_coef": 0.01}"#
+        }
+        "grpo_sequence" => {
+            r#"{"importance_sampling_level": "sequence", "epsilon_low": 0.05, "epsilon_high": 0.06, "delta": 1.08,
+                "beta": 0.1, "use_bias_correction_kl": true}"#
+        }
+        "top_entropy" => r#"{"loss_type": "dapo", "top_entropy_quantile": 0.4, "entropy_coef": 0.02, "beta": 0.1}"#,
+        "off_policy" => {
+            r#"{"off_policy_mask_threshold": 0.02, "vllm_importance_sampling_correction": true, "beta": 0.1,
+                "vllm_importance_sampling_mode": "geometric_truncate"}"#
+        }
+        _ => return None,
+    })
+}
+
+/// Returns a loss with verl's semantics.
+fn verl_loss(name: &str) -> Option<&'static str> {
+    Some(match name {
         "verl_vanilla" => {
             r#"{"semantics": "verl", "epsilon_high": 0.28, "clip_ratio_c": 1.3,
                 "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 8, "entropy_coef": 0.02,
@@ -106,6 +138,20 @@ pub fn loss(name: &str) -> LossConfig {
         "dppo_tv" => r#"{"semantics": "verl", "loss_type": "dppo_tv", "epsilon_low": 0.004, "epsilon_high": 0.006}"#,
         "dppo_kl" => r#"{"semantics": "verl", "loss_type": "dppo_kl", "epsilon_low": 0.001, "epsilon_high": 0.002}"#,
         "dro" => r#"{"semantics": "verl", "loss_type": "dro", "dro_beta": 0.7}"#,
+        "verl_gspo" => {
+            r#"{"semantics": "verl", "loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06,
+                "loss_agg_mode": "seq-mean-token-mean", "beta": 0.1, "use_bias_correction_kl": true}"#
+        }
+        // All eligible tokens are selected: a draw among them would depend on their positions.
+        "clip_cov" => r#"{"semantics": "verl", "loss_type": "clip_cov", "clip_cov_ratio": 1.0, "clip_cov_lb": 0.3}"#,
+        "kl_cov" => r#"{"semantics": "verl", "loss_type": "kl_cov", "kl_cov_ratio": 0.3, "ppo_kl_coef": 0.5}"#,
+        _ => return None,
+    })
+}
+
+/// Returns a form of the KL penalty.
+fn kl_penalty(name: &str) -> Option<&'static str> {
+    Some(match name {
         "kl_straight_through" => r#"{"loss_type": "dapo", "beta": 0.2, "kl_estimator": "k3+"}"#,
         "kl_abs" => r#"{"loss_type": "bnpo", "beta": 0.2, "kl_estimator": "abs", "use_bias_correction_kl": false}"#,
         "kl_clamps" => {
@@ -117,25 +163,17 @@ pub fn loss(name: &str) -> LossConfig {
                 "kl_output_clamp": 0.018}"#
         }
         "kl_sampler" => r#"{"beta": 0.2, "kl_importance": "sampler", "vllm_importance_sampling_correction": false}"#,
+        _ => return None,
+    })
+}
+
+/// Returns a correction of the mismatch between sampler and policy.
+fn sampler_correction(name: &str) -> Option<&'static str> {
+    Some(match name {
         "sampler_seq_mask_tis" => {
             r#"{"loss_type": "dapo", "vllm_importance_sampling_correction": true, "beta": 0.1,
                 "vllm_importance_sampling_mode": "seq_mask_tis",
                 "vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.1}"#
-        }
-        "verl_gspo" => {
-            r#"{"semantics": "verl", "loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06,
-                "loss_agg_mode": "seq-mean-token-mean", "beta": 0.1, "use_bias_correction_kl": true}"#
-        }
-        "luspo" => r#"{"loss_type": "luspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1}"#,
-        "geo_mean" => r#"{"loss_type": "geo_mean", "epsilon_low": 0.2, "epsilon_high": 0.25, "beta": 0.1}"#,
-        // The default exponents amplify rounding errors of a sequence's log-ratio fivefold; golden files have them.
-        "vespo" => {
-            r#"{"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_k_neg": 1.5, "vespo_lambda_pos": 0.5,
-                "vespo_lambda_neg": 0.4, "beta": 0.1, "entropy_coef": 0.01}"#
-        }
-        "grpo_sequence" => {
-            r#"{"importance_sampling_level": "sequence", "epsilon_low": 0.05, "epsilon_high": 0.06, "delta": 1.08,
-                "beta": 0.1, "use_bias_correction_kl": true}"#
         }
         "sampler_token_truncate" => {
             r#"{"loss_type": "reinforce", "vllm_importance_sampling_correction": true, "beta": 0.1,
@@ -158,14 +196,6 @@ pub fn loss(name: &str) -> LossConfig {
                 "vespo_lambda_neg": 0.4, "vllm_importance_sampling_correction": true,
                 "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 1.25}"#
         }
-        "top_entropy" => r#"{"loss_type": "dapo", "top_entropy_quantile": 0.4, "entropy_coef": 0.02, "beta": 0.1}"#,
-        "off_policy" => {
-            r#"{"off_policy_mask_threshold": 0.02, "vllm_importance_sampling_correction": true, "beta": 0.1,
-                "vllm_importance_sampling_mode": "geometric_truncate"}"#
-        }
-        // All eligible tokens are selected: a draw among them would depend on their positions.
-        "clip_cov" => r#"{"semantics": "verl", "loss_type": "clip_cov", "clip_cov_ratio": 1.0, "clip_cov_lb": 0.3}"#,
-        "kl_cov" => r#"{"semantics": "verl", "loss_type": "kl_cov", "kl_cov_ratio": 0.3, "ppo_kl_coef": 0.5}"#,
-        other => return config(&format!(r#"{{"loss_type": "{other}", "beta": 0.1}}"#)),
+        _ => return None,
     })
 }

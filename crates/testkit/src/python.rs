@@ -295,8 +295,8 @@ fn stand_in_for_cuda(folder: &Path) {
 /// Returns the standard output of a program that must succeed.
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("these tests need it: {command:?}: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "the packages of these tests need it: {command:?}\n{said}");
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "the packages of these tests need it: {command:?}\n{log}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

@@ -141,8 +141,11 @@ fn stream(reply: &ChatReply, number: u64, has_logprobs: bool, has_usage: bool) -
         events.data(&data);
     };
     let choice = |delta: Value, logprobs: Value, reason: Value| json!([{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]);
-    let of_tokens = if has_logprobs { logprobs(reply) } else { Value::Null };
-    chunk(choice(json!({"role": "assistant", "content": "", "refusal": null}), of_tokens, Value::Null), Value::Null);
+    let token_logprobs = if has_logprobs { logprobs(reply) } else { Value::Null };
+    chunk(
+        choice(json!({"role": "assistant", "content": "", "refusal": null}), token_logprobs, Value::Null),
+        Value::Null,
+    );
     for piece in pieces(reply.text()) {
         chunk(choice(json!({"content": piece}), Value::Null, Value::Null), Value::Null);
     }

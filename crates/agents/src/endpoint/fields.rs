@@ -76,8 +76,8 @@ impl<'a> Fields<'a> {
         }
         for (name, own) in [("temperature", self.rules.temperature), ("top_p", self.rules.top_p)] {
             if let Some(value) = self.get(name) {
-                let asked = value.as_f64().ok_or_else(|| expected(name, "a number", Some(value)))?;
-                if (asked - own).abs() > 1e-6 {
+                let requested = value.as_f64().ok_or_else(|| expected(name, "a number", Some(value)))?;
+                if (requested - own).abs() > 1e-6 {
                     self.replace_sampling(name, &own.to_string())?;
                 }
             }

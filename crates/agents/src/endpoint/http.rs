@@ -144,9 +144,9 @@ impl Server {
     pub(super) fn start(listener: TcpListener, handler: Arc<dyn Handler>) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared { handler, connections: Mutex::default(), changed: Condvar::new() });
-        let of_thread = Arc::clone(&shared);
+        let thread_shared = Arc::clone(&shared);
         let acceptor =
-            std::thread::Builder::new().name("endpoint".into()).spawn(move || accept(&listener, &of_thread))?;
+            std::thread::Builder::new().name("endpoint".into()).spawn(move || accept(&listener, &thread_shared))?;
         Ok(Self { address, shared, acceptor: Some(acceptor) })
     }
 
@@ -202,24 +202,24 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         connections.open.insert(number, Open { stream: kept, peer, phase: Phase::Stranger, since: Instant::now() });
         connections.make_room();
         drop(connections);
-        let of_thread = Arc::clone(shared);
+        let thread_shared = Arc::clone(shared);
         let serve = move || {
             let set_phase = |phase: Phase| {
-                if let Some(open) = of_thread.lock().open.get_mut(&number) {
+                if let Some(open) = thread_shared.lock().open.get_mut(&number) {
                     (open.phase, open.since) = (phase, Instant::now());
                 }
-                of_thread.changed.notify_all();
+                thread_shared.changed.notify_all();
             };
             // A connection that fails is closed; its client sees that.
-            let served = connection::serve(stream, &*of_thread.handler, &set_phase);
+            let served = connection::serve(stream, &*thread_shared.handler, &set_phase);
             let is_late = served.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
-            let mut connections = of_thread.lock();
+            let mut connections = thread_shared.lock();
             let open = connections.open.remove(&number);
             if is_late && open.is_some_and(|open| open.phase == Phase::Stranger) {
                 connections.report(peer);
             }
             drop(connections);
-            of_thread.changed.notify_all();
+            thread_shared.changed.notify_all();
         };
         if std::thread::Builder::new().name("endpoint".into()).spawn(serve).is_err() {
             shared.lock().open.remove(&number);

@@ -267,9 +267,9 @@ fn collect<E>(
     let unfinished = || Err(Failure::new("its agent has not ended"));
     let mut held = Held { outcomes: (0..count).map(|_| unfinished()).collect(), waited: Duration::ZERO };
     loop {
-        let (began, mut asked, mut until) = (Instant::now(), Vec::new(), None);
+        let (began, mut requests, mut until) = (Instant::now(), Vec::new(), None);
         loop {
-            let jobs: BTreeSet<usize> = asked.iter().map(|asked: &Asked| asked.job).collect();
+            let jobs: BTreeSet<usize> = requests.iter().map(|request: &Asked| request.job).collect();
             let event = match until {
                 None => inbox.recv().ok(),
                 Some(_) if jobs.len() >= running.load(Ordering::Relaxed) => None,
@@ -278,13 +278,13 @@ fn collect<E>(
             match event {
                 Some(Event::Asked(request)) => {
                     until.get_or_insert_with(|| Instant::now() + GATHER);
-                    asked.push(request);
+                    requests.push(request);
                 }
                 Some(Event::Over(job, outcome)) => {
                     // Nobody reads the answers to requests that an agent has left behind.
-                    asked.retain(|asked| asked.job != job);
+                    requests.retain(|request| request.job != job);
                     held.outcomes[job] = outcome;
-                    if asked.is_empty() {
+                    if requests.is_empty() {
                         until = None;
                     }
                 }
@@ -292,10 +292,10 @@ fn collect<E>(
             }
         }
         held.waited += began.elapsed();
-        if asked.is_empty() {
+        if requests.is_empty() {
             return Ok(held);
         }
-        answer(asked)?;
+        answer(requests)?;
     }
 }
 

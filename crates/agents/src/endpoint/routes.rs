@@ -69,10 +69,10 @@ impl Handler for Shared {
             let message = format!("a conversation has at most {MOST_PARALLEL} requests at the same time");
             return Err(ApiError::new(429, message).with_code("too_many_requests"));
         };
-        let gone = || ApiError::new(404, "the conversation of this key has ended").with_code("conversation_closed");
-        events.send(Event::Asked(Asked { job, request: parsed.request, reply })).map_err(|_| gone())?;
+        let closed = || ApiError::new(404, "the conversation of this key has ended").with_code("conversation_closed");
+        events.send(Event::Asked(Asked { job, request: parsed.request, reply })).map_err(|_| closed())?;
         drop(events);
-        let (reply, receipt) = replied.recv().map_err(|_| gone())?;
+        let (reply, receipt) = replied.recv().map_err(|_| closed())?;
         let body: Body = (parsed.render)(&reply?, self.responses.fetch_add(1, Ordering::Relaxed));
         Ok(Answer { body, receipt: Some(receipt) })
     }

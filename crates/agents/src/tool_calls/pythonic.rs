@@ -105,9 +105,9 @@ impl<'a> Reader<'a> {
     /// Takes `next` behind white space, if it is there.
     fn take(&mut self, next: char) -> bool {
         self.skip_space();
-        let is_there = self.rest().starts_with(next);
-        self.at += if is_there { next.len_utf8() } else { 0 };
-        is_there
+        let is_next = self.rest().starts_with(next);
+        self.at += if is_next { next.len_utf8() } else { 0 };
+        is_next
     }
 
     fn expect(&mut self, next: char) -> Result<(), String> {
@@ -151,9 +151,9 @@ impl<'a> Reader<'a> {
         let mut calls = Vec::new();
         loop {
             calls.push(self.call()?);
-            let goes_on = self.take(',');
+            let has_comma = self.take(',');
             if !self.take(']') {
-                if goes_on {
+                if has_comma {
                     continue;
                 }
                 return Err(self.unexpected("`]`"));
