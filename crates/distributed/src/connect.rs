@@ -383,12 +383,12 @@ pub(crate) fn connect(options: &Options, facts: &BTreeMap<String, String>) -> Re
         link.stream.set_write_timeout(Some(options.heartbeat_timeout))?;
         Ok((link, reply))
     };
-    let of_leader = |reason: String| Error::Peer { process: 0, address: address.clone(), reason };
-    let (link, reply) = joined().map_err(|error: io::Error| of_leader(reason(&error, waiting)))?;
+    let leader_error = |reason: String| Error::Peer { process: 0, address: address.clone(), reason };
+    let (link, reply) = joined().map_err(|error: io::Error| leader_error(reason(&error, waiting)))?;
     match reply.verb {
         Verb::Welcome => Ok(Follower::start(options.clone(), link)),
-        Verb::Failure => Err(parse_failure(&reply.value).unwrap_or_else(of_leader)),
-        other => Err(of_leader(format!("breaks the protocol: its first message is {other:?}, expected Welcome"))),
+        Verb::Failure => Err(parse_failure(&reply.value).unwrap_or_else(leader_error)),
+        other => Err(leader_error(format!("breaks the protocol: its first message is {other:?}, expected Welcome"))),
     }
 }
 

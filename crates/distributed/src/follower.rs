@@ -34,9 +34,9 @@ impl Follower {
     pub(crate) fn start(options: Options, link: Link) -> Arc<Self> {
         let state = Mutex::default();
         let follower = Arc::new(Self { options, link, state, changed: Condvar::new() });
-        let (of_messages, of_heartbeats) = (Arc::clone(&follower), Arc::clone(&follower));
-        thread::spawn(move || of_messages.read());
-        thread::spawn(move || of_heartbeats.send_heartbeats());
+        let (reader, heartbeat_sender) = (Arc::clone(&follower), Arc::clone(&follower));
+        thread::spawn(move || reader.read());
+        thread::spawn(move || heartbeat_sender.send_heartbeats());
         follower
     }
 

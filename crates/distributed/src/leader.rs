@@ -49,8 +49,8 @@ impl Leader {
             let leader = Arc::clone(&leader);
             thread::spawn(move || leader.serve(process));
         }
-        let of_heartbeats = Arc::clone(&leader);
-        thread::spawn(move || of_heartbeats.send_heartbeats());
+        let heartbeat_sender = Arc::clone(&leader);
+        thread::spawn(move || heartbeat_sender.send_heartbeats());
         leader
     }
 
@@ -201,7 +201,7 @@ impl Leader {
             state.bytes = found;
             state.values.insert(key.to_owned(), Arc::clone(&value));
             self.changed.notify_all();
-            state.waiting.extract_if(.., |(wanted, ..)| wanted == key).collect()
+            state.waiting.extract_if(.., |(awaited, ..)| awaited == key).collect()
         };
         waiting.into_iter().for_each(|(_, process, id)| self.send(process, Verb::Value, id, "", &value));
         Ok(())
@@ -233,7 +233,7 @@ impl Leader {
         for process in 1..=self.peers.len() {
             let arrival = self.wait(deadline, |state| state.arrivals[process - 1].pop_front())?;
             let error = match arrival {
-                Some((found, theirs)) if found == name && theirs == token => continue,
+                Some((found, other_token)) if found == name && other_token == token => continue,
                 Some((found, _)) if found == name => self.peer(process, format!("differs from process 0 in {name}")),
                 Some((found, _)) => {
                     let found: String = found.chars().take(100).collect();

@@ -141,11 +141,11 @@ fn key(client: &Client, program: &[u8], options: &CompileOptions) -> Result<Key>
 /// uses the one that the entry was compiled with.
 fn accelerator_config(devices: &[DeviceDescription]) -> String {
     const COORDINATES: [&str; 3] = ["coords", "core_on_chip", "slice_index"];
-    let of_device = |device: &DeviceDescription| {
+    let device_line = |device: &DeviceDescription| {
         let coordinates = COORDINATES.map(|name| device.attributes.get(name));
         format!("{} {} {:?} {coordinates:?}\n", device.id, device.process_index, device.kind)
     };
-    devices.iter().map(of_device).collect()
+    devices.iter().map(device_line).collect()
 }
 
 /// Returns the instruction sets of this machine's processor, as Linux lists them; empty on other systems.

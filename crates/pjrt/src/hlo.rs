@@ -148,10 +148,10 @@ impl Instruction {
     /// Returns the number of devices of each group of a collective; `None` for all devices.
     fn group(&self) -> Option<usize> {
         let listed = |groups: &[ReplicaGroup]| groups.first().map(|group| group.replica_ids.len());
-        let of_list = || self.collective_device_list.as_ref().and_then(|list| listed(&list.replica_groups));
-        let of_iota = || usize::try_from(self.iota_collective_device_list.as_ref()?.num_devices_per_group).ok();
-        let of_axes = || self.mesh_axes_replica_group_list.as_ref().and_then(MeshAxesReplicaGroupList::group);
-        listed(&self.replica_groups).or_else(of_list).or_else(of_iota).or_else(of_axes).filter(|size| *size > 0)
+        let device_list = || self.collective_device_list.as_ref().and_then(|list| listed(&list.replica_groups));
+        let iota_list = || usize::try_from(self.iota_collective_device_list.as_ref()?.num_devices_per_group).ok();
+        let mesh_axes = || self.mesh_axes_replica_group_list.as_ref().and_then(MeshAxesReplicaGroupList::group);
+        listed(&self.replica_groups).or_else(device_list).or_else(iota_list).or_else(mesh_axes).filter(|size| *size > 0)
     }
 }
 

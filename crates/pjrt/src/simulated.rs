@@ -27,7 +27,7 @@ impl Client {
         let joint = Arc::new(JointLaunch::new(processes));
         let devices = self.devices().iter().zip(owners);
         let devices: Vec<Device> = devices.map(|(device, owner)| device.clone().of_process(*owner as i32)).collect();
-        let of_process = |index: usize| {
+        let process_client = |index: usize| {
             let own = devices.iter().zip(owners).filter(|(_, owner)| **owner == index);
             let own = own.map(|(device, _)| device.clone()).collect();
             self.of_process(
@@ -35,7 +35,7 @@ impl Client {
                 Process { index, owners: owners.to_vec(), joint: Arc::clone(&joint) },
             )
         };
-        (0..processes).map(of_process).collect()
+        (0..processes).map(process_client).collect()
     }
 }
 

@@ -98,8 +98,8 @@ impl Chart {
         }
         svg.rectangle((left, top), (right, bottom), "fill=\"none\" stroke=\"#000000\" stroke-opacity=\"0.4\"");
         svg.text(&self.x.title, (left.midpoint(right), bottom + 30.0), SIZE + 1.0, Anchor::Middle);
-        let beside = left - 19.0 - widest(&self.y.labels);
-        svg.vertical_text(&self.y.title, (beside, top.midpoint(bottom)), SIZE + 1.0);
+        let title_x = left - 19.0 - widest(&self.y.labels);
+        svg.vertical_text(&self.y.title, (title_x, top.midpoint(bottom)), SIZE + 1.0);
     }
 }
 

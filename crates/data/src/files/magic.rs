@@ -91,9 +91,9 @@ fn table(text: &[u8], extension: &str) -> Option<(&'static str, &'static str)> {
     let is_object = line.starts_with('{');
     [('\t', "tsv", "TSV", ", sep='\\t'"), (',', "csv", "CSV", ""), (';', "", "CSV with semicolons", ", sep=';'")]
         .into_iter()
-        .find(|(mark, of_format, ..)| {
+        .find(|(mark, format_extension, ..)| {
             let has_names = line.contains(*mark) && line.split(*mark).all(is_name);
-            !is_object && (has_names || extension == *of_format && !extension.is_empty())
+            !is_object && (has_names || extension == *format_extension && !extension.is_empty())
         })
         .map(|(_, _, name, arguments)| (name, arguments))
 }

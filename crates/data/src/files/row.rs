@@ -61,11 +61,11 @@ impl RowReader {
             at_path(fields, column).filter(|value| !value.is_null()).map(|value| (*column, value, *whole))
         });
         found.ok_or_else(|| {
-            let wanted = quoted(columns.iter().map(|(column, _)| *column), " or ");
-            let there = quoted(fields.keys(), ", ");
+            let expected = quoted(columns.iter().map(|(column, _)| *column), " or ");
+            let present = quoted(fields.keys(), ", ");
             let example = fields.iter().find(|(_, value)| value.is_string()).map_or("problem", |(key, _)| key.as_str());
             format!(
-                "expected a prompt in column {wanted}, got the columns {there}: name the one of the prompt, as in \
+                "expected a prompt in column {expected}, got the columns {present}: name the one of the prompt, as in \
                  `data: {{ prompt_column: {example} }}`"
             )
         })
@@ -239,9 +239,9 @@ impl RowReader {
                     let remedy = likely.map_or(String::new(), |likely| {
                         format!("; `{likely}` looks like one of answers: `--set data.answer_column={likely}`")
                     });
-                    let there = quoted(names.iter(), ", ");
+                    let present = quoted(names.iter(), ", ");
                     Err(format!(
-                        "expected an answer in column `{column}`, and there is no such column; the columns are {there}{remedy}"
+                        "expected an answer in column `{column}`, and there is no such column; the columns are {present}{remedy}"
                     ))
                 }
             },

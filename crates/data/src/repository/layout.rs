@@ -97,8 +97,8 @@ pub fn data_files(
         Some(splits) => splits.clone(),
         None => splits_by_name(&inside)?,
     };
-    let of_split = splits.iter().find(|(name, _)| name == split);
-    let (_, patterns) = of_split.ok_or_else(|| {
+    let chosen_split = splits.iter().find(|(name, _)| name == split);
+    let (_, patterns) = chosen_split.ok_or_else(|| {
         let found: Vec<&str> = splits.iter().map(|(name, _)| name.as_str()).collect();
         match found.as_slice() {
             [] => "there are no data files".to_owned(),
@@ -109,7 +109,7 @@ pub fn data_files(
     if files.is_empty() {
         return Err(format!("no file matches {} of the split {split:?}", listed(patterns)));
     }
-    let files = of_one_format(files)?;
+    let files = in_one_format(files)?;
     Ok(files.into_iter().map(|name| format!("{prefix}{name}")).collect())
 }
 
@@ -145,7 +145,7 @@ fn splits_by_name(names: &[&str]) -> Result<Vec<(String, Vec<String>)>, String> 
         let pattern = |split: &str| format!("data/{}-{digits}-of-{digits}*.*", Pattern::escape(split));
         return Ok(sharded.into_iter().map(|split| (split.to_owned(), vec![pattern(split)])).collect());
     }
-    let of_folders = |word: &str| {
+    let folder_patterns = |word: &str| {
         let s = SEPARATORS;
         vec![
             format!("**/{word}/**"),
@@ -154,8 +154,9 @@ fn splits_by_name(names: &[&str]) -> Result<Vec<(String, Vec<String>)>, String> 
             format!("**/*{s}{word}{s}*/**"),
         ]
     };
-    let of_files = |word: &str| vec![format!("**/{word}{SEPARATORS}*"), format!("**/*{SEPARATORS}{word}{SEPARATORS}*")];
-    for patterns in [&of_folders as &dyn Fn(&str) -> Vec<String>, &of_files] {
+    let file_patterns =
+        |word: &str| vec![format!("**/{word}{SEPARATORS}*"), format!("**/*{SEPARATORS}{word}{SEPARATORS}*")];
+    for patterns in [&folder_patterns as &dyn Fn(&str) -> Vec<String>, &file_patterns] {
         let mut splits = vec![];
         for (split, words) in KEYWORDS {
             let patterns: Vec<String> = words.iter().flat_map(|word| patterns(word)).collect();
@@ -211,10 +212,10 @@ fn matching<'a>(names: &[&'a str], patterns: &[String]) -> Result<Vec<&'a str>, 
 }
 
 /// Returns the files in the most frequent format. A name may have several extensions, as in `train.jsonl.gz`.
-fn of_one_format(files: Vec<&str>) -> Result<Vec<&str>, String> {
-    let has = |name: &str, wanted: &str| {
+fn in_one_format(files: Vec<&str>) -> Result<Vec<&str>, String> {
+    let has = |name: &str, expected: &str| {
         let file = name.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
-        file.split('.').skip(1).any(|extension| extension == wanted)
+        file.split('.').skip(1).any(|extension| extension == expected)
     };
     let count = |extension: &str| files.iter().filter(|name| has(name, extension)).count();
     // `max_by_key` returns the last of equal ones.

@@ -27,10 +27,10 @@ impl DataFile {
             return match given.into_iter().find(|(_, value)| value.is_some()) {
                 None => Ok(None),
                 Some((name, _)) => {
-                    let there = hub_name(text)
+                    let hub_hint = hub_name(text)
                         .map(|_| format!(", or write {SCHEME}{text} for the data set on the Hugging Face Hub"));
-                    let there = there.unwrap_or_default();
-                    Err(fault(format!("it is a file here, which has no `{name}`: leave `{name}` out{there}")))
+                    let hub_hint = hub_hint.unwrap_or_default();
+                    Err(fault(format!("it is a file here, which has no `{name}`: leave `{name}` out{hub_hint}")))
                 }
             };
         }
@@ -44,10 +44,10 @@ impl DataFile {
             }
             let readme = read_readme(&names, |name| Ok(self.path.join(name))).map_err(&fault)?;
             let files = data_files(&names, readme.as_deref(), self.config.as_deref(), split).map_err(|reason| {
-                let there = hub_name(text).map_or_else(String::new, |name| {
+                let hub_hint = hub_name(text).map_or_else(String::new, |name| {
                     format!("; the folder takes precedence over the data set {name} on the Hugging Face Hub, which is {SCHEME}{name}")
                 });
-                fault(format!("the folder here: {reason}{there}"))
+                fault(format!("the folder here: {reason}{hub_hint}"))
             })?;
             let paths = files.iter().map(|name| self.path.join(name)).collect();
             (files, paths)
@@ -99,14 +99,14 @@ impl DataFile {
 /// Returns the error text for a folder that `save_to_disk` of `datasets` has written, by the names of its files.
 fn saved_to_disk(names: &[String], split: &str) -> Option<String> {
     let has = |name: &str| names.iter().any(|known| known == name);
-    let of_split = match (has("dataset_dict.json"), has("state.json")) {
+    let split_index = match (has("dataset_dict.json"), has("state.json")) {
         (true, _) => format!("[{split:?}]"),
         (false, true) if names.iter().any(|name| name.ends_with(".arrow")) => String::new(),
         (false, _) => return None,
     };
     Some(format!(
         "expected files of JSON lines or Parquet, got a folder of `save_to_disk`, in Arrow: \
-         `datasets.load_from_disk(FOLDER){of_split}.to_json(\"rows.jsonl\")` writes rows"
+         `datasets.load_from_disk(FOLDER){split_index}.to_json(\"rows.jsonl\")` writes rows"
     ))
 }
 

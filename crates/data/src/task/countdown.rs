@@ -126,9 +126,9 @@ impl Parser<'_> {
     /// The limit of nested parentheses, so that no completion can overflow the stack.
     const MAX_DEPTH: usize = 32;
 
-    fn take(&mut self, wanted: &[u8]) -> Option<u8> {
+    fn take(&mut self, accepted: &[u8]) -> Option<u8> {
         let next = *self.text.get(self.at)?;
-        wanted.contains(&next).then(|| {
+        accepted.contains(&next).then(|| {
             self.at += 1;
             next
         })

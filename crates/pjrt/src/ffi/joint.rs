@@ -51,8 +51,8 @@ impl JointLaunch {
         let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: this call returns when the launch is over, or after it has taken the arguments back, so the buffers live as long as
         // another process may use them.
-        let of_list = |list: &Vec<Ref<'_, Buffer>>| list.iter().map(|buffer| unsafe { Ref::new(buffer.0) }).collect();
-        processes[process].arguments = Some(Arguments(arguments.iter().map(of_list).collect()));
+        let take_list = |list: &Vec<Ref<'_, Buffer>>| list.iter().map(|buffer| unsafe { Ref::new(buffer.0) }).collect();
+        processes[process].arguments = Some(Arguments(arguments.iter().map(take_list).collect()));
         if processes.iter().all(|process| process.arguments.is_some()) {
             join(&mut processes, owners, launch);
             self.changed.notify_all();
@@ -95,9 +95,9 @@ fn join(processes: &mut [Process], owners: &[usize], launch: impl FnOnce(&[Vec<R
     match outputs {
         Ok(outputs) => {
             processes.iter_mut().for_each(|process| process.outputs = Some(Ok(vec![])));
-            for (owner, of_device) in owners.iter().zip(outputs) {
-                if let Some(Ok(of_process)) = &mut processes[*owner].outputs {
-                    of_process.push(of_device);
+            for (owner, device_outputs) in owners.iter().zip(outputs) {
+                if let Some(Ok(process_outputs)) = &mut processes[*owner].outputs {
+                    process_outputs.push(device_outputs);
                 }
             }
         }
@@ -121,14 +121,15 @@ mod tests {
             );
             Ok(objects.iter().map(|object| vec![object.handle(&origin)]).collect())
         };
-        let of_process = |process: usize| {
+        let launch_process = |process: usize| {
             let own = owners.iter().enumerate().filter(|(_, owner)| **owner == process);
             let buffer: Owned<Buffer> = FakeObject::new(true, None).handle(&origin);
             let lists: Vec<_> = own.map(|(device, _)| vec![buffer.get(); 1 + device]).collect();
             joint.launch(process, owners, &lists, Duration::from_millis(limits[process]), outputs)
         };
         thread::scope(|scope| {
-            let threads = [0, 1].map(|process| (limits[process] > 0).then(|| scope.spawn(move || of_process(process))));
+            let threads =
+                [0, 1].map(|process| (limits[process] > 0).then(|| scope.spawn(move || launch_process(process))));
             threads.into_iter().flatten().map(|thread| thread.join().unwrap()).collect()
         })
     }
@@ -140,8 +141,8 @@ mod tests {
         let found: Vec<Outputs> = found.into_iter().map(|outputs| outputs.unwrap()).collect();
         for (outputs, expected) in found.iter().zip([[1, 2], [0, 3]]) {
             assert_eq!(outputs.len(), 2);
-            for (of_device, index) in outputs.iter().zip(expected) {
-                assert!(std::ptr::addr_eq(of_device[0].get().0.as_ptr(), objects[index]));
+            for (device_outputs, index) in outputs.iter().zip(expected) {
+                assert!(std::ptr::addr_eq(device_outputs[0].get().0.as_ptr(), objects[index]));
             }
         }
     }

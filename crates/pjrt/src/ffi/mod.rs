@@ -163,7 +163,7 @@ impl Api {
             message: OutSlice::default(),
         };
         let mut number = ErrorCodeArgs { header: Header::new(size_of::<ErrorCodeArgs>()), error, code: 0 };
-        let mut gone = HandleArgs::new(error);
+        let mut destroyed = HandleArgs::new(error);
         let (message, get_code, destroy) = (
             self.function(1, "PJRT_Error_Message")?,
             self.function(2, "PJRT_Error_GetCode")?,
@@ -175,7 +175,7 @@ impl Api {
             message((&raw mut text).cast());
             get_code((&raw mut number).cast());
             let message = text.message.text();
-            destroy((&raw mut gone).cast());
+            destroy((&raw mut destroyed).cast());
             message
         };
         let code = Code::from_repr(number.code).unwrap_or(Code::Unknown);

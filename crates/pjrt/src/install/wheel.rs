@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 /// Returns the interpreter with which [`install`](super::install) runs pip: the `python3` in the folder of this program, as in a virtual
 /// environment with both, or else the one on `PATH`.
 pub fn python() -> PathBuf {
-    let beside = std::env::current_exe().ok().map(|program| program.with_file_name("python3"));
-    beside.filter(|python| python.is_file()).unwrap_or_else(|| "python3".into())
+    let candidate = std::env::current_exe().ok().map(|program| program.with_file_name("python3"));
+    candidate.filter(|python| python.is_file()).unwrap_or_else(|| "python3".into())
 }
 
 #[derive(Debug)]
@@ -62,13 +62,13 @@ impl Wheel {
             })
         })?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(failed(if said.contains("No module named pip") {
+            let log = String::from_utf8_lossy(&output.stderr);
+            return Err(failed(if log.contains("No module named pip") {
                 format!(
                     "{python} has no pip: install it, for example with `{python} -m ensurepip` or as the package `python3-pip`"
                 )
             } else {
-                format!("pip failed; check the network, or pip's index and proxy. It said:\n{}", said.trim_end())
+                format!("pip failed; check the network, or pip's index and proxy. It said:\n{}", log.trim_end())
             }));
         }
         let files = fs::read_dir(into).map_err(|reason| Error::Install { path: into.to_path_buf(), reason })?;
