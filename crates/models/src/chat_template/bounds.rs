@@ -120,6 +120,13 @@ fn replaced<'a>(instruction: &Instruction<'a>, moved: impl Fn(u32) -> u32) -> In
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     // It writes everything there is, and Jinja has no such function.
     environment.remove_global("debug");
+    add_operators(environment);
+    add_filters(environment);
+    add_tests(environment);
+}
+
+/// Adds the filters and functions that only [`instructions`] calls.
+fn add_operators(environment: &mut Environment<'static>) {
     environment.add_filter(WALKED, walked);
     environment.add_filter(READ, read);
     environment.add_filter(TEXT, |state: &State<'_, '_>, value: Value| text(state, value));
@@ -145,21 +152,70 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         }
         called.call_method(state, "changed", &items)
     });
+}
+
+/// Calls a filter or test with arguments, after a charge for them.
+type Charged = fn(&Value, &mut State<'_, '_>, Rest<ValueOrKwargs>) -> Result<Value, Error>;
+
+/// Adds bounds to the filters of minijinja.
+fn add_filters(environment: &mut Environment<'static>) {
+    let mut replace = |call: Charged, filters: &[(&'static str, Value)]| {
+        for (name, filter) in filters.iter().cloned() {
+            environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
+                let made = call(&filter, state, items)?;
+                listed(state, made)
+            });
+        }
+    };
+    replace(
+        call_on_texts,
+        &[
+            ("upper", Value::from_function(filters::upper)),
+            ("lower", Value::from_function(filters::lower)),
+            ("title", Value::from_function(filters::title)),
+            ("capitalize", Value::from_function(filters::capitalize)),
+            ("replace", Value::from_function(filters::replace)),
+            ("split", Value::from_function(filters::split)),
+            ("lines", Value::from_function(filters::lines)),
+            ("escape", Value::from_function(filters::escape)),
+            ("e", Value::from_function(filters::escape)),
+            ("safe", Value::from_function(filters::safe)),
+        ],
+    );
+    replace(
+        call_on_sorted,
+        &[
+            ("sort", Value::from_function(filters::sort)),
+            ("unique", Value::from_function(filters::unique)),
+            ("groupby", Value::from_function(filters::groupby)),
+            ("dictsort", Value::from_function(filters::dictsort)),
+        ],
+    );
+    replace(
+        call_on_walked,
+        &[("min", Value::from_function(filters::min)), ("max", Value::from_function(filters::max))],
+    );
+    replace(
+        call_on_items,
+        &[
+            ("select", Value::from_function(filters::select)),
+            ("reject", Value::from_function(filters::reject)),
+            ("selectattr", Value::from_function(filters::selectattr)),
+            ("rejectattr", Value::from_function(filters::rejectattr)),
+            ("map", Value::from_function(filters::map)),
+            ("chain", Value::from_function(filters::chain)),
+            ("zip", Value::from_function(filters::zip)),
+        ],
+    );
     for (name, filter) in [
-        ("upper", Value::from_function(filters::upper)),
-        ("lower", Value::from_function(filters::lower)),
-        ("title", Value::from_function(filters::title)),
-        ("capitalize", Value::from_function(filters::capitalize)),
-        ("replace", Value::from_function(filters::replace)),
-        ("split", Value::from_function(filters::split)),
-        ("lines", Value::from_function(filters::lines)),
-        ("escape", Value::from_function(filters::escape)),
-        ("e", Value::from_function(filters::escape)),
-        ("safe", Value::from_function(filters::safe)),
+        ("attr", Value::from_function(filters::attr)),
+        ("length", Value::from_function(filters::length)),
+        ("count", Value::from_function(filters::length)),
+        ("int", Value::from_function(own::int)),
+        ("float", Value::from_function(own::float)),
     ] {
         environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-            let made = of_texts(&filter, state, items)?;
-            listed(state, made)
+            call_on_read(&filter, state, items)
         });
     }
     let trim = Value::from_function(filters::trim);
@@ -169,7 +225,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         {
             values::charge_strip(state, *text, *characters)?;
         }
-        of_texts(&trim, state, items)
+        call_on_texts(&trim, state, items)
     });
     let sum = Value::from_function(filters::sum);
     environment.add_filter("sum", move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
@@ -177,51 +233,9 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         let lists: Vec<usize> =
             items.first().into_iter().flat_map(|list| python::items(list)).filter_map(|item| item.len()).collect();
         state.consume_fuel((lists.len() * lists.iter().sum::<usize>() / 16) as u64)?;
-        let made = of_walked(&sum, state, items)?;
+        let made = call_on_walked(&sum, state, items)?;
         listed(state, made)
     });
-    for (name, filter) in [
-        ("sort", Value::from_function(filters::sort)),
-        ("unique", Value::from_function(filters::unique)),
-        ("groupby", Value::from_function(filters::groupby)),
-        ("dictsort", Value::from_function(filters::dictsort)),
-    ] {
-        environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-            let made = of_sorted(&filter, state, items)?;
-            listed(state, made)
-        });
-    }
-    for (name, filter) in [("min", Value::from_function(filters::min)), ("max", Value::from_function(filters::max))] {
-        environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-            let made = of_walked(&filter, state, items)?;
-            listed(state, made)
-        });
-    }
-    for (name, filter) in [
-        ("select", Value::from_function(filters::select)),
-        ("reject", Value::from_function(filters::reject)),
-        ("selectattr", Value::from_function(filters::selectattr)),
-        ("rejectattr", Value::from_function(filters::rejectattr)),
-        ("map", Value::from_function(filters::map)),
-        ("chain", Value::from_function(filters::chain)),
-        ("zip", Value::from_function(filters::zip)),
-    ] {
-        environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-            let made = of_items(&filter, state, items)?;
-            listed(state, made)
-        });
-    }
-    for (name, filter) in [
-        ("attr", Value::from_function(filters::attr)),
-        ("length", Value::from_function(filters::length)),
-        ("count", Value::from_function(filters::length)),
-        ("int", Value::from_function(own::int)),
-        ("float", Value::from_function(own::float)),
-    ] {
-        environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-            of_read(&filter, state, items)
-        });
-    }
     environment.add_filter("reverse", |state: &State<'_, '_>, value: Value| {
         read(state, value.clone())?;
         state.consume_fuel(count_of(std::slice::from_ref(&value)) as u64)?;
@@ -229,6 +243,10 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     });
     environment.add_filter("pprint", |state: &State<'_, '_>, value: Value| text(state, value));
     environment.add_filter("join", join);
+}
+
+/// Adds bounds to the tests of minijinja.
+fn add_tests(environment: &mut Environment<'static>) {
     for (name, test) in [
         ("startingwith", Value::from_function(tests::is_startingwith)),
         ("endingwith", Value::from_function(tests::is_endingwith)),
@@ -236,7 +254,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         ("upper", Value::from_function(tests::is_upper)),
     ] {
         environment.add_test(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-            Ok::<_, Error>(of_texts(&test, state, items)?.is_true())
+            Ok::<_, Error>(call_on_texts(&test, state, items)?.is_true())
         });
     }
     let comparisons: [(&[&'static str], Value); 8] = [
@@ -253,7 +271,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         for name in names {
             let test = test.clone();
             environment.add_test(*name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-                Ok::<_, Error>(of_walked(&test, state, items)?.is_true())
+                Ok::<_, Error>(call_on_walked(&test, state, items)?.is_true())
             });
         }
     }
@@ -281,9 +299,9 @@ pub(super) fn walk_all(state: &State<'_, '_>, values: &[Value]) -> Result<(), Er
     values.iter().try_for_each(|value| walk(state, value, steps_of_characters, 0))
 }
 
-/// Charges for the values within a value; a text of some bytes costs `of_text`.
-fn walk(state: &State<'_, '_>, value: &Value, of_text: fn(usize) -> u64, depth: usize) -> Result<(), Error> {
-    state.consume_fuel(value.as_str().map_or(1, |text| of_text(text.len())))?;
+/// Charges for the values within a value; a text of some bytes costs `text_steps`.
+fn walk(state: &State<'_, '_>, value: &Value, text_steps: fn(usize) -> u64, depth: usize) -> Result<(), Error> {
+    state.consume_fuel(value.as_str().map_or(1, |text| text_steps(text.len())))?;
     if !is_container(value) {
         return Ok(());
     }
@@ -294,11 +312,11 @@ fn walk(state: &State<'_, '_>, value: &Value, of_text: fn(usize) -> u64, depth: 
     }
     if value.kind() == ValueKind::Map {
         python::pairs(value).try_for_each(|(key, item)| {
-            walk(state, &key, of_text, depth + 1)?;
-            walk(state, &item, of_text, depth + 1)
+            walk(state, &key, text_steps, depth + 1)?;
+            walk(state, &item, text_steps, depth + 1)
         })
     } else {
-        python::items(value).try_for_each(|item| walk(state, &item, of_text, depth + 1))
+        python::items(value).try_for_each(|item| walk(state, &item, text_steps, depth + 1))
     }
 }
 
@@ -314,41 +332,41 @@ fn text(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
 }
 
 /// The result of a filter or test that reads the characters of its arguments.
-fn of_read(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn call_on_read(called: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let items = items.into_values();
     for item in &items {
         read(state, item.clone())?;
     }
-    of.call(state, &items)
+    called.call(state, &items)
 }
 
 /// The result of a filter or test that makes texts of its arguments.
-fn of_texts(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn call_on_texts(called: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let items = items.into_values();
     for item in &items {
         read(state, item.clone())?;
     }
-    let of_kwargs = items.iter().filter(|value| value.is_kwargs());
-    for (_, value) in of_kwargs.flat_map(python::pairs) {
+    let kwargs = items.iter().filter(|value| value.is_kwargs());
+    for (_, value) in kwargs.flat_map(python::pairs) {
         text(state, value)?;
     }
     let texts = items.iter().map(|value| text(state, value.clone())).collect::<Result<Vec<_>, _>>()?;
-    of.call(state, &texts)
+    called.call(state, &texts)
 }
 
 /// The result of a filter or test that compares or hashes its arguments.
-fn of_walked(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn call_on_walked(called: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let items = items.into_values();
     walk_all(state, &items)?;
-    of.call(state, &items)
+    called.call(state, &items)
 }
 
 /// The result of a filter that reads every item of its first argument, and passes it to another filter or test, which charges for it.
-fn of_items(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn call_on_items(called: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let items = items.into_values();
     items.iter().try_for_each(|value| walk(state, value, |_| 1, 0))?;
     charge_paths(state, &items)?;
-    of.call(state, &items)
+    called.call(state, &items)
 }
 
 /// Charges for the path of an attribute, which is read for every item of the first argument.
@@ -365,13 +383,13 @@ fn count_of(arguments: &[Value]) -> usize {
 }
 
 /// The result of a filter that sorts its first argument, whose items are compared about log2(n) times each.
-fn of_sorted(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn call_on_sorted(called: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let items = items.into_values();
     for _ in 0..=count_of(&items).max(1).ilog2() {
         walk_all(state, &items)?;
     }
     charge_paths(state, &items)?;
-    of.call(state, &items)
+    called.call(state, &items)
 }
 
 /// A list of a lazy list (`x * 3`, `x + y`, `x[1:]`, `x.items()`); other values as they are.

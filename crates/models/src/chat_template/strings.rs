@@ -85,31 +85,32 @@ pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Va
                 found => Value::from(found.map_or(-1, |at| at as i64)),
             }
         }
-        "isdecimal" => {
-            let () = from_args(args)?;
-            Value::from(!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
-        }
+        _ => return Ok(predicate(text, method, args)?.map(Value::from)),
+    }))
+}
+
+/// Returns the result of `text.method(*args)` for a method that tests the text; `None` for another method.
+fn predicate(text: &str, method: &str, args: &[Value]) -> Result<Option<bool>, Error> {
+    let holds = match method {
+        "isdecimal" => !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()),
         "isidentifier" => {
-            let () = from_args(args)?;
-            let begins = text.starts_with(|c: char| c.is_alphabetic() || c == '_');
-            Value::from(begins && text.chars().all(|c| c.is_alphanumeric() || c == '_'))
+            text.starts_with(|c: char| c.is_alphabetic() || c == '_')
+                && text.chars().all(|c| c.is_alphanumeric() || c == '_')
         }
-        "isprintable" => {
-            let () = from_args(args)?;
-            Value::from(text.chars().all(|c| c == ' ' || !(c.is_control() || c.is_whitespace())))
-        }
+        "isprintable" => text.chars().all(|c| c == ' ' || !(c.is_control() || c.is_whitespace())),
         "istitle" => {
-            let () = from_args(args)?;
             let (mut is_title, mut is_inside, mut has_case) = (true, false, false);
             for c in text.chars() {
                 let (upper, lower) = (c.is_uppercase(), c.is_lowercase());
                 is_title &= if is_inside { !upper } else { !lower };
                 (is_inside, has_case) = (upper || lower, has_case || upper || lower);
             }
-            Value::from(is_title && has_case)
+            is_title && has_case
         }
         _ => return Ok(None),
-    }))
+    };
+    let () = from_args(args)?;
+    Ok(Some(holds))
 }
 
 fn separator(args: &[Value]) -> Result<&str, Error> {

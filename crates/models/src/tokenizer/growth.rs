@@ -56,14 +56,14 @@ impl Parts {
         if let Some(given) = &self.normalizer {
             check_tables(given)?;
             for value in steps(canonical::<NormalizerWrapper>("normalizer", given)?, "normalizers") {
-                let factor = of_normalizer(&value)?;
+                let factor = normalizer_factor(&value)?;
                 let normalizer = serde_json::from_value(value.clone()).map_err(|e| format!("normalizer: {e}"))?;
                 growth.steps.push(Step { name: name(&value), normalizer, factor });
             }
         }
         let pre_tokenizer = self.pre_tokenizer.as_ref();
-        bound::<PreTokenizerWrapper>("pre_tokenizer", pre_tokenizer, "pretokenizers", of_pre_tokenizer)?;
-        bound::<DecoderWrapper>("decoder", self.decoder.as_ref(), "decoders", of_decoder)?;
+        bound::<PreTokenizerWrapper>("pre_tokenizer", pre_tokenizer, "pretokenizers", pre_tokenizer_factor)?;
+        bound::<DecoderWrapper>("decoder", self.decoder.as_ref(), "decoders", decoder_factor)?;
         if let Some(given) = &self.post_processor {
             let processor: PostProcessorWrapper =
                 PostProcessorWrapper::deserialize(given).map_err(|e| format!("post_processor: {e}"))?;
@@ -140,9 +140,9 @@ fn bound<T: Serialize + for<'de> Deserialize<'de>>(
 }
 
 /// How many bytes a normalizer makes of one at most.
-fn of_normalizer(step: &Value) -> Result<usize, String> {
+fn normalizer_factor(step: &Value) -> Result<usize, String> {
     Ok(match step["type"].as_str() {
-        Some("Replace") => of_replace(step),
+        Some("Replace") => replace_factor(step),
         Some("Prepend") => 1 + step["prepend"].as_str().map_or(0, str::len),
         // Unicode Standard Annex 15, table of expansion factors.
         Some("NFC" | "NFD") => 3,
@@ -158,7 +158,7 @@ fn of_normalizer(step: &Value) -> Result<usize, String> {
     })
 }
 
-fn of_pre_tokenizer(step: &Value) -> usize {
+fn pre_tokenizer_factor(step: &Value) -> usize {
     match step["type"].as_str() {
         Some("ByteLevel") => 4,
         Some("Metaspace") => 2 * step["replacement"].as_str().map_or(1, str::len),
@@ -166,9 +166,9 @@ fn of_pre_tokenizer(step: &Value) -> usize {
     }
 }
 
-fn of_decoder(step: &Value) -> usize {
+fn decoder_factor(step: &Value) -> usize {
     match step["type"].as_str() {
-        Some("Replace") => of_replace(step),
+        Some("Replace") => replace_factor(step),
         Some("ByteLevel") => 3,
         Some("BPEDecoder") if step["suffix"] == "" => 2,
         Some("WordPiece" | "CTC") => 2,
@@ -177,7 +177,7 @@ fn of_decoder(step: &Value) -> usize {
 }
 
 /// A pattern may match at every byte, and without a byte.
-fn of_replace(step: &Value) -> usize {
+fn replace_factor(step: &Value) -> usize {
     let content = step["content"].as_str().map_or(0, str::len);
     match step["pattern"]["String"].as_str() {
         Some(text) if !text.is_empty() => content.div_ceil(text.len()).max(1),

@@ -228,8 +228,8 @@ impl HfTokenizer {
         variables.extend(options.clone());
         variables.insert("messages".into(), messages.into());
         variables.insert("tools".into(), tools.unwrap_or_default());
-        let of_options = variables.remove("documents");
-        variables.insert("documents".into(), documents.or(of_options).unwrap_or_default());
+        let option_documents = variables.remove("documents");
+        variables.insert("documents".into(), documents.or(option_documents).unwrap_or_default());
         variables.insert("add_generation_prompt".into(), (!is_continued).into());
         let mut text = template.render(&variables.into())?;
         if is_continued {
