@@ -179,8 +179,8 @@ fn chosen(args: &Args, config: &BenchConfig) -> anyhow::Result<Vec<String>> {
     for name in &args.variants {
         config.variant(name)?;
     }
-    let wanted = |name: &&str| args.variants.is_empty() || args.variants.iter().any(|v| v == name);
-    let names: Vec<String> = config.names().into_iter().filter(wanted).map(str::to_owned).collect();
+    let is_chosen = |name: &&str| args.variants.is_empty() || args.variants.iter().any(|v| v == name);
+    let names: Vec<String> = config.names().into_iter().filter(is_chosen).map(str::to_owned).collect();
     names.iter().try_for_each(|name| config.check(name))?;
     Ok(names)
 }
@@ -256,8 +256,8 @@ pub(crate) fn run_worker<T: DeserializeOwned>(binary: &Path, args: &Args, varian
     command.stdin(Stdio::null()).stderr(if heard { Stdio::inherit() } else { Stdio::piped() });
     let output = command.output().context("cannot start the compiler's process")?;
     serde_json::from_slice(&output.stdout).or_else(|_| {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        let log = String::from_utf8_lossy(&output.stderr);
+        let last = log.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
         bail!("the compiler's process ended with {}: {last}", output.status)
     })
 }

@@ -88,13 +88,13 @@ pub(crate) fn is_run(args: &BenchArgs) -> anyhow::Result<bool> {
 pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> {
     let BenchArgs { config: path, set, .. } = &args.bench;
     let config = layers::resolve_run(path.as_deref(), set)?;
-    let of_file = || path.as_ref().map_or_else(String::new, |path| path.display().to_string());
+    let config_path = || path.as_ref().map_or_else(String::new, |path| path.display().to_string());
     if args.bench.print_config {
         emit_document(&commented(&to_yaml(&config)?))?;
         return Ok(Outcome::Done);
     }
     let target = args.bench.target()?;
-    let programs = RunPrograms::of_target(&config, &target).with_context(of_file)?;
+    let programs = RunPrograms::of_target(&config, &target).with_context(config_path)?;
     if args.worker {
         let text = match args.variants.is_empty() {
             true => serde_json::to_string(&processes(&args, &programs, target)?)?,

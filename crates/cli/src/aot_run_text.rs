@@ -56,23 +56,23 @@ pub(crate) fn text(document: &Document) -> String {
         sizes.completion,
         table.text(),
     );
-    of_processes(&mut text, document);
+    write_processes(&mut text, document);
     if let Some(memory) = &document.memory {
-        of_memory(&mut text, memory);
+        write_memory(&mut text, memory);
     }
-    of_traffic(&mut text, document);
+    write_traffic(&mut text, document);
     if let Some(times) = &document.times {
-        of_times(&mut text, times);
+        write_times(&mut text, times);
     }
     text.push_str("Estimates are the compiler's, not measurements; a loop's body counts once per iteration. compiled in: processor time.\n");
     // Grouped by reason, because a plugin without estimates has the same for all programs.
-    let mut without: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut missing: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, compiled) in &document.programs {
         if let Some(reason) = compiled.report().and_then(|report| report.no_estimate.as_ref()) {
-            without.entry(reason).or_default().push(name);
+            missing.entry(reason).or_default().push(name);
         }
     }
-    for (reason, names) in without {
+    for (reason, names) in missing {
         let _ = writeln!(text, "No estimate of {}: {reason}.", names.join(", "));
     }
     for assertion in &document.assertions {
@@ -103,7 +103,7 @@ fn gigabytes(bytes: f64) -> String {
 }
 
 /// Writes the shards of each process if there are several.
-fn of_processes(text: &mut String, document: &Document) {
+fn write_processes(text: &mut String, document: &Document) {
     let processes = &document.processes;
     if processes.len() < 2 {
         return;
@@ -119,7 +119,7 @@ fn of_processes(text: &mut String, document: &Document) {
 }
 
 /// Writes what each device receives in a program's collectives, by kind.
-fn of_traffic(text: &mut String, document: &Document) {
+fn write_traffic(text: &mut String, document: &Document) {
     let moved = document.programs.iter().filter_map(|(name, compiled)| Some((name, &compiled.report()?.traffic)));
     let moved: Vec<_> = moved.filter(|(_, traffic)| traffic.bytes() > 0.0).collect();
     if moved.is_empty() {
@@ -135,18 +135,17 @@ fn of_traffic(text: &mut String, document: &Document) {
 }
 
 /// Writes the permanent memory, and the program with the largest use.
-fn of_memory(text: &mut String, memory: &Memory) {
+fn write_memory(text: &mut String, memory: &Memory) {
     let state = memory.state.iter().map(|(what, size)| format!("{what} {}", bytes(*size))).collect::<Vec<_>>();
     let _ = writeln!(text, "Kept between programs: {}.", state.join(", "));
-    let without = match memory.total_bytes_without_roll_back {
+    let remark = match memory.total_bytes_without_roll_back {
         same if same == memory.total_bytes => String::new(),
         less => format!(" ({} without the copy for a rollback)", bytes(less)),
     };
-    let _ =
-        writeln!(text, "Most is on the device during {}: {}{without}.\n", memory.largest, bytes(memory.total_bytes));
+    let _ = writeln!(text, "Most is on the device during {}: {}{remark}.\n", memory.largest, bytes(memory.total_bytes));
 }
 
-fn of_times(text: &mut String, times: &Times) {
+fn write_times(text: &mut String, times: &Times) {
     let mut table = Sheet::new(["", "time", "share"], 1..3).named();
     for (what, seconds) in &times.shares {
         table.row([what.clone(), milliseconds(*seconds), format!("{:.1} %", 100.0 * seconds / times.update_seconds)]);

@@ -82,7 +82,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     if let Some(config) = args.files.of_model()? {
-        return of_model(&config, &args);
+        return run_model(&config, &args);
     }
     if args.vllm_venv.is_some() {
         bail!("--vllm-venv: only the benchmark of a model has vLLM, see configs/bench/generate.yaml");
@@ -119,7 +119,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
 }
 
 /// Measures a model.
-fn of_model(config: &ModelBenchConfig, args: &Args) -> anyhow::Result<Outcome> {
+fn run_model(config: &ModelBenchConfig, args: &Args) -> anyhow::Result<Outcome> {
     for (option, is_set) in [
         ("--backend", args.backend.is_some()),
         ("--plugin", args.plugin.is_some()),
@@ -222,11 +222,11 @@ fn outcome<C>(failed: bool, document: &Document<C>) -> Outcome {
 /// Shows progress: the current step on a terminal; in a log, a line for each phase.
 pub(super) fn progress() -> (ProgressBar, impl FnMut(&str)) {
     let bar = ProgressBar::new_spinner();
-    let said = Arc::new(Mutex::new(String::new()));
-    let told = Arc::clone(&said);
+    let current = Arc::new(Mutex::new(String::new()));
+    let line_text = Arc::clone(&current);
     let line = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         let elapsed = format!("{:#}", HumanDuration(state.elapsed()));
-        let fields = phase_fields(&elapsed, &told.lock().unwrap_or_else(PoisonError::into_inner));
+        let fields = phase_fields(&elapsed, &line_text.lock().unwrap_or_else(PoisonError::into_inner));
         // Leaves room for the spinner and a space. Errors of writing to a terminal are ignored.
         let _ = out.write_str(&fitted(&fields, terminal::of(&Term::stderr()).saturating_sub(2)));
     };
@@ -237,7 +237,7 @@ pub(super) fn progress() -> (ProgressBar, impl FnMut(&str)) {
     let (shown, mut last) = (bar.clone(), String::new());
     let tell = move |what: &str| {
         tracing::info!("{what}");
-        what.clone_into(&mut said.lock().unwrap_or_else(PoisonError::into_inner));
+        what.clone_into(&mut current.lock().unwrap_or_else(PoisonError::into_inner));
         // Removes the name from `CASE: round 3 of 10: NAME`.
         let phase = what.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ");
         if shown.is_hidden() && phase != last {

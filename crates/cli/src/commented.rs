@@ -65,9 +65,9 @@ mod tests {
     fn every_key_gets_a_comment_but_text_that_looks_like_a_key_does_not() {
         let yaml = "seed: 0\ndata:\n  system_prompt: |-\n    seed: 1\n    b\nrewards:\n  programs:\n    judge:\n      timeout: 5.0\n";
         let text = commented(yaml);
-        let without: String =
+        let uncommented: String =
             text.lines().filter(|l| !l.trim_start().starts_with('#')).map(|l| format!("{l}\n")).collect();
-        assert_eq!(without, yaml);
+        assert_eq!(uncommented, yaml);
         assert!(
             text.starts_with("# The seed of everything random\nseed: 0\n") || text.starts_with("# The seed"),
             "{text}"

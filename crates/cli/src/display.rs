@@ -36,7 +36,7 @@ pub(crate) struct Display {
     /// The bar, which is drawn on a terminal only.
     bar: Option<ProgressBar>,
     /// The fields of the last step on the bar's line.
-    said: Arc<Mutex<Vec<Field>>>,
+    last_step: Arc<Mutex<Vec<Field>>>,
     /// The compilations in progress, which the bar shows instead of the last step.
     compiling: Compiling,
     terminal: bool,
@@ -59,11 +59,11 @@ impl Display {
     pub(crate) fn new(quiet: bool, compiling: Compiling) -> Self {
         let now = Instant::now();
         let phase = Phase { first: 0, steps: 1, began: now };
-        let said = Arc::default();
+        let last_step = Arc::default();
         Self {
             quiet,
             bar: None,
-            said,
+            last_step,
             compiling,
             terminal: std::io::stdout().is_terminal(),
             phase,
@@ -136,11 +136,12 @@ impl Display {
         if self.terminal && !self.quiet {
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout()).with_position(done);
             self.say(vec![]);
-            let (name, said) = (if kind == RowKind::Warmup { "warm-up" } else { "GRPO" }, Arc::clone(&self.said));
+            let (name, last_step) =
+                (if kind == RowKind::Warmup { "warm-up" } else { "GRPO" }, Arc::clone(&self.last_step));
             let compiling = self.compiling.clone();
             let line = move |state: &ProgressState, out: &mut dyn Write| {
                 let mut fields = phase_fields(name, state);
-                let step = || said.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let step = || last_step.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 fields.extend(compiling.fields(1).unwrap_or_else(step));
                 // Errors of writing to a terminal are ignored.
                 let _ = out.write_str(&fitted(&fields, terminal::of(&Term::stdout())));
@@ -156,7 +157,7 @@ impl Display {
 
     /// Shows `fields` on the bar's line.
     fn say(&self, fields: Vec<Field>) {
-        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = fields;
+        *self.last_step.lock().unwrap_or_else(PoisonError::into_inner) = fields;
         if let Some(bar) = &self.bar {
             bar.tick();
         }

@@ -60,9 +60,9 @@ impl LossInput {
     /// Returns the loss that replaces the file's, if one was given.
     pub(crate) fn loss(&self) -> anyhow::Result<Option<BatchLoss>> {
         let Some(path) = &self.config else { return Ok(None) };
-        let of_batch: BatchLoss = Layers::new().file(path)?.resolve()?;
-        of_batch.loss.validate().with_context(|| path.display().to_string())?;
-        Ok(Some(of_batch))
+        let batch_loss: BatchLoss = Layers::new().file(path)?.resolve()?;
+        batch_loss.loss.validate().with_context(|| path.display().to_string())?;
+        Ok(Some(batch_loss))
     }
 }
 

@@ -252,8 +252,8 @@ mod tests {
         assert_eq!(grouped, visible);
         let help = command_line().render_help().to_string();
         for name in visible {
-            let of_name = |line: &&str| line.starts_with(&format!("  {name} ")) && line.chars().count() <= 110;
-            assert_eq!(help.lines().filter(of_name).count(), 1, "{name}: {help}");
+            let is_entry = |line: &&str| line.starts_with(&format!("  {name} ")) && line.chars().count() <= 110;
+            assert_eq!(help.lines().filter(is_entry).count(), 1, "{name}: {help}");
         }
     }
 

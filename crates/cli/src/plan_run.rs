@@ -113,10 +113,10 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
         emit_document(&commented(&to_yaml(&given)?))?;
         return Ok(Outcome::Done);
     }
-    let of_file = || path.as_ref().map_or_else(String::new, |path| path.display().to_string());
+    let config_path = || path.as_ref().map_or_else(String::new, |path| path.display().to_string());
     let target = Target::parse(&args.bench.target)?;
     let (count, not_compiled) = compilations(&args, &target)?;
-    let (shape, config) = grpo_aot::resolve(&given, target.kind()).with_context(of_file)?;
+    let (shape, config) = grpo_aot::resolve(&given, target.kind()).with_context(config_path)?;
     let mut devices = Devices::of(&target);
     devices.memory = args.hbm.unwrap_or(devices.memory);
     let prompt = longest_prompt(&config, &shape);
@@ -150,7 +150,7 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
     }
     document.fitting[0] = document.candidates.iter().filter(|row| row.fits()).count();
     let best = document.candidates.first().filter(|row| row.fits()).map(|row| row.candidate.settings);
-    document.best = best.map(|settings| of_best(settings, &config)).transpose()?;
+    document.best = best.map(|settings| best_with_keys(settings, &config)).transpose()?;
     match args.json {
         true => emit_json(&shortened(document, args.top))?,
         false => emit(&plan_run_text::results(&document, args.top))?,
@@ -205,7 +205,7 @@ fn compile(
     ));
     for (((candidate, programs), names), mesh) in chosen.iter().zip(&programs).zip(&names).zip(&meshes) {
         let settings = &candidate.settings;
-        let reports = compile_all(&of_worker(args, config, settings), names, &format!(" of {mesh}"), compiling)?;
+        let reports = compile_all(&worker_args(args, config, settings), names, &format!(" of {mesh}"), compiling)?;
         let compiled = compiled_programs(programs, &reports, devices, candidate, config.grpo.updates())?;
         let row = rows.iter_mut().find(|row| row.candidate.settings == *settings);
         row.into_iter().for_each(|row| row.compiled = Some(compiled.clone()));
@@ -219,7 +219,7 @@ fn compiled_names(programs: &RunPrograms) -> Vec<ProgramName> {
 }
 
 /// Returns the arguments of `grpo aot` for the run with these settings.
-fn of_worker(args: &Args, config: &TrainConfig, settings: &Settings) -> aot::Args {
+fn worker_args(args: &Args, config: &TrainConfig, settings: &Settings) -> aot::Args {
     let BenchArgs { config: path, set, target, plugin, .. } = &args.bench;
     let mut set = set.clone();
     // A number of devices in the file would not fit the mesh.
@@ -275,7 +275,7 @@ fn rank(rows: &mut [Row]) {
     });
 }
 
-fn of_best(settings: Settings, config: &TrainConfig) -> anyhow::Result<Best> {
+fn best_with_keys(settings: Settings, config: &TrainConfig) -> anyhow::Result<Best> {
     let mut keys = settings.keys();
     keys["policy"]["device"] = serde_json::to_value(config.policy.device)?;
     Ok(Best { settings, yaml: to_yaml_with_secrets(&keys)?, keys })

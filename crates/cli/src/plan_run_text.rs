@@ -55,9 +55,9 @@ pub(crate) fn results(document: &Document, top: Option<usize>) -> String {
         let _ = write!(text, "Every mesh with the compiler's numbers, best first:\n\n{}\n\n", meshes(document, top));
     }
     if let Some(best) = &document.best {
-        let of_best = document.candidates.iter().filter(|row| row.candidate.settings.mesh == best.settings.mesh);
-        let of_best: Vec<&Row> = of_best.collect();
-        let _ = write!(text, "Settings of {}:\n\n{}\n\n", best.settings.mesh, table(&of_best, top.unwrap_or(TOP)));
+        let same_mesh = document.candidates.iter().filter(|row| row.candidate.settings.mesh == best.settings.mesh);
+        let same_mesh: Vec<&Row> = same_mesh.collect();
+        let _ = write!(text, "Settings of {}:\n\n{}\n\n", best.settings.mesh, table(&same_mesh, top.unwrap_or(TOP)));
     }
     let [fitting, all] = document.fitting;
     let _ = writeln!(text, "{fitting} of {} fit.", counted(all, "candidate"));

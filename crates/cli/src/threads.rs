@@ -11,8 +11,8 @@ pub(crate) const VARIABLES: [&str; 2] = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS
 
 /// Limits the threads of this process to [`most_threads`], and warns unless it is `quiet`.
 pub(crate) fn hold_to_machine(quiet: bool) {
-    let asked = VARIABLES.iter().find_map(|name| Some((*name, std::env::var_os(name)?.into_string().ok()?)));
-    let Some((name, value)) = asked else { return };
+    let variable = VARIABLES.iter().find_map(|name| Some((*name, std::env::var_os(name)?.into_string().ok()?)));
+    let Some((name, value)) = variable else { return };
     match judge(&value, most_threads()) {
         Verdict::Fine => {}
         Verdict::NoNumber if quiet => {}

@@ -102,8 +102,8 @@ fn follower(args: &Args) -> anyhow::Result<Option<Follower>> {
     Ok(match &args.resume {
         // A follower has no run folder: process 0 sends the configuration. Other assignments may need the rest of it, and are process 0's.
         Some(path) => {
-            let of_processes = |assignment: &&String| assignment.trim_start().starts_with("distributed");
-            let own: Vec<String> = args.layers.set.iter().filter(of_processes).cloned().collect();
+            let is_distributed = |assignment: &&String| assignment.trim_start().starts_with("distributed");
+            let own: Vec<String> = args.layers.set.iter().filter(is_distributed).cloned().collect();
             let mut own: TrainConfig = Layers::new().set(&own)?.resolve()?;
             if own.distributed.num_processes.is_none() {
                 own.policy.device = resumed_device(path);

@@ -88,8 +88,8 @@ impl Roles {
 fn prompt(found: &Columns) -> anyhow::Result<(Vec<String>, Option<&'static str>)> {
     let rows = found.rows;
     let in_all = |name: &&str| found.get(name).is_some_and(|column| column.prompts() == rows);
-    let is_there = |name: &&str| found.get(name).is_some_and(|column| column.prompts() > 0);
-    let defaults: Vec<&str> = BY_DEFAULT.into_iter().filter(is_there).collect();
+    let has_prompts = |name: &&str| found.get(name).is_some_and(|column| column.prompts() > 0);
+    let defaults: Vec<&str> = BY_DEFAULT.into_iter().filter(has_prompts).collect();
     // Rows are searched in this order, so an earlier default column with values in some rows makes a key necessary.
     if let Some(name) = defaults.iter().find(|name| in_all(name)) {
         let key = if defaults.first() == Some(name) { None } else { Some(key_of(found, name)) };
@@ -139,14 +139,14 @@ fn answer(found: &Columns, given: &DataConfig, prompts: &[String]) -> Answer {
     }
     let has = |name: &&str| !prompts.iter().any(|prompt| prompt == name) && found.get(name).is_some();
     let in_all = |name: &&str| has(name) && found.get(name).is_some_and(|column| column.answers() == found.rows);
-    let of_conversation =
+    let all_answered =
         prompts.iter().filter_map(|name| found.get(name)).map(|column| column.answered).sum::<usize>() == found.rows;
     if in_all(&"answer") {
         return Answer::Known("answer".into());
     }
     match ANSWER_COLUMNS.into_iter().find(in_all) {
         Some(name) => Answer::Column(name.into()),
-        None if of_conversation && given.prompt_column.is_none() => Answer::Conversation,
+        None if all_answered && given.prompt_column.is_none() => Answer::Conversation,
         // Not in every row: an error names the rows without one.
         None if has(&"answer") && found.get("answer").is_some_and(|column| column.answers() > 0) => {
             Answer::Known("answer".into())

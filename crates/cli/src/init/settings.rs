@@ -38,7 +38,7 @@ const OWN_REWARD: &str = "--set 'rewards.programs.judge.command=[python3, judge.
 /// The chosen settings of a run and the user's settings, which win.
 pub(super) struct Settings {
     chosen: Value,
-    of_user: Layers,
+    user_layers: Layers,
     /// The keys of `--set`.
     user_keys: Vec<String>,
 }
@@ -50,7 +50,7 @@ impl Settings {
     /// An error for an invalid assignment.
     pub(super) fn new(start: Value, assignments: &[String]) -> anyhow::Result<Self> {
         let user_keys = assignments.iter().filter_map(|text| Some(text.split_once('=')?.0.trim().to_owned())).collect();
-        Ok(Self { chosen: start, of_user: Layers::new().set(assignments)?, user_keys })
+        Ok(Self { chosen: start, user_layers: Layers::new().set(assignments)?, user_keys })
     }
 
     /// Returns the configuration with these settings.
@@ -59,7 +59,7 @@ impl Settings {
     /// An error for an invalid setting.
     pub(super) fn config(&self) -> anyhow::Result<TrainConfig> {
         let chosen = Layers::new().value("the settings that `grpo init` has chosen", self.chosen.clone())?;
-        let mut config = TrainConfig::from_layers(self.of_user.clone().over(chosen))?;
+        let mut config = TrainConfig::from_layers(self.user_layers.clone().over(chosen))?;
         grpo_trainer::expand_paths(&mut config.data)?;
         Ok(config)
     }
@@ -71,7 +71,7 @@ impl Settings {
     pub(super) fn values(&self) -> anyhow::Result<Value> {
         let mut values = self.chosen.clone();
         for key in &self.user_keys {
-            if let Some(value) = self.of_user.get(key) {
+            if let Some(value) = self.user_layers.get(key) {
                 let nested = key.rsplit('.').fold(value.clone(), |value, part| json!({ part: value }));
                 merge(&mut values, nested);
             }
@@ -91,7 +91,7 @@ impl Settings {
 
     /// Sets `key`, unless the user has set it.
     fn set(&mut self, key: &str, value: impl Into<Value>) {
-        if self.of_user.get(key).is_none() {
+        if self.user_layers.get(key).is_none() {
             let nested = key.rsplit('.').fold(value.into(), |value, part| json!({ part: value }));
             merge(&mut self.chosen, nested);
         }
@@ -115,7 +115,7 @@ impl Settings {
         if has_chat_template && roles.has_texts(found) {
             self.set("data.apply_chat_template", true);
         }
-        let is_split = self.of_user.get("data.eval_files").is_some();
+        let is_split = self.user_layers.get("data.eval_files").is_some();
         if !is_split {
             let share = if found.rows < FEWEST_TO_HOLD_OUT { json!(0) } else { default("data.held_out_fraction") };
             self.set("data.held_out_fraction", share);
@@ -127,7 +127,7 @@ impl Settings {
     /// # Errors
     /// An error if there are no answers, or if no built-in reward can score them.
     pub(super) fn choose_rewards(&mut self, roles: &Roles, rows: &Rows, found: &Columns) -> anyhow::Result<()> {
-        if self.of_user.get("rewards").is_some() {
+        if self.user_layers.get("rewards").is_some() {
             return Ok(());
         }
         if roles.answer == Answer::None {
@@ -166,15 +166,15 @@ impl Settings {
         self.set("grpo.prompts_per_step", prompts.min(rows.report.training() as u64).max(1));
         if rows.report.held_out() > 0 {
             self.set("eval.eval_steps", default("eval.eval_steps"));
-        } else if self.of_user.get("data.eval_files").is_none() {
+        } else if self.user_layers.get("data.eval_files").is_none() {
             self.set("data.held_out_fraction", 0);
         }
-        let optimizer = self.of_user.get("optimizer.name").and_then(|name| OptimizerName::deserialize(name).ok());
+        let optimizer = self.user_layers.get("optimizer.name").and_then(|name| OptimizerName::deserialize(name).ok());
         let TrainedMemory { weights, moments, gradients, .. } =
             TrainedMemory::of(shape.parameter_count(), optimizer.unwrap_or_default());
         let needed = weights.saturating_add(moments).saturating_add(gradients);
         let (needed_text, free) = (readable_bytes(needed), available.map(readable_bytes).unwrap_or_default());
-        if self.of_user.get("lora").is_some_and(Value::is_object) {
+        if self.user_layers.get("lora").is_some_and(Value::is_object) {
             self.set("optimizer.learning_rate", ADAPTERS_LEARNING_RATE);
             return "LoRA adapters are trained, as --set asks for".into();
         }
@@ -251,9 +251,9 @@ mod tests {
         for (available, has_lora) in [(None, false), (Some(2 * needed), false), (Some(2 * needed - 2), true)] {
             let start = json!({ "model": "m", "data": { "files": "a.jsonl" } });
             let mut settings = Settings::new(start, &[]).unwrap();
-            let said = settings.choose_training(&shape, &rows, available);
+            let summary = settings.choose_training(&shape, &rows, available);
             let config = settings.config().unwrap();
-            assert_eq!((config.lora.is_some(), said.contains("LoRA")), (has_lora, has_lora), "{said}");
+            assert_eq!((config.lora.is_some(), summary.contains("LoRA")), (has_lora, has_lora), "{summary}");
             assert_eq!(config.optimizer.learning_rate, if has_lora { 1e-5 } else { 1e-6 });
         }
     }

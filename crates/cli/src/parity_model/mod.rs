@@ -87,8 +87,8 @@ fn name_of(kind: Kind) -> String {
 
 /// Returns the parser of `--device`.
 pub(crate) fn devices() -> PossibleValuesParser {
-    let of_pjrt = BACKENDS.into_iter().filter(|name| name.starts_with("pjrt:"));
-    PossibleValuesParser::new([ALL, HOST].into_iter().chain(of_pjrt))
+    let pjrt_backends = BACKENDS.into_iter().filter(|name| name.starts_with("pjrt:"));
+    PossibleValuesParser::new([ALL, HOST].into_iter().chain(pjrt_backends))
 }
 
 /// The policies to check, and the reasons why others are skipped.
