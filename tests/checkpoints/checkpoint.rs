@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-pub(crate) const ALL: [&str; 36] = [
+pub(crate) const ALL: [&str; 38] = [
     "qwen2",
     "qwen2_5_sharded",
     "qwen2_pad",
@@ -39,6 +39,8 @@ pub(crate) const ALL: [&str; 36] = [
     "qwen3_moe_sparse_step",
     "qwen2_moe",
     "qwen2_moe_fused",
+    "glm4_moe",
+    "glm4_moe_fused",
     "gpt_oss",
     "gpt_oss_mxfp4",
     "gemma4",
@@ -66,9 +68,9 @@ pub(crate) const ROUTERS: [&str; 7] = [
     "gpt_oss",
 ];
 
-/// Returns `true` for the factors of layers, which are never trained.
+/// Returns `true` for the factors of layers and the correction biases of routers, which are never trained.
 pub(crate) fn is_constant(parameter: &str) -> bool {
-    parameter.ends_with("layer_scalar")
+    parameter.ends_with("layer_scalar") || parameter.ends_with("e_score_correction_bias")
 }
 
 /// The checkpoints with an adapter in PEFT's layout.

@@ -132,6 +132,15 @@ CHECKPOINTS = {
     "qwen2_moe_fused": ("qwen2_moe", SMALL | {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 8, "num_experts": 4,
                                               "num_experts_per_tok": 3, "norm_topk_prob": True, "qkv_bias": False,
                                               "tie_word_embeddings": True}, "float32", 4, [17, 6], None),
+    # Two first layers without experts, two of three groups of experts, and half of the eight columns of a head rotated.
+    "glm4_moe": ("glm4_moe", SMALL | {"head_dim": 8, "moe_intermediate_size": 12, "n_routed_experts": 6, "num_experts_per_tok": 3,
+                                      "n_group": 3, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.7,
+                                      "num_hidden_layers": 4, "first_k_dense_replace": 2, "use_qk_norm": True,
+                                      "attention_bias": True}, "float32", 5, [40, 17], None),
+    # Neither norms of heads nor biases; scores that are not normalised.
+    "glm4_moe_fused": ("glm4_moe", SMALL | {"moe_intermediate_size": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
+                                            "norm_topk_prob": False, "first_k_dense_replace": 0, "tie_word_embeddings": True},
+                       "float32", 4, [17, 6], None),
 }
 # The checkpoints with expected values of their routers.
 ROUTERS = ["qwen3_moe", "qwen3_moe_fused", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss", "qwen3_moe_sparse_step", "qwen2_moe"]
@@ -201,6 +210,7 @@ CLASSES = {
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
+    "glm4_moe": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM),
     "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
@@ -271,18 +281,22 @@ def random_model(family, config, seed):
 
 
 def weights(model):
-    """Returns the parameters, and the factors of layers of Gemma 4, which are never trained, by name."""
+    """Returns the parameters, and the buffers of files, which are never trained, by name."""
     return dict(model.named_parameters()) | factors(model)
 
 
 def factors(model):
-    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")}
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(("layer_scalar", "e_score_correction_bias"))}
 
 
 def randomised(model, family):
     with torch.no_grad():
         for index, factor in enumerate(factors(model).values()):
-            factor.fill_([0.7, 1.2, 0.9][index % 3])
+            # Other buffers are biases of routers, which change the choice of experts.
+            if factor.numel() == 1:
+                factor.fill_([0.7, 1.2, 0.9][index % 3])
+            else:
+                factor.copy_(0.05 * torch.randn_like(factor))
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if family == "gemma4" and name.endswith(("q_norm.weight", "k_norm.weight")):

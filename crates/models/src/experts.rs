@@ -39,6 +39,8 @@ pub struct Experts {
     pub norm_topk_prob: bool,
     /// The MLP of every token beside its experts; `None` is none.
     pub shared_expert: Option<SharedExpert>,
+    /// The router of GLM-4.x; `None` is a softmax.
+    pub sigmoid: Option<SigmoidRouter>,
     /// The activation and layout of gpt-oss; `None` is the activation `hidden_act` without biases, as in Qwen3-MoE.
     pub clamped: Option<ClampedSwiglu>,
 }
@@ -55,6 +57,40 @@ pub struct ClampedSwiglu {
     /// The limit of gate and up.
     #[default(7.0)]
     pub swiglu_limit: f64,
+}
+
+/// The router of GLM-4.x and DeepSeek-V3 (arXiv 2412.19437). An expert's score is the sigmoid of its logit, and its rank is by the score plus a
+/// correction bias, which is never trained. Experts are in groups of equal size, and a token chooses among the experts of the groups with the largest sums
+/// of their two best ranks. The weights are scores, which `norm_topk_prob` divides by their sum, times a factor.
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SigmoidRouter {
+    /// The number of groups of experts.
+    #[default(1)]
+    pub n_group: usize,
+    /// The number of groups of a token.
+    #[default(1)]
+    pub topk_group: usize,
+    /// The factor of the weights of a token's experts.
+    #[default(1.0)]
+    pub routed_scaling_factor: f64,
+}
+
+impl SigmoidRouter {
+    fn validate(self, experts: &Experts) -> Result<()> {
+        let (groups, all) = (self.n_group, experts.num_experts);
+        let fits = groups > 0 && all.is_multiple_of(groups) && all / groups >= 2;
+        let expected = format!("a divisor of num_experts, {all}, with at least two experts in a group");
+        check(fits, "model.experts.sigmoid.n_group", &expected, groups)?;
+        let fits =
+            (1..=groups).contains(&self.topk_group) && experts.num_experts_per_tok <= self.topk_group * (all / groups);
+        let expected =
+            format!("between 1 and n_group, {groups}, with at least num_experts_per_tok experts in these groups");
+        check(fits, "model.experts.sigmoid.topk_group", &expected, self.topk_group)?;
+        let (range, factor) = (1e-6..=1e6, self.routed_scaling_factor);
+        check(range.contains(&factor), "model.experts.sigmoid.routed_scaling_factor", &between(&range), factor)?;
+        check(experts.clamped.is_none(), "model.experts.clamped", "null beside model.experts.sigmoid", "a section")
+    }
 }
 
 /// The shared expert of a layer: an MLP whose output is added to the output of each token's experts.
@@ -89,6 +125,9 @@ impl SharedExpert {
     }
 }
 
+/// The end of the name of a router's correction bias, which is never trained and f32 in files.
+pub(crate) const CORRECTION_BIAS: &str = "e_score_correction_bias";
+
 /// The path of the experts within a layer.
 pub(crate) const EXPERTS: &str = "mlp.experts";
 
@@ -116,6 +155,7 @@ impl Experts {
                 "a section",
             )?;
         }
+        self.sigmoid.map_or(Ok(()), |router| router.validate(self))?;
         // Each expert of each layer has tensors with names.
         const MOST: usize = 1 << 17;
         let all = self.num_experts * config.num_hidden_layers;
@@ -134,12 +174,15 @@ impl Experts {
     /// Returns the tensors of a layer's router and experts; `prefix` is the layer's name, `hidden` the width of the residual stream.
     ///
     /// # Shapes
-    /// The router is `[E, H]`. `gate_proj` and `up_proj` of an expert are `[I, H]`, `down_proj` is `[H, I]`. In gpt-oss, `gate_up_proj` is
+    /// The router is `[E, H]`, its correction bias `[E]`. `gate_proj` and `up_proj` of an expert are `[I, H]`, `down_proj` is `[H, I]`. In gpt-oss, `gate_up_proj` is
     /// `[E, H, 2I]`, `down_proj` is `[E, I, H]`, and their biases are `[E, 2I]` and `[E, H]`.
     pub(crate) fn parameters(&self, prefix: &str, hidden: usize) -> Vec<Parameter> {
         let (count, wide) = (self.num_experts, self.moe_intermediate_size);
         let of = |name: &str, shape: &[usize]| Parameter { name: format!("{prefix}.{name}"), shape: shape.to_vec() };
         let mut list = vec![of(&format!("{}.weight", self.router()), &[count, hidden])];
+        if self.sigmoid.is_some() {
+            list.push(of(&format!("{}.{CORRECTION_BIAS}", self.router()), &[count]));
+        }
         if self.clamped.is_some() {
             list.push(of("mlp.router.bias", &[count]));
             for (name, input, output) in [("gate_up_proj", hidden, 2 * wide), ("down_proj", wide, hidden)] {

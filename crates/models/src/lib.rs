@@ -36,7 +36,7 @@ mod weights;
 pub use chat_template::{ChatTemplate, map_on_template_threads};
 pub use config::{ModelConfig, QueryScaling, RopeScaling, RopeType};
 pub use error::{Error, Result};
-pub use experts::{ClampedSwiglu, Experts, SharedExpert};
+pub use experts::{ClampedSwiglu, Experts, SharedExpert, SigmoidRouter};
 pub use flops::TokenCounts;
 pub use folder::{
     ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder, Wrapper, from_python_json,

@@ -15,6 +15,13 @@ pub fn check_router_aux_loss(config: &ModelConfig, coef: f64) -> Result<()> {
     if coef > 0.0 && config.experts.is_none() {
         return Err(Error::argument("router_aux_loss_coef", "0, or a model with a mixture of experts", coef));
     }
+    if coef > 0.0 && config.experts.as_ref().is_some_and(|experts| experts.sigmoid.is_some()) {
+        return Err(Error::argument(
+            "router_aux_loss_coef",
+            "0 with sigmoid routers, which have no load balancing loss",
+            coef,
+        ));
+    }
     Ok(())
 }
 

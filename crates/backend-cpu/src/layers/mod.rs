@@ -35,7 +35,7 @@ mod stored;
 
 pub use attention::{AttentionGrad, Heads, Mixed, Scores, Span};
 pub use cache::KvCache;
-pub use experts::{ExpertAdapter, ExpertAdapterGrad, ExpertMatrix, ExpertWeights, ExpertsGrad, Routing};
+pub use experts::{ExpertAdapter, ExpertAdapterGrad, ExpertGroups, ExpertMatrix, ExpertWeights, ExpertsGrad, Routing};
 pub use gated::Activation;
 pub use gated_delta::{DeltaGrad, DeltaHeads, DeltaState, DeltaWeights};
 pub use linear::{Add, PackedWeight};

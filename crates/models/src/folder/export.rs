@@ -130,7 +130,8 @@ impl FolderWriter {
             put("README.md", &card.render())?;
         }
         // Files of a wrapper have other names for the decoder's tensors. Files of wrappers and of some families have tensors to carry along.
-        let has_more = |source: &&ModelFolder| source.wrapper().is_some() || source.family().carried_prefix().is_some();
+        let has_more =
+            |source: &&ModelFolder| source.wrapper().is_some() || source.family().carried_prefix(config).is_some();
         let wrapped = source.filter(has_more).map(ModelFolder::weights).transpose()?;
         let names = wrapped.as_ref().and_then(Weights::text_names);
         let mut tensors: Vec<FileTensor> =

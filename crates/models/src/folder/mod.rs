@@ -108,7 +108,11 @@ impl ModelFolder {
     /// The errors of [`Weights::open`].
     pub fn weights(&self) -> Result<Weights> {
         let weights = Weights::open(&self.path)?;
-        if self.wrapper.is_some() { weights.of_text() } else { weights.carrying(self.family.carried_prefix()) }
+        if self.wrapper.is_some() {
+            weights.of_text()
+        } else {
+            weights.carrying(self.family.carried_prefix(&self.config).as_deref())
+        }
     }
 }
 

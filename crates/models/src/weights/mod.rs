@@ -12,6 +12,7 @@ pub use dtype::Dtype;
 pub(crate) use write::{FileTensor, SafetensorsWriter};
 
 use crate::error::{Error, Result, nearest};
+use crate::experts::CORRECTION_BIAS;
 use crate::folder::wrapper::TextNames;
 use bytes::Bytes;
 use experts::Mxfp4;
@@ -234,7 +235,9 @@ impl Weights {
     /// Returns the dtype in which the weights can be used from the mapped files: the common dtype of all tensors, or f32 if dtypes differ or
     /// are f16, which must be converted.
     pub fn mapped_dtype(&self) -> Dtype {
-        let mut dtypes = self.names().filter_map(|name| self.tensor(name).ok()).map(|tensor| tensor.dtype());
+        // Correction biases of routers are f32 beside bf16 weights.
+        let names = self.names().filter(|name| !name.ends_with(CORRECTION_BIAS));
+        let mut dtypes = names.filter_map(|name| self.tensor(name).ok()).map(|tensor| tensor.dtype());
         let first = dtypes.next().filter(|first| *first != Dtype::F16);
         first.filter(|first| dtypes.all(|dtype| dtype == *first)).unwrap_or(Dtype::F32)
     }

@@ -2,6 +2,7 @@
 
 use super::Dtype;
 use crate::error::{Error, Result};
+use crate::experts::CORRECTION_BIAS;
 use crate::parameters::Parameter;
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
@@ -29,9 +30,16 @@ pub(crate) struct FileTensor {
 impl FileTensor {
     /// Returns the parameter stored in a dtype.
     pub(crate) fn of(Parameter { name, shape }: Parameter, dtype: Dtype) -> Self {
+        let dtype = stored(&name, dtype);
         let bytes = (shape.iter().product::<usize>() * dtype.size()) as u64;
         Self { name, shape, dtype: dtype.safetensors_name(), bytes }
     }
+}
+
+/// Returns the dtype of a tensor in a file of this dtype: correction biases of routers stay f32, as in transformers, because rounding would change the
+/// choice of experts.
+fn stored(name: &str, dtype: Dtype) -> Dtype {
+    if name.ends_with(CORRECTION_BIAS) { Dtype::F32 } else { dtype }
 }
 
 /// A safetensors file whose tensors are known beforehand and may be written in any order. The file has its final length, and every tensor
@@ -110,14 +118,15 @@ impl SafetensorsWriter {
 
     /// Writes a tensor; returns `false` if the file has none of this name.
     pub(crate) fn write(&mut self, name: &str, values: &[f32]) -> Result<bool> {
-        if !self.start(name, values.len(), self.dtype.size())? {
+        let dtype = stored(name, self.dtype);
+        if !self.start(name, values.len(), dtype.size())? {
             return Ok(false);
         }
         let io = |e| Error::io("write", &self.path, e);
-        let mut bytes = Vec::with_capacity(BLOCK.min(values.len()) * self.dtype.size());
+        let mut bytes = Vec::with_capacity(BLOCK.min(values.len()) * dtype.size());
         for (number, block) in values.chunks(BLOCK).enumerate() {
             bytes.clear();
-            if let Some(index) = encode(block, self.dtype, &mut bytes) {
+            if let Some(index) = encode(block, dtype, &mut bytes) {
                 return Err(Error::NotFinite {
                     path: self.path.clone(),
                     name: name.to_owned(),

@@ -3,7 +3,7 @@
 use crate::support::{Folder, qwen2, says, with};
 use grpo_models::{
     Activation, ClampedSwiglu, Experts, Family, LayerRope, LayerSpec, LoraConfig, ModelConfig, NormPlacement,
-    RopeScaling, RopeType, SharedExpert, TargetModules,
+    RopeScaling, RopeType, SharedExpert, SigmoidRouter, TargetModules,
 };
 use serde_json::{Value, json};
 
@@ -394,6 +394,7 @@ fn a_new_model_of_every_family_reads_back() {
             }),
             Family::Granite => json!({"residual_multiplier": 0.22, "attention_multiplier": 0.0156}),
             Family::Qwen2Moe | Family::Qwen3Moe => moe(),
+            Family::Glm4Moe => glm4_moe(),
             Family::Qwen3_5 => delta_net(),
             Family::GptOss => json!({"sliding_window": 8, "swiglu_limit": 5.0, "rope_theta": null}),
             _ => json!({}),
@@ -447,6 +448,47 @@ fn qwen_3_moe_has_experts_in_its_sparse_layers() {
         refused(Family::Qwen3Moe, with(moe(), fields), &parts);
     }
     refused(Family::Qwen3, moe(), &["`num_experts` is 3", "no mixture of experts"]);
+}
+
+fn glm4_moe() -> Value {
+    json!({
+        "num_hidden_layers": 4, "head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 8,
+        "n_group": 3, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.5, "use_qk_norm": true,
+        "attention_bias": true, "num_nextn_predict_layers": 1
+    })
+}
+
+#[test]
+fn glm_4_moe_has_sigmoid_routers_in_groups() {
+    let config = model(Family::Glm4Moe, glm4_moe());
+    let experts = config.experts.as_ref().unwrap();
+    let router = SigmoidRouter { n_group: 3, topk_group: 2, routed_scaling_factor: 1.5 };
+    assert_eq!((experts.sigmoid, experts.norm_topk_prob), (Some(router), true));
+    assert_eq!(experts.shared_expert, Some(SharedExpert { intermediate_size: 16, is_gated: false }));
+    assert!(config.qk_norm && config.attention_bias && !config.attention_output_bias);
+    assert_eq!((config.rotary_dim(), config.repetition(), config.routers()), (4, (1, 1), 3));
+    let shapes: Vec<_> = config.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+    for (name, shape) in [
+        ("0.mlp.gate_proj.weight", &[24, 16][..]),
+        ("1.mlp.gate.weight", &[6, 16]),
+        ("1.mlp.gate.e_score_correction_bias", &[6]),
+        ("1.mlp.shared_experts.down_proj.weight", &[16, 16]),
+    ] {
+        assert!(shapes.contains(&(format!("model.layers.{name}"), shape.to_vec())), "{name}: {shapes:?}");
+    }
+    let partial = json!({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0}});
+    assert_eq!(model(Family::Glm4Moe, with(glm4_moe(), partial)).rotary_dim(), 8);
+    for (fields, parts) in [
+        (json!({"n_group": 4}), ["`n_group` is 4", "a divisor of n_routed_experts, 6"]),
+        (json!({"n_group": 6}), ["`n_group` is 6", "two experts in a group"]),
+        (json!({"topk_group": 4}), ["`topk_group` is 4", "between 1 and n_group, 3"]),
+        (json!({"topk_group": 1}), ["`num_experts_per_tok` is 3", "at most 2"]),
+        (json!({"n_shared_experts": 0}), ["`n_shared_experts` is 0", "at least 1"]),
+        (json!({"first_k_dense_replace": 4}), ["`first_k_dense_replace` is 4", "less than num_hidden_layers, 4"]),
+        (json!({"routed_scaling_factor": 0}), ["`routed_scaling_factor` is 0", "a number between"]),
+    ] {
+        refused(Family::Glm4Moe, with(glm4_moe(), fields), &parts);
+    }
 }
 
 #[test]

@@ -3,14 +3,14 @@
 use grpo_models::{
     Activation, Adapter, AdapterOptions, AdapterWriter, ClampedSwiglu, Dtype, Experts, ExportOptions, Family,
     FolderWriter, GenerationDefaults, LayerRope, LayerSpec, LinearAttention, ModelConfig, ModelFolder, NormPlacement,
-    RopeScaling, RopeType, SharedExpert,
+    RopeScaling, RopeType, SharedExpert, SigmoidRouter,
 };
 use std::path::Path;
 
 grpo_testkit::tiers!();
 
 /// The checkpoints that libraries.py makes.
-const CHECKPOINTS: [&str; 23] = [
+const CHECKPOINTS: [&str; 25] = [
     "qwen2",
     "qwen2-untied",
     "qwen3",
@@ -24,6 +24,7 @@ const CHECKPOINTS: [&str; 23] = [
     "phi3",
     "gemma3",
     "gemma4",
+    "glm4_moe",
     "qwen2_moe",
     "qwen3_moe",
     "qwen3_5",
@@ -183,6 +184,15 @@ fn new_models() -> Vec<ModelConfig> {
     };
     let qwen3_moe = ModelConfig { experts: Some(Experts::default()), ..qwen3.clone() };
     let with_shared = Experts { shared_expert: Some(SharedExpert::default()), ..Experts::default() };
+    let shared_expert = Some(SharedExpert { is_gated: false, ..SharedExpert::default() });
+    let of_glm = Experts { shared_expert, sigmoid: Some(SigmoidRouter::default()), ..Experts::default() };
+    let dense = LayerSpec { dense_mlp: true, ..LayerSpec::default() };
+    let glm4_moe = ModelConfig {
+        experts: Some(of_glm),
+        layers: vec![dense, LayerSpec::default()],
+        partial_rotary_factor: 0.5,
+        ..qwen3.clone()
+    };
     let qwen2_moe = ModelConfig { experts: Some(with_shared), ..qwen2.clone() };
     let qwen3_5 = ModelConfig {
         layers: vec![LayerSpec::GATED_DELTA_NET, LayerSpec::default()],
@@ -204,8 +214,8 @@ fn new_models() -> Vec<ModelConfig> {
         ..plain
     };
     vec![
-        qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, gemma4, qwen2_moe,
-        qwen3_moe, qwen3_5, gpt_oss,
+        qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3, gemma4, glm4_moe,
+        qwen2_moe, qwen3_moe, qwen3_5, gpt_oss,
     ]
 }
 

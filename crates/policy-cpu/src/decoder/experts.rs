@@ -14,7 +14,8 @@ use burn::backend::flex::FlexTensor;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use grpo_backend_cpu::layers::{
-    Activation, ExpertAdapter, ExpertAdapterGrad, ExpertMatrix, ExpertWeights, ExpertsGrad, Layers, Routing,
+    Activation, ExpertAdapter, ExpertAdapterGrad, ExpertGroups, ExpertMatrix, ExpertWeights, ExpertsGrad, Layers,
+    Routing,
 };
 use grpo_burn::custom_op::{Derivative, Graph, Operand, record, tensor};
 use grpo_models::Experts;
@@ -39,6 +40,8 @@ pub struct ExpertsMlp {
     pub experts_gate_up_adapter: Option<LowRank>,
     /// Adapter of the output projections.
     pub experts_down_adapter: Option<LowRank>,
+    /// Bias `[E]` of the ranks of experts, which is never trained, in GLM-4.x.
+    pub correction_bias: Option<Param<Tensor<1>>>,
     /// The MLP of every token.
     pub shared: Option<DenseMlp>,
     /// Gate `[H, 1]` of the shared expert, in Qwen2-MoE.
@@ -50,6 +53,27 @@ pub struct ExpertsMlp {
     /// The kernels of the products of experts.
     #[module(skip)]
     pub(super) kernels: Layers,
+}
+
+/// The name of the bias of the ranks of experts, which is never trained.
+pub(super) const CORRECTION_BIAS: &str = "correction_bias";
+
+/// Returns the routing of tokens by a router's logits `[N, E]`. `replay` may replace the chosen experts `[N, k]`.
+pub(super) fn routed(
+    spec: &Experts,
+    bias: Option<&[f32]>,
+    logits: &[f32],
+    replay: impl FnOnce(Vec<u32>) -> Vec<u32>,
+) -> Result<Routing> {
+    let (kernels, experts, top) = (Layers::new(), spec.num_experts, spec.num_experts_per_tok);
+    let (Some(router), Some(bias)) = (spec.sigmoid, bias) else {
+        let chosen = replay(kernels.choose(logits, experts, top)?);
+        return Ok(kernels.route_to(logits, experts, top, chosen, spec.norm_topk_prob)?);
+    };
+    let groups = ExpertGroups { bias, count: router.n_group, chosen: router.topk_group };
+    let chosen = replay(kernels.choose(&kernels.sigmoid_ranks(logits, experts, groups)?, experts, top)?);
+    let factor = router.routed_scaling_factor as f32;
+    Ok(kernels.route_by_sigmoid(logits, experts, top, chosen, spec.norm_topk_prob, factor)?)
 }
 
 /// Returns `true` if the parameter `name` belongs to a router.
@@ -84,6 +108,10 @@ impl ExpertsMlp {
             experts_down_bias: bias(of, &format!("{name}.experts_down_bias"), down[1])?,
             experts_gate_up_adapter: None,
             experts_down_adapter: None,
+            correction_bias: spec
+                .sigmoid
+                .map(|_| of.parameter(&format!("{name}.{CORRECTION_BIAS}"), [count]))
+                .transpose()?,
             shared,
             shared_gate,
             spec: spec.clone(),
@@ -97,9 +125,16 @@ impl ExpertsMlp {
         let [to_router, x] = fork(x)?;
         let logits = self.router.forward(to_router)?;
         let [logits, observed] = if routers.with_aux_loss() { fork(logits)? } else { [logits.clone(), logits] };
-        let (weights, routing) = route(logits, &self.spec, routers)?;
+        let bias = self.correction_bias()?;
+        let (weights, routing) = route(logits, &self.spec, bias.as_deref(), routers)?;
         routers.observe(observed, &routing)?;
         self.mix(x, weights, routing)
+    }
+
+    /// Returns the bias of the ranks of experts, if there is one.
+    pub(super) fn correction_bias(&self) -> Result<Option<Vec<f32>>> {
+        let values = |bias: &Param<Tensor<1>>| Ok(params::read(&params::storage(bias.val())?)?.to_vec());
+        self.correction_bias.as_ref().map(values).transpose()
     }
 
     fn mix(&self, x: Tensor<2>, weights: Tensor<2>, routing: Arc<Routing>) -> Result<Tensor<2>> {
@@ -181,14 +216,17 @@ impl ExpertsMlp {
 }
 
 /// Returns the weights `[N, k]` of each token's experts, given the router's logits `[N, E]`. `routers` may have other experts for a token.
-fn route(logits: Tensor<2>, spec: &Experts, routers: &mut Routers) -> Result<(Tensor<2>, Arc<Routing>)> {
+fn route(
+    logits: Tensor<2>,
+    spec: &Experts,
+    bias: Option<&[f32]>,
+    routers: &mut Routers,
+) -> Result<(Tensor<2>, Arc<Routing>)> {
     let [n, experts] = logits.dims();
     let top = spec.num_experts_per_tok;
     let mut graph = Graph::default();
     let logits = operand(&mut graph, "logits", logits)?;
-    let (kernels, values) = (Layers::new(), read("logits", &logits.storage)?);
-    let chosen = routers.replay(kernels.choose(values, experts, top)?, top);
-    let routing = kernels.route_to(values, experts, top, chosen, spec.norm_topk_prob)?;
+    let routing = routed(spec, bias, read("logits", &logits.storage)?, |chosen| routers.replay(chosen, top))?;
     let (weights, routing) = (tensor(routing.weights.clone(), [n, top]), Arc::new(routing));
     let derivative = RouteGrad { logits: logits.storage, routing: Arc::clone(&routing), dims: [n, experts] };
     Ok((record(graph, weights, [logits.node], derivative), routing))

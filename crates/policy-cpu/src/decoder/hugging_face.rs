@@ -108,6 +108,7 @@ fn parts_of_experts(experts: &Experts, prefix: &str, name: &str, shape: &[usize]
     let (count, router) = (experts.num_experts, experts.router());
     let matrices: &[&str] = match name {
         "mlp.router.bias" => return Some(whole(&format!("{router}.bias"), shape)),
+        "mlp.correction_bias" => return Some(whole(&format!("{router}.e_score_correction_bias"), shape)),
         "mlp.router.weight" => {
             let name = format!("{prefix}{router}.weight");
             let part = Part { name, shape: vec![count, shape[0]], columns: 0..count, first_row: 0, transposed: true };

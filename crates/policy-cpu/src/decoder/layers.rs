@@ -2,7 +2,7 @@
 
 use super::autodiff_ops::{self, Addend};
 use super::build::Builder;
-use super::experts::ExpertsMlp;
+use super::experts::{CORRECTION_BIAS, ExpertsMlp};
 use super::gated_delta_net::GatedDeltaNet;
 use super::lora::LowRank;
 use super::values::{ValueHeads, heads};
@@ -294,7 +294,7 @@ const LAYER_SCALAR: &str = "layer_scalar";
 
 /// Returns `true` if a parameter with this name is never trained.
 pub(super) fn is_constant(name: &str) -> bool {
-    name.ends_with(LAYER_SCALAR)
+    name.ends_with(LAYER_SCALAR) || name.ends_with(CORRECTION_BIAS)
 }
 
 impl Block {

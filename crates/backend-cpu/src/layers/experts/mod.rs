@@ -13,7 +13,7 @@
 mod routing;
 mod weights;
 
-pub use routing::Routing;
+pub use routing::{ExpertGroups, Routing};
 pub use weights::{ExpertAdapter, ExpertAdapterGrad, ExpertMatrix, ExpertWeights};
 
 use super::{Activation, Layers, fits};

@@ -21,6 +21,19 @@ pub struct Routing {
     pub(super) starts: Vec<usize>,
     pub(super) top: usize,
     normalised: bool,
+    /// The factor of sigmoid scores; `None` for a softmax.
+    sigmoid: Option<f32>,
+}
+
+/// Selects among experts in groups, as GLM-4.x and DeepSeek-V3 do (arXiv 2412.19437).
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertGroups<'a> {
+    /// The correction bias of each expert, `[E]`.
+    pub bias: &'a [f32],
+    /// The number of groups.
+    pub count: usize,
+    /// The number of groups of a token.
+    pub chosen: usize,
 }
 
 impl Routing {
@@ -104,6 +117,68 @@ impl Layers {
         chosen: Vec<u32>,
         normalised: bool,
     ) -> Result<Routing> {
+        self.arrange(logits, experts, top, chosen, normalised, None)
+    }
+
+    /// Returns the ranks `[N, experts]` of experts for [`Layers::choose`]: the sigmoid of a logit plus the bias of its expert, and negative infinity
+    /// outside of the groups of a token, whose two largest ranks have the largest sums.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the sizes do not fit each other, or a group has fewer than two experts.
+    pub fn sigmoid_ranks(&self, logits: &[f32], experts: usize, groups: ExpertGroups<'_>) -> Result<Vec<f32>> {
+        let ExpertGroups { bias, count, chosen } = groups;
+        fits("sigmoid_ranks", "bias", bias.len(), &[experts])?;
+        fits("sigmoid_ranks", "logits", logits.len(), &[logits.len() / experts.max(1), experts])?;
+        if count == 0 || !experts.is_multiple_of(count) || experts / count < 2 || !(1..=count).contains(&chosen) {
+            let expected = format!("a divisor of {experts} with two experts in a group, and at least {chosen} groups");
+            return Err(Error::shape("sigmoid_ranks", "groups", expected, count));
+        }
+        let mut ranks: Vec<f32> = logits.iter().zip(bias.iter().cycle()).map(|(x, bias)| sigmoid(*x) + bias).collect();
+        let size = experts / count;
+        let best_two = |group: &[f32]| {
+            group.iter().fold([f32::NEG_INFINITY; 2], |[first, second], rank| match *rank > first {
+                true => [*rank, first],
+                false => [first, second.max(*rank)],
+            })
+        };
+        for ranks in ranks.chunks_exact_mut(experts) {
+            let sums: Vec<f32> = ranks.chunks_exact(size).map(best_two).map(|[first, second]| first + second).collect();
+            let kept = self.choose(&sums, count, chosen)?;
+            for (group, ranks) in ranks.chunks_exact_mut(size).enumerate() {
+                if !kept.contains(&(group as u32)) {
+                    ranks.fill(f32::NEG_INFINITY);
+                }
+            }
+        }
+        Ok(ranks)
+    }
+
+    /// Returns the routing of tokens to given experts `chosen` `[N, top]`. Their weights are the sigmoids of their logits times `factor`, divided by the
+    /// sum of a token's sigmoids if `normalised`.
+    ///
+    /// # Errors
+    /// As [`Layers::route_to`].
+    pub fn route_by_sigmoid(
+        &self,
+        logits: &[f32],
+        experts: usize,
+        top: usize,
+        chosen: Vec<u32>,
+        normalised: bool,
+        factor: f32,
+    ) -> Result<Routing> {
+        self.arrange(logits, experts, top, chosen, normalised, Some(factor))
+    }
+
+    fn arrange(
+        &self,
+        logits: &[f32],
+        experts: usize,
+        top: usize,
+        chosen: Vec<u32>,
+        normalised: bool,
+        sigmoid: Option<f32>,
+    ) -> Result<Routing> {
         let n = chosen.len() / top.max(1);
         fits("route_to", "chosen", chosen.len(), &[n, top])?;
         fits("route_to", "logits", logits.len(), &[n, experts])?;
@@ -115,6 +190,11 @@ impl Layers {
                 return Err(Error::shape("route_to", "chosen", expected, format!("{best:?}")));
             }
             let best_logits = || best.iter().map(|expert| logits[*expert as usize]);
+            if let Some(factor) = sigmoid {
+                let sum = if normalised { best_logits().map(self::sigmoid).sum::<f32>() + SMALL } else { 1.0 };
+                weights.extend(best_logits().map(|logit| self::sigmoid(logit) / sum * factor));
+                continue;
+            }
             let max = match normalised {
                 true => best_logits().fold(f32::NEG_INFINITY, f32::max),
                 false => logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
@@ -136,7 +216,7 @@ impl Layers {
             (*next - 1) as u32
         };
         let places = chosen.iter().enumerate().map(place).collect();
-        Ok(Routing { weights, chosen, places, pairs, starts, top, normalised })
+        Ok(Routing { weights, chosen, places, pairs, starts, top, normalised, sigmoid })
     }
 
     /// Returns the sum `[E]` over tokens of `counts` `[N]` times the softmax of each token's `logits` `[N, E]`.
@@ -195,6 +275,15 @@ impl Layers {
             let (weights, chosen, dweights) =
                 (&routing.weights[of.clone()], &routing.chosen[of.clone()], &dweights[of]);
             let mean: f32 = weights.iter().zip(dweights).map(|(weight, dweight)| weight * dweight).sum();
+            if let Some(factor) = routing.sigmoid {
+                let scores = || chosen.iter().map(|expert| sigmoid(logits[*expert as usize]));
+                let sum = if routing.normalised { scores().sum::<f32>() + SMALL } else { 1.0 };
+                let shared = if routing.normalised { mean } else { 0.0 };
+                for ((score, dweight), expert) in scores().zip(dweights).zip(chosen) {
+                    to[*expert as usize] = (factor * dweight - shared) / sum * score * (1.0 - score);
+                }
+                continue;
+            }
             if !routing.normalised {
                 let max = logits.iter().fold(f32::NEG_INFINITY, |max, logit| max.max(*logit));
                 let sum: f32 = logits.iter().map(|logit| (logit - max).exp()).sum();
@@ -207,6 +296,13 @@ impl Layers {
         }
         Ok(dlogits)
     }
+}
+
+/// The number that the sum of a token's scores is increased by, as in transformers.
+const SMALL: f32 = 1e-20;
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// Returns the largest of a token's logits, and the sum of the exponentials of their distances to it.

@@ -3,6 +3,7 @@
 mod experts_json;
 pub(super) mod gemma3;
 pub(super) mod gemma4;
+mod glm4_moe;
 mod gpt_oss;
 mod granite;
 mod layer_types;
@@ -33,6 +34,8 @@ pub enum Family {
     Qwen3,
     /// Qwen2-MoE: Qwen2 with mixtures of experts, and a shared expert with a gate.
     Qwen2Moe,
+    /// GLM-4.x with experts: first layers without experts, sigmoid routers, shared experts, partly rotated heads.
+    Glm4Moe,
     /// Qwen3-MoE: Qwen3 with mixtures of experts.
     Qwen3Moe,
     /// Qwen3.5: a Gated DeltaNet in three of four layers, attention with output gates in the fourth, norms with weights around 0.
@@ -107,7 +110,7 @@ impl Defaults {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Qwen2,
         Self::Qwen3,
         Self::Qwen3Moe,
@@ -124,6 +127,7 @@ impl Family {
         Self::Gemma3,
         Self::Gemma4,
         Self::Qwen2Moe,
+        Self::Glm4Moe,
     ];
 
     /// Returns the first family whose `config.json` can describe `config`.
@@ -140,7 +144,8 @@ impl Family {
     /// # Errors
     /// [`Error::Config`] if no family combines these features.
     pub fn of(config: &ModelConfig) -> Result<Self> {
-        if config.qk_norm && config.attention_bias && !config.attention_output_bias {
+        let is_glm = config.experts.as_ref().is_some_and(|experts| experts.sigmoid.is_some());
+        if config.qk_norm && config.attention_bias && !config.attention_output_bias && !is_glm {
             return Err(Error::Config {
                 key: "model.qk_norm",
                 expected: "attention_output_bias: true, or no attention_bias, beside it: no family of transformers has norms and \
@@ -202,9 +207,10 @@ impl Family {
     }
 
     /// Returns the prefix of tensors in the family's files that its class ignores, and that exports carry along: layers that predict further tokens.
-    pub(crate) fn carried_prefix(self) -> Option<&'static str> {
+    pub(crate) fn carried_prefix(self, config: &ModelConfig) -> Option<String> {
         match self {
-            Self::Qwen3_5 => Some("mtp."),
+            Self::Qwen3_5 => Some("mtp.".to_owned()),
+            Self::Glm4Moe => Some(format!("model.layers.{}.", config.num_hidden_layers)),
             _ => None,
         }
     }
@@ -218,6 +224,7 @@ impl Family {
         match self {
             Self::Qwen2 => &qwen::QWEN2,
             Self::Qwen3 => &qwen::QWEN3,
+            Self::Glm4Moe => &glm4_moe::TABLE,
             Self::Qwen2Moe => &qwen_moe::QWEN2_MOE,
             Self::Qwen3Moe => &qwen_moe::QWEN3_MOE,
             Self::Qwen3_5 => &qwen3_5::TABLE,

@@ -3,6 +3,7 @@
 use super::Inference;
 use super::weights::{Embedding, Layer, LayerAttention, LayerDeltaNet, LayerMixer, LayerMlp, Matrix, Norm, Weight};
 use crate::decoder::autodiff_ops::{sigmoid, without_gates};
+use crate::decoder::experts::routed;
 use crate::decoder::params::read;
 use crate::decoder::rope::RopeTables;
 use crate::decoder::tape::no_such_part;
@@ -166,12 +167,12 @@ where
     }
 
     fn experts(&mut self, x: Self::Tensor) -> Result<Self::Tensor> {
-        let LayerMlp::Experts { router, gate_up, down, spec, .. } = &self.layer().mlp else {
+        let LayerMlp::Experts { router, gate_up, down, spec, correction_bias, .. } = &self.layer().mlp else {
             return no_such_part("a mixture of experts");
         };
         let (model, kernels) = (self.model, self.model.kernels);
         let logits = model.linear(Vec::new(), &x, router, None)?;
-        let routing = kernels.route(&logits, spec.num_experts, spec.num_experts_per_tok, spec.norm_topk_prob)?;
+        let routing = routed(spec, correction_bias.as_deref(), &logits, |chosen| chosen)?;
         self.record(routing.chosen(), spec.num_experts_per_tok);
         Ok(Rc::new(kernels.experts(&x, &routing, &gate_up.view(), &down.view(), model.activation)?.0))
     }

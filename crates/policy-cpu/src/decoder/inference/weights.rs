@@ -69,6 +69,8 @@ pub(super) struct LayerDeltaNet {
     pub(super) out_proj: Weight,
 }
 
+// One per layer, so the size of the smaller variant does not matter.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub(super) enum LayerMlp {
     Dense {
@@ -80,6 +82,7 @@ pub(super) enum LayerMlp {
         gate_up: PackedExperts,
         down: PackedExperts,
         spec: Experts,
+        correction_bias: Option<Vec<f32>>,
         /// Gate and up, and the output projection, of the shared expert.
         shared: Option<[Weight; 2]>,
         shared_gate: Option<Weight>,
@@ -221,6 +224,7 @@ impl LayerMlp {
                     gate_up,
                     down,
                     spec: mlp.spec().clone(),
+                    correction_bias: mlp.correction_bias()?,
                     shared: mlp.shared.as_ref().map(of_shared).transpose()?,
                     shared_gate: mlp.shared_gate.as_ref().map(Weight::new).transpose()?,
                 }

@@ -15,7 +15,7 @@ use super::traced::last_columns;
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, zeros};
 use crate::leaves::leaves;
 use grouped::BlockLoop;
-use grpo_models::{ClampedSwiglu, Experts};
+use grpo_models::{ClampedSwiglu, Experts, SigmoidRouter};
 use grpo_stablehlo::{DotDimensions, Dtype, Reducer, Result, TensorType, Unary, Value};
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ const LOWEST: f64 = -1e30;
 /// The choice of a layer's router.
 #[derive(Clone, Debug)]
 pub struct Routing {
-    /// Logits `[B, T, E]`, f32.
+    /// Logits `[B, T, E]`, f32, or the ranks of a sigmoid router.
     pub logits: Value,
     /// 1 for the experts of a token, else 0, `[B, T, E]`, f32.
     pub chosen: Value,
@@ -151,7 +151,14 @@ impl Decoder {
             Some(bias) => &logits + bias.convert(Dtype::F32).along_last(&logits),
             None => logits,
         };
-        let own = choose(&logits, experts.num_experts_per_tok);
+        // Scores by sigmoid, and the order of experts.
+        let sigmoid = experts.sigmoid.zip(layer.get(Role::CorrectionBias)).map(|(router, bias)| {
+            let scores = logits.unary(Unary::Logistic);
+            let ranks = &scores + bias.convert(Dtype::F32).along_last(&scores);
+            (router, scores, within_groups(&ranks, router))
+        });
+        let order = sigmoid.as_ref().map_or(&logits, |(.., ranks)| ranks);
+        let own = choose(order, experts.num_experts_per_tok);
         let (chosen, differs) = match routed {
             Some(routed) => {
                 let (chosen, differs) = replayed(&own, routed);
@@ -159,9 +166,10 @@ impl Decoder {
             }
             None => (own, None),
         };
-        let weights = match routed {
+        let weights = match (&sigmoid, routed) {
+            (Some((router, scores, _)), _) => sigmoid_weights(scores, &chosen, experts.norm_topk_prob, *router),
             // Recorded experts may have logits far below the largest one.
-            Some(_) if experts.norm_topk_prob => weights(&of_chosen(&logits, &chosen), &chosen, true),
+            (None, Some(_)) if experts.norm_topk_prob => weights(&of_chosen(&logits, &chosen), &chosen, true),
             _ => weights(&logits, &chosen, experts.norm_topk_prob),
         };
         let tokens = x.shape()[0] * x.shape()[1];
@@ -169,7 +177,7 @@ impl Decoder {
             Some(blocks) => BlockLoop { decoder: self, blocks, experts }.outputs(layer, x, [&chosen, &weights])?,
             None => self.dense_experts(layer, x, experts, &weights),
         };
-        Ok((y, Routing { logits, chosen, differs }))
+        Ok((y, Routing { logits: order.clone(), chosen, differs }))
     }
 
     /// Returns the sum of the outputs of all experts times `weights` `[B, T, E]`, `[B, T, H]`, f32.
@@ -280,6 +288,29 @@ fn replayed(own: &Value, routed: &Value) -> (Value, Value) {
 /// Returns the logits of the `chosen` experts; all others are [`LOWEST`].
 fn of_chosen(logits: &Value, chosen: &Value) -> Value {
     chosen.gt(&chosen.like(0.0)).select(logits, &logits.like(LOWEST))
+}
+
+/// Returns `ranks` `[B, T, E]`, and [`LOWEST`] for experts outside of the groups of a token: those with the largest sums of their two best ranks.
+fn within_groups(ranks: &Value, router: SigmoidRouter) -> Value {
+    let ([b, t, e], groups) = (ranks.dims(), router.n_group);
+    if router.topk_group == groups {
+        return ranks.clone();
+    }
+    let in_groups = ranks.reshape(&[b, t * groups, e / groups]);
+    let sums = (&in_groups * choose(&in_groups, 2)).reduce(Reducer::Add, &[2]).reshape(&[b, t, groups]);
+    let kept = choose(&sums, router.topk_group).reshape(&[b, t * groups]).along_first(&in_groups);
+    kept.gt(&kept.like(0.0)).select(&in_groups, &in_groups.like(LOWEST)).reshape(ranks.shape())
+}
+
+/// Returns the weights `[B, T, E]` of the `chosen` experts: their `scores`, divided by the sum of a token's if `normalised`, times the factor of the router; 0
+/// for all others.
+fn sigmoid_weights(scores: &Value, chosen: &Value, normalised: bool, router: SigmoidRouter) -> Value {
+    let mut weights = scores * chosen;
+    if normalised {
+        let sum = weights.reduce(Reducer::Add, &[2]);
+        weights = &weights / (&sum + sum.like(1e-20)).along_first(&weights);
+    }
+    &weights * weights.like(router.routed_scaling_factor)
 }
 
 /// Returns the exponential of the distance of each of a token's logits to the largest one, `[B, T, E]`.

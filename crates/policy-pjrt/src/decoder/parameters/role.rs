@@ -53,6 +53,8 @@ pub enum Role {
     /// The router of a mixture of experts.
     Router,
     RouterBias,
+    /// The bias of the ranks of experts, which is never trained.
+    CorrectionBias,
     /// Gate projections of all experts.
     ExpertGateProj,
     ExpertUpProj,

@@ -69,7 +69,8 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
             shared.is_some_and(|shared| shared.is_gated == path.starts_with("mlp.shared_expert.")) && !spec.dense_mlp
         }
         Role::SharedGate => shared.is_some_and(|shared| shared.is_gated) && !spec.dense_mlp,
-        Role::Router | Role::RouterBias if spec.dense_mlp => false,
+        Role::Router | Role::RouterBias | Role::CorrectionBias if spec.dense_mlp => false,
+        Role::CorrectionBias => experts.is_some_and(|experts| experts.sigmoid.is_some()),
         role if role.is_of_experts() && spec.dense_mlp => false,
         Role::Router => experts.is_some_and(|experts| path.strip_suffix(".weight") == Some(experts.router())),
         Role::ExpertGateProj | Role::ExpertUpProj => experts.is_some() && !is_clamped,
@@ -81,9 +82,10 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         _ => true,
     };
     let [of_queries, of_keys] = if config.qk_norm_over_heads { [Heads, Kv] } else { [HeadDim, HeadDim] };
-    let all: [(Role, &'static str, &[Axis]); 50] = [
+    let all: [(Role, &'static str, &[Axis]); 51] = [
         // Factors of layers and routers come first, because trained parameters come last, and routers may be frozen.
         (Role::LayerScalar, "layer_scalar", &[Layer, One]),
+        (Role::CorrectionBias, "mlp.gate.e_score_correction_bias", &[Layer, RouterExperts]),
         (Role::Router, "mlp.gate.weight", &[Layer, RouterExperts, Embed]),
         (Role::Router, "mlp.router.weight", &[Layer, RouterExperts, Embed]),
         (Role::RouterBias, "mlp.router.bias", &[Layer, RouterExperts]),
