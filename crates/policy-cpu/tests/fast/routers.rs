@@ -168,7 +168,7 @@ fn replayed_experts_match_transformers() {
     }
 }
 
-const MIXTURES: [&str; 4] = ["qwen3_moe", "qwen3_moe_one", "qwen3_moe_idle", "gpt_oss"];
+const MIXTURES: [&str; 6] = ["qwen3_moe", "qwen3_moe_one", "qwen3_moe_idle", "qwen2_moe", "glm4_moe", "gpt_oss"];
 
 fn request<'a>(prompts: &'a [Vec<u32>], turn: Option<Turn<'a>>) -> RolloutRequest<'a> {
     let processors = LogitsProcessors::default();
@@ -212,7 +212,7 @@ fn experts_of_a_rollout_are_those_of_training_with_the_same_weights() {
         let (sequences, routed) = sequences(&prompts, &completions);
         let experts = checkpoint.config().experts.as_ref().unwrap();
         for (sequence, routed) in sequences.iter().zip(&routed) {
-            assert_eq!(routed.width, experts.num_experts_per_tok * checkpoint.config().num_hidden_layers, "{name}");
+            assert_eq!(routed.width, experts.num_experts_per_tok * checkpoint.config().routers(), "{name}");
             let tokens = sequence.prompt.len() + sequence.completion.len() - 1;
             assert_eq!(routed.ids.len(), tokens * routed.width, "{name}");
         }
