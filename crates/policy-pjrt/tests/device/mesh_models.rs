@@ -7,7 +7,7 @@ use crate::support::{
 };
 use grpo_models::{
     ClampedSwiglu, Experts, LayerRope, LayerSpec, LinearAttention, LoraConfig, ModelConfig, NamedTensor, SharedExpert,
-    TargetModules,
+    SigmoidRouter, TargetModules,
 };
 use grpo_policy::{
     LogitsProcessors, Policy, RolloutRequest, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all,
@@ -32,6 +32,8 @@ pub(crate) enum Model {
     Qwen3Moe,
     /// A first layer without experts, and shared experts with gates.
     Qwen2Moe,
+    /// Sigmoid routers with groups, and shared experts without gates.
+    Glm4Moe,
     GptOss,
     GatedDeltaNets,
     /// Like Gemma 4.
@@ -45,10 +47,11 @@ pub(crate) enum Model {
 }
 
 impl Model {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Dense,
         Self::Qwen3Moe,
         Self::Qwen2Moe,
+        Self::Glm4Moe,
         Self::GptOss,
         Self::GatedDeltaNets,
         Self::OtherHeads,
@@ -62,6 +65,7 @@ impl Model {
             Self::Dense => config(),
             Self::Qwen3Moe => with_experts()[0].clone(),
             Self::Qwen2Moe => with_shared_experts(),
+            Self::Glm4Moe => with_sigmoid_routers(),
             Self::GptOss => with_experts()[1].clone(),
             Self::GatedDeltaNets => with_gated_delta_nets(),
             Self::OtherHeads => with_other_heads(),
@@ -81,7 +85,7 @@ impl Model {
     pub(crate) fn bound(self) -> f32 {
         match self {
             Self::Dense | Self::OddVocab | Self::FewKvHeads | Self::OneKvHead => SAME,
-            Self::Qwen3Moe | Self::Qwen2Moe | Self::GptOss => EXPERTS,
+            Self::Qwen3Moe | Self::Qwen2Moe | Self::Glm4Moe | Self::GptOss => EXPERTS,
             Self::GatedDeltaNets => DELTA_NETS,
             Self::OtherHeads => OTHER_HEADS,
         }
@@ -96,6 +100,8 @@ impl Model {
 #[case::qwen3_moe(Model::Qwen3Moe)]
 #[ignore = "GRPO_TESTS=all"]
 #[case::qwen2_moe(Model::Qwen2Moe)]
+#[ignore = "GRPO_TESTS=all"]
+#[case::glm4_moe(Model::Glm4Moe)]
 #[ignore = "GRPO_TESTS=all"]
 #[case::gpt_oss(Model::GptOss)]
 #[ignore = "GRPO_TESTS=all"]
@@ -173,6 +179,16 @@ pub(crate) fn with_experts() -> [ModelConfig; 2] {
         ..config
     };
     [qwen3_moe, gpt_oss]
+}
+
+/// Returns a model like GLM-4.x, whose first layer has no experts, and whose tokens choose from three of four groups.
+fn with_sigmoid_routers() -> ModelConfig {
+    let model = with_shared_experts();
+    let shared_expert = Some(SharedExpert { intermediate_size: 32, is_gated: false });
+    let sigmoid = Some(SigmoidRouter { n_group: 4, topk_group: 3, routed_scaling_factor: 1.5 });
+    let experts = model.experts.clone();
+    let experts = experts.map(|experts| Experts { shared_expert, sigmoid, norm_topk_prob: true, ..experts });
+    ModelConfig { experts, qk_norm: true, partial_rotary_factor: 0.5, ..model }
 }
 
 /// Returns a model like Qwen2-MoE, whose first layer has no experts.

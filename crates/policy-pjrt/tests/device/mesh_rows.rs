@@ -77,6 +77,12 @@ rows! {
     #[ignore = "GRPO_TESTS=all: one row of a table"]
     qwen2_moe_adapters: Row { grouped: true, ..row(Model::Qwen2Moe, AdaptersOfLayers, [8, 1, 1]) },
     #[ignore = "GRPO_TESTS=all: one row of a table"]
+    glm4_moe: Row { rollout: Some([2, 2, 2]), ..row(Model::Glm4Moe, Trained::Model, [1, 4, 2]) },
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    glm4_moe_adapters_of_experts: Row { grouped: true, ..row(Model::Glm4Moe, AdaptersOfExperts, [2, 1, 1]) },
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
+    glm4_moe_adapters: row(Model::Glm4Moe, AdaptersOfLayers, [8, 1, 1]),
+    #[ignore = "GRPO_TESTS=all: one row of a table"]
     dense: row(Model::Dense, Trained::Model, [4, 1, 2]),
     #[ignore = "GRPO_TESTS=all: one row of a table"]
     dense_adapters: Row { rollout: Some([4, 1, 2]), ..row(Model::Dense, AdaptersOfLayers, [1, 8, 1]) },
@@ -187,7 +193,8 @@ impl Row {
     }
 
     fn has_aux_loss(&self) -> bool {
-        self.model.has_experts() && self.trained == Trained::Model
+        // Sigmoid routers have no load balancing loss.
+        self.model.has_experts() && self.trained == Trained::Model && self.model != Model::Glm4Moe
     }
 
     fn check(&self, what: &str) {
@@ -234,8 +241,9 @@ fn axes([data, fsdp, tensor]: &[usize; 3]) -> Vec<(&'static str, usize)> {
 /// Returns `true` if a row could have these values: only models with experts have adapters and products of experts.
 fn is_possible(pair: [&Value; 2]) -> bool {
     let has = |factor: &str, value: &str| pair.iter().any(|(name, of)| *name == factor && of == value);
-    let with_experts =
-        [Model::Qwen3Moe, Model::Qwen2Moe, Model::GptOss].iter().any(|model| has("model", &format!("{model:?}")));
+    let with_experts = [Model::Qwen3Moe, Model::Qwen2Moe, Model::Glm4Moe, Model::GptOss]
+        .iter()
+        .any(|model| has("model", &format!("{model:?}")));
     let names_model = pair.iter().any(|(name, _)| *name == "model");
     !names_model || with_experts || !(has("trained", "AdaptersOfExperts") || has("grouped", "true"))
 }
