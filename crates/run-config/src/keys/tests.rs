@@ -181,7 +181,7 @@ pub(super) fn everything() -> Value {
     let soft = json!({"max_completion_len": 8, "soft_punish_cache": 3, "penalty_factor": 1});
     let rope = json!({"factor": 8, "original_max_position_embeddings": 32});
     json!({
-        "lora": {}, "model": {"rope_scaling": rope, "experts": {"clamped": {}}, "linear_attention": {}}, "policy": {"mesh": {}}, "rollout": {"mesh": {}, "server": {"base_urls": ["http://localhost"]}},
+        "lora": {}, "model": {"rope_scaling": rope, "experts": {"shared_expert": {}, "sigmoid": {}, "clamped": {}}, "linear_attention": {}}, "policy": {"mesh": {}}, "rollout": {"mesh": {}, "server": {"base_urls": ["http://localhost"]}},
         "environments": {"any": {"built_in": "calculator"}},
         "rewards": {"json": {}, "length": {"target": 5}, "soft_overlong_punishment": soft, "regex": {"any": {"pattern": "x"}},
             "programs": {"any": program}, "http": {"any": {"url": "http://localhost"}}},
