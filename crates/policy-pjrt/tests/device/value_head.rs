@@ -33,10 +33,14 @@ pub(crate) fn batch(sequences: &[Sequence]) -> SequenceBatch<'_> {
     SequenceBatch { routed_experts: &[], sequences, tokens: tokens.with_weights(weights).unwrap() }
 }
 
-/// Splits a batch into micro-batches of `size` sequences.
+/// Splits a batch into micro-batches of `size` sequences; without weights, they are for scores.
 pub(crate) fn parts<'a>(whole: &SequenceBatch<'a>, size: usize) -> Vec<SequenceBatch<'a>> {
     let parts = whole.sequences.chunks(size).enumerate().map(|(i, sequences)| {
-        let tokens = whole.tokens.select_sequences(size * i..size * i + sequences.len()).unwrap();
+        let rows = size * i..size * i + sequences.len();
+        let tokens = match whole.tokens.weights() {
+            Some(_) => whole.tokens.select_sequences(rows).unwrap(),
+            None => whole.tokens.select_independent(rows).unwrap(),
+        };
         SequenceBatch { routed_experts: &[], sequences, tokens }
     });
     parts.collect()
