@@ -436,7 +436,7 @@ fn uneven_shards_are_an_error_that_names_the_dimension() {
     // Four query heads of two key/value heads: four shards have copies of key/value heads, eight have no head each.
     assert!(of(&[("tensor", 4)]).is_ok());
     let error = of(&[("tensor", 8)]).unwrap_err().to_string();
-    assert!(error.starts_with("key/value heads and the query heads of each: "), "{error}");
+    assert!(error.starts_with("the query heads of key/value heads: "), "{error}");
 
     // A mesh of one device is none.
     assert_eq!(of(&[("data", 1), ("fsdp", 1), ("tensor", 1)]).unwrap().axis_rules(), None);
