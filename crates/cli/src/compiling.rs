@@ -255,7 +255,7 @@ fn seconds(elapsed: Duration) -> String {
     }
 }
 
-/// A tracing layer that shows the spans of [`pjrt`].
+/// A tracing layer that shows the spans of [`grpo_pjrt`].
 pub(crate) struct Spans(pub(crate) Compiling);
 
 impl Spans {

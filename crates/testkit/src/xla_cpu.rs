@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 /// The size of the cache of compiled programs, in bytes, above which programs are removed.
 const PROGRAMS: u64 = 2 << 30;
 
-/// Returns the folder of compiled programs of all tests: `tests` in the project's folder of the user's cache. `pjrt::CompileCache` keys its
+/// Returns the folder of compiled programs of all tests: `tests` in the project's folder of the user's cache. `grpo_pjrt::CompileCache` keys its
 /// entries by program, options, plugin, devices and processor, and processes may share it.
 pub fn program_cache() -> &'static Path {
     static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
