@@ -1,8 +1,8 @@
 //! Renders the input as a chat template. Text behind a zero byte is JSON that replaces the variables.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
 use grpo_models::{ChatTemplate, map_on_template_threads};
+use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{LazyLock, Mutex};

@@ -2,8 +2,8 @@
 #![no_main]
 
 use grpo_data::Item;
-use libfuzzer_sys::fuzz_target;
 use grpo_rewards::{AnswerRule, Choice, MathEquivalence, Numeric, RewardFn, RewardInput};
+use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
     let text = String::from_utf8_lossy(input);

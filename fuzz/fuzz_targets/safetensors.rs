@@ -1,8 +1,8 @@
 //! Opens the input as a safetensors file, and reads every tensor.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
 use grpo_models::Weights;
+use libfuzzer_sys::fuzz_target;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
