@@ -41,6 +41,7 @@ fn cases() -> Vec<Case> {
         refused("qwen2_window", "Sliding window for some but all layers is not supported"),
         loads("qwen3"),
         loads("qwen2_moe_fused"),
+        loads("glm4_moe"),
         loads("qwen3_moe"),
         loads("qwen3_moe_fused"),
         in_bf16("qwen3_5", json!({"dtype": "bfloat16"})),
