@@ -20,7 +20,9 @@ VOCAB = 512
 # The tiny checkpoints have heads of 8 or 12 columns. On a CPU, vLLM needs at least 32 columns, and 128 in Gated DeltaNets.
 SIZES = {"head_dim": 32, "global_head_dim": 64, "moe_intermediate_size": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
          # vLLM has the limit of the published models as a constant.
-         "swiglu_limit": 7.0}
+         "swiglu_limit": 7.0,
+         # vLLM's Qwen2-MoE has these biases whatever the field says, and does not initialise those that a file lacks.
+         "qkv_bias": True}
 # Ids of images and sounds that no sequence contains.
 IDS = {"image_token_id": 508, "image_token_index": 508, "video_token_id": 509, "boi_token_index": 509, "vision_start_token_id": 510,
        "boi_token_id": 510, "eoi_token_index": 510, "vision_end_token_id": 511, "eoi_token_id": 511}

@@ -40,8 +40,6 @@ fn cases() -> Vec<Case> {
         loads("qwen2_yarn"),
         refused("qwen2_window", "Sliding window for some but all layers is not supported"),
         loads("qwen3"),
-        loads("qwen2_moe_fused"),
-        loads("glm4_moe"),
         loads("qwen3_moe"),
         loads("qwen3_moe_fused"),
         in_bf16("qwen3_5", json!({"dtype": "bfloat16"})),
@@ -64,6 +62,8 @@ fn cases() -> Vec<Case> {
         in_bf16("qwen3_5_vision", json!({"dtype": "bfloat16", "language_model_only": true, "hf_overrides": tied})),
         with("mistral3", text()),
         with("ministral3_vision", json!({"language_model_only": true, "hf_overrides": scaling_of_text})),
+        loads("qwen2_moe_fused"),
+        loads("glm4_moe"),
     ]
 }
 
