@@ -27,7 +27,7 @@ pub enum Mixer {
     GatedDeltaNet,
 }
 
-/// A mixture of experts (arXiv 1701.06538), and the MLP of every token beside it.
+/// A mixture of experts (arXiv 1701.06538), possibly with a shared expert, which computes every token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
     /// `true` if there is a shared expert.

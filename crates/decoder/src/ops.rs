@@ -23,7 +23,7 @@ impl Norm {
 pub enum Mlp {
     /// The MLP of a layer without experts.
     Dense,
-    /// The MLP of every token beside its experts.
+    /// The shared expert, which computes every token in addition to its experts.
     SharedExpert,
 }
 

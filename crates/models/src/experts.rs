@@ -37,7 +37,7 @@ pub struct Experts {
     /// softmax over all experts.
     #[default(true)]
     pub norm_topk_prob: bool,
-    /// The MLP of every token beside its experts; `None` is none.
+    /// The shared expert, an MLP that computes every token in addition to its experts.
     pub shared_expert: Option<SharedExpert>,
     /// The router of GLM-4.x; `None` is a softmax.
     pub sigmoid: Option<SigmoidRouter>,

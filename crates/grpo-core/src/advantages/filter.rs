@@ -54,7 +54,7 @@ impl KeptGroups {
 }
 
 impl DynamicSampling {
-    /// Filters the groups of `rewards: [B]`, of which some may be missing.
+    /// Filters the groups of `rewards: [B]`; a reward may be missing.
     ///
     /// # Errors
     /// [`Error::Key`] for an empty range or a threshold that is negative or not finite, [`Error::Shape`] if

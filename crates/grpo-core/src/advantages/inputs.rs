@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 const OP: &str = "advantages";
 
-/// Rewards, of which some may be missing.
+/// The rewards; each may be missing.
 ///
 /// ```
 /// use grpo_core::advantages::{AdvantageInputs, RewardValues};

@@ -35,7 +35,7 @@ enum Raw {
 }
 
 impl AdvantageConfig {
-    /// Computes advantages `[B]` from `rewards: [B]` (`[B, K]` with `reward_weights`), of which some may be missing.
+    /// Computes advantages `[B]` from `rewards: [B]` (`[B, K]` with `reward_weights`); a reward may be missing.
     ///
     /// If all rewards that an estimator compares are equal (in a group, or in the batch for global whitening), their
     /// advantages are exactly 0: the rewards are compared, not a rounded standard deviation. The advantage of a group of

@@ -1,4 +1,4 @@
-//! Rewards of which some may be missing.
+//! A list of rewards that may have gaps.
 
 use crate::error::{Error, Result};
 

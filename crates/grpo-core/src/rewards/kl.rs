@@ -23,7 +23,7 @@ pub struct KlRewards {
 /// k3 is clamped to verl's bounds: the difference to +-20, the value to +-10. The `+` forms of an estimator differ only in their
 /// gradient, which a reward does not have.
 ///
-/// `scores: [B]`, of which some may be missing.
+/// `scores: [B]`; a score may be missing.
 ///
 /// ```
 /// use grpo_core::rewards::kl_in_reward;

@@ -235,7 +235,7 @@ impl Weights {
     /// Returns the dtype in which the weights can be used from the mapped files: the common dtype of all tensors, or f32 if dtypes differ or
     /// are f16, which must be converted.
     pub fn mapped_dtype(&self) -> Dtype {
-        // Correction biases of routers are f32 beside bf16 weights.
+        // Correction biases of routers stay f32, also in files of bf16 weights.
         let names = self.names().filter(|name| !name.ends_with(CORRECTION_BIAS));
         let mut dtypes = names.filter_map(|name| self.tensor(name).ok()).map(|tensor| tensor.dtype());
         let first = dtypes.next().filter(|first| *first != Dtype::F16);

@@ -44,7 +44,7 @@ pub enum Role {
     /// Gate and up in one matrix.
     GateUpProj,
     DownProj,
-    /// The MLP of every token beside its experts.
+    /// The shared expert, which computes every token in addition to its experts.
     SharedGateProj,
     SharedUpProj,
     SharedDownProj,
