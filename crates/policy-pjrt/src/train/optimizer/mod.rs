@@ -1,6 +1,7 @@
 //! An optimizer with clipping by the norm of the whole gradient, as one program whose state stays on the device.
 
 mod eight_bit;
+mod element;
 mod programs;
 
 pub(crate) use programs::{Check, Numbers, StateValues, apply_module, update};
