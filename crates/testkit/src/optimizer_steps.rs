@@ -48,7 +48,7 @@ impl<S> OptimizerSteps<S> {
     ///
     /// # Panics
     /// Panics if a value is too far from torch's.
-    pub fn assert_weight(&self, step: usize, found: &[f64]) {
+    pub fn assert_weight(&self, step: usize, found: &[impl Copy + Into<f64>]) {
         self.assert_close(&format!("the weight after step {step}"), found, &self.weights[step - 1]);
     }
 
@@ -56,16 +56,22 @@ impl<S> OptimizerSteps<S> {
     ///
     /// # Panics
     /// Panics if torch's state has no tensor of this name, or a value is too far from torch's.
-    pub fn assert_state(&self, name: &str, found: &[f64]) {
+    pub fn assert_state(&self, name: &str, found: &[impl Copy + Into<f64>]) {
         self.assert_close(name, found, &self.state[name]);
     }
 
     #[track_caller]
-    fn assert_close(&self, what: &str, found: &[f64], expected: &[f64]) {
+    fn assert_close(&self, what: &str, found: &[impl Copy + Into<f64>], expected: &[f64]) {
         assert_eq!(found.len(), expected.len(), "{what}");
-        let off = found.iter().zip(expected).map(|(found, value)| (found - value).abs() / value.abs().max(1e-2));
+        let off =
+            found.iter().zip(expected).map(|(found, value)| ((*found).into() - value).abs() / value.abs().max(1e-2));
         // `max` ignores NaN.
         let most = off.fold(0.0, |most: f64, off| if off.is_nan() { f64::INFINITY } else { most.max(off) });
         assert_below(what, most, self.bound);
     }
+}
+
+/// Returns the numbers in f32.
+pub fn to_f32(numbers: &[f64]) -> Vec<f32> {
+    numbers.iter().map(|number| *number as f32).collect()
 }

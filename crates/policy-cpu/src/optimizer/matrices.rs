@@ -98,15 +98,7 @@ impl Matrices for Matrix {
 mod tests {
     use super::*;
     use grpo_policy::{OptimizerSettings, Rule};
-    use grpo_testkit::OptimizerSteps;
-
-    fn narrow(values: &[f64]) -> Vec<f32> {
-        values.iter().map(|value| *value as f32).collect()
-    }
-
-    fn wide(values: &[f32]) -> Vec<f64> {
-        values.iter().copied().map(f64::from).collect()
-    }
+    use grpo_testkit::optimizer_steps::{OptimizerSteps, to_f32};
 
     /// A matrix for itself, the second of a stack, and the transpose in a wider parameter.
     #[test]
@@ -131,7 +123,7 @@ mod tests {
                 let length = if transposed { (2 + columns) * width } else { stack * rows * columns };
                 let place = |values: &[f64]| {
                     let mut all = vec![0.5; length];
-                    narrow(values).into_iter().enumerate().for_each(|(i, value)| all[at(i)] = value);
+                    to_f32(values).into_iter().enumerate().for_each(|(i, value)| all[at(i)] = value);
                     all
                 };
                 let mut values = place(&case.weight);
@@ -140,9 +132,9 @@ mod tests {
                     let update = Update::new(&case.settings, step, 1.0, case.learning_rate);
                     apply(&part, &update, &mut values, &place(gradient), &mut buffer, width);
                     let found: Vec<f32> = (0..rows * columns).map(|i| values[at(i)]).collect();
-                    case.assert_weight(step as usize, &wide(&found));
+                    case.assert_weight(step as usize, &found);
                 }
-                case.assert_state("momentum_buffer", &wide(&buffer[(stack - 1) * rows * columns..]));
+                case.assert_state("momentum_buffer", &buffer[(stack - 1) * rows * columns..]);
                 if transposed {
                     assert_eq!(values.iter().filter(|value| **value == 0.5).count(), length - rows * columns);
                 }

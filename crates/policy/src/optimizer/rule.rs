@@ -330,18 +330,10 @@ impl<R: Real + Debug> OptimizerStep<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use grpo_testkit::OptimizerSteps;
+    use grpo_testkit::optimizer_steps::{OptimizerSteps, to_f32};
 
     /// The name of a matrix of a layer.
     const MATRIX: &str = "model.layers.0.mlp.up_proj.weight";
-
-    fn narrow(values: &[f64]) -> Vec<f32> {
-        values.iter().map(|value| *value as f32).collect()
-    }
-
-    fn wide(values: &[f32]) -> Vec<f64> {
-        values.iter().copied().map(f64::from).collect()
-    }
 
     #[test]
     fn steps_match_torch() {
@@ -350,17 +342,17 @@ mod tests {
             if rule == Rule::Muon {
                 continue;
             }
-            let mut weight = narrow(&case.weight);
+            let mut weight = to_f32(&case.weight);
             let mut slots = vec![vec![0.0; weight.len()]; rule.slots().len()];
             for (step, gradient) in (1..).zip(&case.gradients) {
                 let mut slots: Vec<&mut [f32]> = slots.iter_mut().map(|slot| &mut slot[..]).collect();
                 let scalars = case.settings.step(step, case.learning_rate);
-                scalars.update(case.shape.len() > 1, 1.0, &mut weight, &narrow(gradient), &mut slots);
-                case.assert_weight(step as usize, &wide(&weight));
+                scalars.update(case.shape.len() > 1, 1.0, &mut weight, &to_f32(gradient), &mut slots);
+                case.assert_weight(step as usize, &weight);
             }
             assert_eq!(case.state.len(), slots.len());
             for (slot, found) in rule.slots().iter().zip(&slots) {
-                case.assert_state(slot.single.trim_end_matches('.'), &wide(found));
+                case.assert_state(slot.single.trim_end_matches('.'), found);
             }
         }
     }
