@@ -2,6 +2,7 @@
 //! differences are printed (`cargo test -p grpo-tests --test fast -- --nocapture`).
 
 mod accidental_markup;
+mod circles;
 mod dependencies;
 mod documents;
 mod golden;
@@ -12,6 +13,7 @@ mod presets;
 mod report;
 mod shapes;
 mod tiers;
+mod tokens;
 mod variants;
 
 grpo_testkit::tiers!();
