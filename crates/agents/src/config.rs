@@ -1,20 +1,12 @@
 //! The section `environments` of a run's configuration.
 
-use crate::agent_program::AgentProgram;
-use crate::built_in::{Calculator, WordGuess};
-use crate::described::Described;
-use crate::environment::Environment;
-use crate::environments::Kind;
 use crate::error::{Result, check};
-use crate::openenv::OpenEnv;
-use crate::program::EnvironmentProgram;
 use grpo_files::KeyError;
 use grpo_rewards::programs::MAX_WORKERS;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smart_default::SmartDefault;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// The settings of an environment: one of `command`, `agent`, `url` and `built_in`.
 #[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
@@ -52,7 +44,7 @@ pub struct EnvironmentConfig {
 }
 
 /// The kind of an environment.
-enum Source {
+pub(crate) enum Source {
     BuiltIn(BuiltIn),
     Server,
     Program,
@@ -63,44 +55,18 @@ enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BuiltIn {
-    /// [`Calculator`]: a tool that evaluates arithmetic.
+    /// [`crate::Calculator`]: a tool that evaluates arithmetic.
     Calculator,
-    /// [`WordGuess`]: a game in which the model guesses the word in the row's answer.
+    /// [`crate::WordGuess`]: a game in which the model guesses the word in the row's answer.
     WordGuess,
 }
 
 impl EnvironmentConfig {
-    /// Returns the environment. A program is started, and a server connected to, with its first conversation.
-    ///
-    /// # Errors
-    /// [`crate::Error::Config`] with the key; [`crate::Error::Program`] for a missing program or environment variable.
-    pub(crate) fn environment(&self, name: &str) -> Result<Kind> {
-        Ok(match self.source(name)? {
-            Source::BuiltIn(BuiltIn::Calculator) => Kind::Turns(Arc::new(Calculator::default())),
-            Source::BuiltIn(BuiltIn::WordGuess) => Kind::Turns(Arc::new(WordGuess::default())),
-            Source::Server => Kind::Turns(Arc::new(OpenEnv::new(name, self)?)),
-            Source::Program => Kind::Turns(Arc::new(EnvironmentProgram::new(name, self)?)),
-            Source::Agent => Kind::Agent(Arc::new(AgentProgram::new(name, self)?)),
-        })
-    }
-
-    /// Returns the environment for a process that starts no conversations: programs, servers and environment variables may be missing.
+    /// Returns the kind of the environment, whose other keys belong to this kind.
     ///
     /// # Errors
     /// [`crate::Error::Config`] with the key.
-    pub(crate) fn described(&self, name: &str) -> Result<Kind> {
-        Ok(match self.source(name)? {
-            Source::Agent => Kind::Agent(Arc::new(Described(None))),
-            Source::BuiltIn(BuiltIn::Calculator) => {
-                Kind::Turns(Arc::new(Described(Calculator::default().tools().cloned())))
-            }
-            Source::BuiltIn(BuiltIn::WordGuess) => Kind::Turns(Arc::new(Described(None))),
-            Source::Server | Source::Program => Kind::Turns(Arc::new(Described(self.tools.clone()))),
-        })
-    }
-
-    /// Returns the kind of the environment, whose other keys belong to this kind.
-    fn source(&self, name: &str) -> Result<Source> {
+    pub(crate) fn source(&self, name: &str) -> Result<Source> {
         let key = |field: &str| format!("environments.{name}.{field}");
         if let Some(tools) = &self.tools {
             check_tools(&key("tools"), tools)?;

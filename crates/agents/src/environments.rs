@@ -1,9 +1,14 @@
 //! The environments of a run, by name.
 
 use crate::agent::Agent;
-use crate::config::EnvironmentConfig;
+use crate::agent_program::AgentProgram;
+use crate::built_in::{Calculator, WordGuess};
+use crate::config::{BuiltIn, EnvironmentConfig, Source};
+use crate::described::Described;
 use crate::environment::{Environment, Failure, Outcome};
 use crate::error::{Error, Result, check};
+use crate::openenv::OpenEnv;
+use crate::program::EnvironmentProgram;
 use grpo_data::Item;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -96,13 +101,44 @@ pub(crate) enum Kind {
     Agent(Arc<dyn Agent>),
 }
 
+impl Kind {
+    /// Returns the environment. A program is started, and a server connected to, with its first conversation.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the key; [`Error::Program`] for a missing program or environment variable.
+    fn open(config: &EnvironmentConfig, name: &str) -> Result<Self> {
+        Ok(match config.source(name)? {
+            Source::BuiltIn(BuiltIn::Calculator) => Self::Turns(Arc::new(Calculator::default())),
+            Source::BuiltIn(BuiltIn::WordGuess) => Self::Turns(Arc::new(WordGuess::default())),
+            Source::Server => Self::Turns(Arc::new(OpenEnv::new(name, config)?)),
+            Source::Program => Self::Turns(Arc::new(EnvironmentProgram::new(name, config)?)),
+            Source::Agent => Self::Agent(Arc::new(AgentProgram::new(name, config)?)),
+        })
+    }
+
+    /// Returns the environment for a process that starts no conversations: programs, servers and environment variables may be missing.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the key.
+    fn described(config: &EnvironmentConfig, name: &str) -> Result<Self> {
+        Ok(match config.source(name)? {
+            Source::Agent => Self::Agent(Arc::new(Described(None))),
+            Source::BuiltIn(BuiltIn::Calculator) => {
+                Self::Turns(Arc::new(Described(Calculator::default().tools().cloned())))
+            }
+            Source::BuiltIn(BuiltIn::WordGuess) => Self::Turns(Arc::new(Described(None))),
+            Source::Server | Source::Program => Self::Turns(Arc::new(Described(config.tools.clone()))),
+        })
+    }
+}
+
 impl Environments {
     /// Returns the environments of a configuration. Programs are started with their first conversation.
     ///
     /// # Errors
     /// [`Error::Config`] with the key; [`Error::Program`] for a missing program.
     pub fn new(config: &BTreeMap<String, EnvironmentConfig>) -> Result<Self> {
-        Self::from_config(config, EnvironmentConfig::environment)
+        Self::from_config(config, Kind::open)
     }
 
     /// Returns the environments of a configuration for a process in which none of them is started, such as those that follow process 0 of a
@@ -111,7 +147,7 @@ impl Environments {
     /// # Errors
     /// [`Error::Config`] with the key.
     pub fn described(config: &BTreeMap<String, EnvironmentConfig>) -> Result<Self> {
-        Self::from_config(config, EnvironmentConfig::described)
+        Self::from_config(config, Kind::described)
     }
 
     fn from_config(

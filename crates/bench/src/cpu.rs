@@ -3,7 +3,7 @@
 use super::inputs::Inputs;
 use super::memory;
 use super::protocol::{Bytes, Job, Planned, Stepped};
-use super::worker::{Runner, input_bytes};
+use super::runner::{Runner, input_bytes};
 use crate::config::{ProgramKind, VariantConfig};
 use crate::error::Result;
 use grpo_backend_cpu::profile::{Work, measured};

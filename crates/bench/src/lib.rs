@@ -19,7 +19,7 @@
 //! # }
 //! ```
 //!
-//! To add a backend, implement `worker::Runner`, as `cpu` and `pjrt` do; to add a program in another language, implement the protocol,
+//! To add a backend, implement `runner::Runner`, as `cpu` and `pjrt` do; to add a program in another language, implement the protocol,
 //! as [`peers`] do.
 
 #![forbid(unsafe_code)]
@@ -36,6 +36,7 @@ pub mod log;
 pub mod measure;
 mod memory;
 pub mod model;
+mod options;
 mod outcome;
 pub mod peers;
 pub mod pjrt;
@@ -44,10 +45,12 @@ mod probe;
 mod process;
 pub mod protocol;
 pub mod report;
+mod runner;
 mod tensor_file;
 pub mod worker;
 
 pub use error::{Error, Result};
+pub use options::Options;
 pub use tensor_file::TensorFile;
 
 use assertion::Assertion;
@@ -56,25 +59,6 @@ use report::{Claim, Document, Machine, Outcome, utc};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::path::PathBuf;
-
-/// Options of a run.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// The worker program with its arguments, which calls [`worker::serve`].
-    pub worker: Vec<OsString>,
-    /// The PJRT plugin; default the one that [`grpo_backend_tpu::plugins::find`] finds.
-    pub plugin: Option<PathBuf>,
-    /// Variants and peers by name; empty means all.
-    pub variants: Vec<String>,
-    /// A virtual environment with the peers' packages; `None` means no peers.
-    pub peers_venv: Option<PathBuf>,
-    /// A virtual environment with vLLM, a peer of [`model::run`] only.
-    pub vllm_venv: Option<PathBuf>,
-    /// Assertions about numbers of the report.
-    pub assertions: Vec<Assertion>,
-}
 
 /// Measures every problem of `configs`. `progress` is called with a line before each stage and may stop the benchmark with
 /// an error; no files remain then.

@@ -6,7 +6,7 @@ use super::inputs::Inputs;
 use super::memory;
 use super::protocol::{Bytes, Job, Planned, Role as Asked, Stepped};
 use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
-use super::worker::{Runner, input_bytes};
+use super::runner::{Runner, input_bytes};
 use crate::config::{BackendName, ProgramKind, VariantConfig};
 use crate::error::{Error, Result};
 use grpo_backend_tpu::aot::Variant;

@@ -1,7 +1,7 @@
 //! Measurements of the machine's limits, as jobs in alternation with the variants.
 
 use super::protocol::{Planned, Stepped};
-use super::worker::Runner;
+use super::runner::Runner;
 use crate::error::{Error, Result};
 use grpo_backend_cpu::peak::{Multiply, Stream, Traffic, Unit};
 

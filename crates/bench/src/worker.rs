@@ -4,22 +4,14 @@ use super::cpu::OnCpu;
 use super::inputs::Inputs;
 use super::pjrt::OnDevices;
 use super::probe::Probe;
-use super::protocol::{Job, Planned, Reply, Request, Role, Stepped};
+use super::protocol::{Job, Planned, Reply, Request, Role};
+use super::runner::Runner;
 use crate::config::BackendName;
 use crate::error::{Error, Result};
 use crate::model;
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::rc::Rc;
-
-/// A variant that can run steps repeatedly.
-pub(crate) trait Runner {
-    /// Runs one timed step. Inputs that a step consumes are restored before the timed part.
-    fn step(&mut self, check: bool) -> Result<Stepped>;
-
-    /// Scores the inputs: log-probabilities `[N]` in nats.
-    fn score(&mut self) -> Result<Vec<f32>>;
-}
 
 /// The jobs of a process.
 #[derive(Default)]
@@ -113,10 +105,4 @@ impl Worker {
             }
         }
     }
-}
-
-/// Returns the bytes of the policy's output, including the bias if it is used.
-pub(crate) fn input_bytes(inputs: &Inputs, has_bias: bool) -> u64 {
-    let used = inputs.policy.tensors().filter(|(name, _)| *name != "bias" || has_bias);
-    used.map(|(_, tensor)| (tensor.len() * tensor.dtype().bytes()) as u64).sum()
 }

@@ -1,5 +1,6 @@
 //! Prompts.
 
+use crate::error::Result;
 use grpo_files::mark_long_integers;
 use grpo_rng::stable_hash;
 use serde_json::Value;
@@ -123,5 +124,30 @@ impl fmt::Display for Prompt {
                 Ok(())
             }
         }
+    }
+}
+
+/// The model's properties that a data set needs to check prompts.
+pub struct PromptEncoder<'a> {
+    /// `true` if the model has a chat template.
+    pub has_chat_template: bool,
+    /// The largest number of tokens of a prompt that leaves room for a completion in the model's context. Rows with longer prompts are dropped
+    /// and counted. Without it, and without `data.max_prompt_length`, prompts are not encoded when files are opened, and a template's error
+    /// about a row occurs only when the row is drawn.
+    pub max_tokens: Option<usize>,
+    /// Returns the number of tokens of each prompt of a batch, or an error if it cannot be encoded. The number may be an upper bound if the
+    /// bound is at most the second argument, so that short prompts need not be encoded.
+    pub count: &'a CountTokens<'a>,
+    /// `true` if `count` never returns bounds.
+    pub is_exact: bool,
+}
+
+type CountTokens<'a> = dyn Fn(&[&Prompt], usize) -> Vec<Result<usize, Box<dyn std::error::Error + Send + Sync>>> + 'a;
+
+impl PromptEncoder<'_> {
+    /// Returns the encoder of a model whose prompts are texts of unlimited length.
+    pub fn none() -> Self {
+        let count = &|prompts: &[&Prompt], _| prompts.iter().map(|prompt| Ok(prompt.to_string().len())).collect();
+        Self { has_chat_template: false, max_tokens: None, count, is_exact: true }
     }
 }

@@ -3,14 +3,15 @@
 use crate::error::{Error, Result};
 use crate::follower::Follower;
 use crate::leader::Leader;
-use crate::message::{self, MAX_FRAME, PREAMBLE, Verb};
-use crate::{DEFAULT_PORT, Options};
+use crate::link::{Failure, Link, failure_of, parse_failure, reason};
+use crate::message::{self, PREAMBLE, Verb};
+use crate::options::{DEFAULT_PORT, Options};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -43,76 +44,6 @@ struct Hello {
     process_id: usize,
     #[serde(default)]
     facts: BTreeMap<String, String>,
-}
-
-/// A failed process, as sent to the others.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Failure {
-    pub(crate) process: usize,
-    pub(crate) address: String,
-    pub(crate) reason: String,
-}
-
-impl From<Failure> for Error {
-    fn from(Failure { process, address, reason }: Failure) -> Self {
-        Self::Peer { process, address, reason }
-    }
-}
-
-/// A connection. Messages of several threads do not mix.
-#[derive(Debug)]
-pub(crate) struct Link {
-    stream: TcpStream,
-    writer: Mutex<TcpStream>,
-}
-
-impl Link {
-    fn new(stream: TcpStream, timeout: Duration) -> io::Result<Self> {
-        stream.set_nonblocking(false)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(timeout))?;
-        stream.set_write_timeout(Some(timeout))?;
-        Ok(Self { writer: Mutex::new(stream.try_clone()?), stream })
-    }
-
-    pub(crate) fn send(&self, verb: Verb, id: u64, key: &str, value: &[u8]) -> io::Result<()> {
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        message::write(&mut *writer, verb, id, key, value)
-    }
-
-    pub(crate) fn receive(&self) -> io::Result<message::Message> {
-        message::read(&mut &self.stream, MAX_FRAME)
-    }
-
-    /// Sends the failure of a process, and nothing after it.
-    pub(crate) fn send_failure(&self, failure: &Failure) {
-        let value = serde_json::to_vec(failure).unwrap_or_default();
-        // A peer that is gone needs no message.
-        let _ = self.send(Verb::Failure, 0, "", &value);
-        let _ = self.stream.shutdown(Shutdown::Write);
-    }
-
-    pub(crate) fn close(&self) {
-        // The connection may be closed already.
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-}
-
-/// Completes a sentence about the process at the other end of a broken connection.
-pub(crate) fn reason(error: &io::Error, timeout: Duration) -> String {
-    match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-            format!(
-                "has sent nothing for {} seconds: it hangs, or its machine or network is lost",
-                timeout.as_secs_f64()
-            )
-        }
-        ErrorKind::InvalidData => format!("breaks the protocol: {error}"),
-        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
-            "has closed its connection: it has ended; its own output has the cause".to_owned()
-        }
-        _ => format!("is lost: {error}"),
-    }
 }
 
 pub(crate) fn check(options: &Options) -> Result<()> {
@@ -328,14 +259,6 @@ fn listed(processes: &[usize]) -> String {
     format!("{} {}{more}", if processes.len() == 1 { "process" } else { "processes" }, numbers.join(", "))
 }
 
-/// Returns an error of a process as its peers report it.
-pub(crate) fn failure_of(error: &Error, process: usize, address: &str) -> Failure {
-    match error.clone() {
-        Error::Peer { process, address, reason } => Failure { process, address, reason },
-        error => Failure { process, address: address.to_owned(), reason: format!("has failed: {error}") },
-    }
-}
-
 /// Connects to the leader.
 pub(crate) fn connect(options: &Options, facts: &BTreeMap<String, String>) -> Result<Arc<Follower>> {
     let Options { coordinator_address: address, num_processes, process_id, initialization_timeout: limit, .. } =
@@ -390,10 +313,4 @@ pub(crate) fn connect(options: &Options, facts: &BTreeMap<String, String>) -> Re
         Verb::Failure => Err(parse_failure(&reply.value).unwrap_or_else(leader_error)),
         other => Err(leader_error(format!("breaks the protocol: its first message is {other:?}, expected Welcome"))),
     }
-}
-
-/// Reads a failure that another process has sent.
-pub(crate) fn parse_failure(value: &[u8]) -> Result<Error, String> {
-    let failure: Failure = serde_json::from_slice(value).map_err(|error| format!("breaks the protocol: {error}"))?;
-    Ok(failure.into())
 }

@@ -84,8 +84,8 @@ pub enum Error {
     /// The store is full.
     #[error(
         "the key `{key}` has no room in the store of process 0, which holds {} bytes and {} waiting requests",
-        crate::MAX_STORED,
-        crate::MAX_WAITING
+        crate::options::MAX_STORED,
+        crate::options::MAX_WAITING
     )]
     Full {
         /// The key.

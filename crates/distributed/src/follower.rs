@@ -1,9 +1,9 @@
 //! The other processes: one connection to the leader, whose messages one thread reads.
 
-use crate::connect::{Failure, Link, parse_failure, reason};
 use crate::error::{Error, Result};
+use crate::link::{Failure, Link, parse_failure, reason};
 use crate::message::{Message, Verb};
-use crate::{END, Options};
+use crate::options::{END, Options};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;

@@ -1,9 +1,9 @@
 //! Process 0: it holds the values and serves each follower with one thread.
 
-use crate::connect::{Failure, Link, failure_of, parse_failure, reason};
 use crate::error::{Error, Result};
+use crate::link::{Failure, Link, failure_of, parse_failure, reason};
 use crate::message::{Message, Verb};
-use crate::{END, MAX_STORED, MAX_VALUE, MAX_WAITING, Options};
+use crate::options::{END, MAX_STORED, MAX_VALUE, MAX_WAITING, Options};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;

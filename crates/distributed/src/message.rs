@@ -9,7 +9,7 @@
 //! | | the key, UTF-8 |
 //! | | the value |
 
-use crate::{MAX_KEY, MAX_VALUE};
+use crate::options::{MAX_KEY, MAX_VALUE};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 
 /// The first bytes of a connection.
@@ -29,7 +29,7 @@ pub(crate) enum Verb {
     Hello = 1,
     /// The leader accepts the follower.
     Welcome,
-    /// A process has failed; the value is a [`crate::connect::Failure`].
+    /// A process has failed; the value is a [`crate::link::Failure`].
     Failure,
     /// A sign of life.
     Heartbeat,

@@ -52,6 +52,16 @@ impl Implementation {
     }
 }
 
+impl PolicySpec {
+    /// Returns the implementation that computes the loss of such an output if none is set.
+    pub(crate) fn usual_implementation(&self) -> Implementation {
+        match self {
+            Self::Logits { .. } => Implementation::Logits,
+            Self::Hidden { .. } => Implementation::Fused,
+        }
+    }
+}
+
 /// Order of the fused loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -349,5 +359,25 @@ impl LossConfig {
         let TemperatureFactors { logits, logp } = self.temperature_factors(batch.temperature(row));
         // One of the two factors is 1.
         logits * logp
+    }
+}
+
+impl LogitTransform {
+    /// Checks that `backend` applies every transform that `config` and `batch` need. [`crate::PlanCache`] and [`crate::GrpoLoss`] call it;
+    /// callers of [`Backend::plan`] call it themselves.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] that names the first missing transform.
+    pub fn check(backend: &dyn Backend, config: &LossConfig, batch: Option<&TokenBatch>) -> Result<()> {
+        let missing = Self::ALL.into_iter().find(|each| each.is_needed(config, batch) && !backend.applies(*each));
+        missing.map_or(Ok(()), |missing| {
+            Err(Error::Unsupported {
+                backend: backend.name().to_owned(),
+                what: missing.setting().to_owned(),
+                instead: format!(
+                    "leave it out; a backend that applies it returns true from Backend::applies({missing:?})"
+                ),
+            })
+        })
     }
 }

@@ -1,12 +1,10 @@
 //! Transforms between logits and the softmax, which a backend declares.
 
-use crate::backend::Backend;
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;
-use crate::error::{Error, Result};
 
 /// A transform of logits before the softmax, or of its result. A backend declares the transforms that it applies
-/// ([`Backend::applies`]); a loss that needs another one is refused.
+/// ([`crate::Backend::applies`]); a loss that needs another one is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LogitTransform {
@@ -28,7 +26,7 @@ impl LogitTransform {
         [Self::Temperature, Self::TokenTemperatures, Self::LogitScale, Self::Softcap, Self::SamplingMask];
 
     /// Returns `true` if `config` and `batch` need the transform.
-    fn is_needed(self, config: &LossConfig, batch: Option<&TokenBatch>) -> bool {
+    pub(crate) fn is_needed(self, config: &LossConfig, batch: Option<&TokenBatch>) -> bool {
         match self {
             Self::Temperature => config.temperature != 1.0,
             Self::LogitScale => config.logit_scale != 1.0,
@@ -39,7 +37,7 @@ impl LogitTransform {
     }
 
     /// Returns the setting that needs the transform.
-    fn setting(self) -> &'static str {
+    pub(crate) fn setting(self) -> &'static str {
         match self {
             Self::Temperature => "a temperature other than 1",
             Self::TokenTemperatures => "temperatures of tokens (TokenBatch::with_temperatures)",
@@ -47,23 +45,5 @@ impl LogitTransform {
             Self::Softcap => "final_logit_softcapping",
             Self::SamplingMask => "a sampling mask (TokenBatch::with_sampling_mask)",
         }
-    }
-
-    /// Checks that `backend` applies every transform that `config` and `batch` need. [`crate::PlanCache`] and [`crate::GrpoLoss`] call it;
-    /// callers of [`Backend::plan`] call it themselves.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] that names the first missing transform.
-    pub fn check(backend: &dyn Backend, config: &LossConfig, batch: Option<&TokenBatch>) -> Result<()> {
-        let missing = Self::ALL.into_iter().find(|each| each.is_needed(config, batch) && !backend.applies(*each));
-        missing.map_or(Ok(()), |missing| {
-            Err(Error::Unsupported {
-                backend: backend.name().to_owned(),
-                what: missing.setting().to_owned(),
-                instead: format!(
-                    "leave it out; a backend that applies it returns true from Backend::applies({missing:?})"
-                ),
-            })
-        })
     }
 }

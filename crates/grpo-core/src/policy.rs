@@ -2,7 +2,6 @@
 //!
 //! Legend: N tokens (rows), H hidden size, V vocabulary.
 
-use crate::backend::Implementation;
 use crate::tensor::{Dtype, Tensor, TensorRef};
 use serde::{Deserialize, Serialize};
 
@@ -48,14 +47,6 @@ impl PolicySpec {
     pub fn vocab(&self) -> usize {
         match *self {
             Self::Logits { vocab, .. } | Self::Hidden { vocab, .. } => vocab,
-        }
-    }
-
-    /// Returns the implementation that computes the loss of such an output if none is set.
-    pub(crate) fn usual_implementation(&self) -> Implementation {
-        match self {
-            Self::Logits { .. } => Implementation::Logits,
-            Self::Hidden { .. } => Implementation::Fused,
         }
     }
 

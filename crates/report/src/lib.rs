@@ -98,11 +98,6 @@ impl Report {
         let run_notes = self.runs.iter().flat_map(|run| run.notes.iter().map(|note| format!("{}: {note}", run.name)));
         self.notes.iter().cloned().chain(run_notes)
     }
-
-    /// Returns the page. It depends on the files only.
-    pub fn html(&self) -> String {
-        page::html(self)
-    }
 }
 
 /// Names runs whose folders have the same name by the paths as given.

@@ -149,11 +149,6 @@ impl RewardConfig {
     }
 }
 
-/// Returns the default weight of a reward with its own section.
-pub(crate) fn one() -> f32 {
-    1.0
-}
-
 /// Checks a name, which becomes a part of metrics and keys.
 fn check_name(section: &str, name: &str, weight: f32) -> Result<()> {
     let legal = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);

@@ -93,3 +93,8 @@ impl RewardFailure {
         Self { message: message.into() }
     }
 }
+
+/// Returns the default weight of a reward with its own section.
+pub(crate) fn one() -> f32 {
+    1.0
+}

@@ -1,8 +1,8 @@
 //! A tag and a JSON list of calls: `functools[{"name": "f", "arguments": {}}]`. Newer versions of Mistral repeat the tag, with the name of the
 //! function and its arguments.
 
-use super::scan::{json_at_start, no_calls, shown};
-use super::{MOST_CALLS, Parsed, ToolCall, valid_id};
+use super::scan::{json_at_start, no_calls, shown, valid_id};
+use super::{MOST_CALLS, Parsed, ToolCall};
 use serde_json::{Value, json};
 
 /// The tag of Mistral.

@@ -7,6 +7,7 @@ mod harmony;
 mod hermes;
 mod invoke;
 mod json_list;
+mod literal;
 mod llama3_json;
 mod marked;
 mod parser;
@@ -49,31 +50,6 @@ impl ToolCall {
     pub fn to_message(&self) -> Value {
         json!({"type": "function", "function": {"name": self.name, "arguments": self.arguments}})
     }
-
-    /// Reads an object with `name`, and `arguments` or `parameters`: an object, or JSON text of one.
-    fn from_json(value: &Value) -> Result<Self, String> {
-        let id = value["id"].as_str().and_then(valid_id);
-        let value = value.get("function").filter(|function| function.is_object()).unwrap_or(value);
-        let expected = "an object with `name` and `arguments`, an object";
-        let name = value["name"].as_str().filter(|name| !name.is_empty());
-        let name = name.ok_or_else(|| format!("expected {expected}, got `{}`", scan::shown(&value.to_string())))?;
-        let found = ["arguments", "parameters"].iter().find_map(|key| value.get(*key));
-        let arguments = match found {
-            None | Some(Value::Null) => Map::new(),
-            Some(Value::Object(arguments)) => arguments.clone(),
-            Some(Value::String(text)) => scan::arguments(name, text)?,
-            Some(other) => {
-                return Err(format!("expected {expected}, got `{}`", scan::shown(&other.to_string())));
-            }
-        };
-        Ok(Self { id, name: name.to_owned(), arguments })
-    }
-}
-
-/// Returns an id of a call if chat templates take it: Mistral's refuse others than nine letters and digits.
-fn valid_id(id: &str) -> Option<String> {
-    let is_valid = id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric());
-    is_valid.then(|| id.to_owned())
 }
 
 #[cfg(test)]

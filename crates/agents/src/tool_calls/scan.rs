@@ -1,7 +1,6 @@
 //! What the formats share: JSON within text, blocks between tags, and the types of arguments that are written as texts.
 
-use super::pythonic;
-use super::{Parsed, ToolCall};
+use super::{Parsed, ToolCall, literal};
 use grpo_files::{long_integer, mark_long_integers};
 use serde::de::IgnoredAny;
 use serde_json::{Deserializer, Map, Value};
@@ -43,6 +42,33 @@ pub(super) fn arguments(name: &str, text: &str) -> Result<Map<String, Value>, St
         Ok(other) => Err(format!("the arguments of `{name}` are no JSON object, but `{}`", shown(&other.to_string()))),
         Err(error) => Err(format!("the arguments of `{name}` are no JSON object: {error}")),
     }
+}
+
+impl ToolCall {
+    /// Reads an object with `name`, and `arguments` or `parameters`: an object, or JSON text of one.
+    pub(super) fn from_json(value: &Value) -> Result<Self, String> {
+        let id = value["id"].as_str().and_then(valid_id);
+        let value = value.get("function").filter(|function| function.is_object()).unwrap_or(value);
+        let expected = "an object with `name` and `arguments`, an object";
+        let name = value["name"].as_str().filter(|name| !name.is_empty());
+        let name = name.ok_or_else(|| format!("expected {expected}, got `{}`", shown(&value.to_string())))?;
+        let found = ["arguments", "parameters"].iter().find_map(|key| value.get(*key));
+        let arguments = match found {
+            None | Some(Value::Null) => Map::new(),
+            Some(Value::Object(arguments)) => arguments.clone(),
+            Some(Value::String(text)) => arguments(name, text)?,
+            Some(other) => {
+                return Err(format!("expected {expected}, got `{}`", shown(&other.to_string())));
+            }
+        };
+        Ok(Self { id, name: name.to_owned(), arguments })
+    }
+}
+
+/// Returns an id of a call if chat templates take it: Mistral's refuse others than nine letters and digits.
+pub(super) fn valid_id(id: &str) -> Option<String> {
+    let is_valid = id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric());
+    is_valid.then(|| id.to_owned())
 }
 
 /// Returns a call with arguments that are written as JSON.
@@ -114,7 +140,7 @@ pub(super) fn typed(text: &str, schema: Option<&Value>) -> Value {
     }
     if has("object") || has("array") {
         // Some templates write lists and objects as Python does.
-        let value = json(trimmed).ok().or_else(|| pythonic::literal(trimmed));
+        let value = json(trimmed).ok().or_else(|| literal::literal(trimmed));
         if let Some(value @ (Value::Object(_) | Value::Array(_))) = value {
             return value;
         }

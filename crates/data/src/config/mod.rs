@@ -208,7 +208,7 @@ impl DataConfig {
         let rows = rows.into_iter().flat_map(|(key, files)| files.iter().map(move |file| (key, &file.path)));
         let others = [("data.tools_file", &self.tools_file), ("data.chat_template", &self.chat_template)];
         let others = others.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?)));
-        rows.chain(others).try_for_each(|(key, path)| crate::files::check_file(key, path))
+        rows.chain(others).try_for_each(|(key, path)| paths::check_file(key, path))
     }
 
     /// Checks every field.

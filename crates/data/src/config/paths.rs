@@ -3,6 +3,7 @@
 use super::{DataConfig, DataFile};
 use crate::error::{Error, Result};
 use crate::repository::DatasetHub;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 impl DataConfig {
@@ -62,4 +63,31 @@ fn matches(key: &str, path: &Path) -> Result<Vec<PathBuf>> {
         return Err(fault("expected a pattern that at least one file matches, and none does".into()));
     }
     Ok(files)
+}
+
+/// Returns the expected value of a key that names a file, with an example.
+fn expected_file(key: &str) -> String {
+    let name = key.rsplit('.').next().unwrap_or_default();
+    let example = match name {
+        "chat_template" => "chatml.jinja",
+        "tools_file" => "tools.json",
+        "eval_files" => "test.jsonl",
+        _ => "train.jsonl",
+    };
+    format!("expected the path of a file, e.g. `data: {{ {name}: {example} }}` or `--set {key}={example}`")
+}
+
+/// Checks that the file in the key `key` exists and is a regular file.
+pub(super) fn check_file(key: &str, path: &Path) -> Result<()> {
+    let file = |reason: String| Error::File { path: path.to_owned(), reason };
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => {
+            File::open(path).map(drop).map_err(|e| file(format!("`{key}`: {e}: {}", expected_file(key))))
+        }
+        Ok(found) => {
+            let kind = if found.is_dir() { "a folder" } else { "a device or a pipe" };
+            Err(file(format!("`{key}`: {}, got {kind}", expected_file(key))))
+        }
+        Err(error) => Err(file(format!("`{key}`: {error}: {}", expected_file(key)))),
+    }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 /// The size limit of a line in bytes.
@@ -177,33 +177,6 @@ impl Lines {
 /// Locks the file, ignoring poisoning: a panic can only have left its position, which is set before every use.
 fn lock(file: &Mutex<File>) -> std::sync::MutexGuard<'_, File> {
     file.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-/// Returns the expected value of a key that names a file, with an example.
-fn expected_file(key: &str) -> String {
-    let name = key.rsplit('.').next().unwrap_or_default();
-    let example = match name {
-        "chat_template" => "chatml.jinja",
-        "tools_file" => "tools.json",
-        "eval_files" => "test.jsonl",
-        _ => "train.jsonl",
-    };
-    format!("expected the path of a file, e.g. `data: {{ {name}: {example} }}` or `--set {key}={example}`")
-}
-
-/// Checks that the file in the key `key` exists and is a regular file.
-pub(crate) fn check_file(key: &str, path: &Path) -> Result<()> {
-    let file = |reason: String| Error::File { path: path.to_owned(), reason };
-    match std::fs::metadata(path) {
-        Ok(found) if found.is_file() => {
-            File::open(path).map(drop).map_err(|e| file(format!("`{key}`: {e}: {}", expected_file(key))))
-        }
-        Ok(found) => {
-            let kind = if found.is_dir() { "a folder" } else { "a device or a pipe" };
-            Err(file(format!("`{key}`: {}, got {kind}", expected_file(key))))
-        }
-        Err(error) => Err(file(format!("`{key}`: {error}: {}", expected_file(key)))),
-    }
 }
 
 /// Returns the message of a JSON error without serde_json's position.

@@ -1,6 +1,7 @@
 //! Rows from files, in an order that depends on a cursor, with a held-out split.
 
 mod columns;
+mod index;
 mod json;
 mod lines;
 mod magic;
@@ -11,20 +12,18 @@ mod report;
 mod row;
 
 pub use columns::{Column, Columns};
-pub(crate) use lines::check_file;
+pub use index::RowIndex;
 pub use report::{ANSWER_COLUMNS, DataReport, FileReport};
 
 use crate::config::{DataConfig, DataFile};
 use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result};
-use crate::open::PromptEncoder;
-use crate::prompt::{Prompt, is_held_out};
+use crate::prompt::{Prompt, PromptEncoder, is_held_out};
 use grpo_rng::Purpose;
 use lines::{Line, Lines, RowPosition};
 use order::Schedule;
 use rayon::prelude::*;
 use row::{MOST_COLUMNS, RowReader, column_names};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -55,25 +54,6 @@ pub struct FileDataset {
     order: Schedule,
     seed: u64,
     cursor: u64,
-}
-
-/// The result of reading files: the positions of training and held-out rows, and the report. It is valid only for the same files,
-/// configuration and encoder.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RowIndex {
-    /// The positions of the training rows of each file, starting with `data.eval_files`.
-    training: Vec<Vec<RowPosition>>,
-    /// The held-out rows by file and position, in the order of their hashes.
-    held_out: Vec<(usize, RowPosition)>,
-    report: DataReport,
-}
-
-impl RowIndex {
-    /// The counts of rows.
-    pub fn report(&self) -> &DataReport {
-        &self.report
-    }
 }
 
 struct OpenFile {

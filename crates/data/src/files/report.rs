@@ -108,7 +108,7 @@ impl DataReport {
         let reason = format!(
             "{count} a right answer, which the reward `{reward}` needs: expected one in column `answer`, found the columns {}; name the \
              column with data.answer_column, e.g. `--set data.answer_column={usual}`, or choose rewards that need no answer",
-            super::row::quoted(file.columns.iter(), ", ")
+            quoted(file.columns.iter(), ", ")
         );
         Err(Error::File { path: file.path.clone(), reason })
     }
@@ -129,6 +129,10 @@ impl FileReport {
         // An `answer` that some rows lack is no other column.
         likely_answer_column(self.columns.iter().map(String::as_str).filter(|column| *column != "answer"))
     }
+}
+
+pub(super) fn quoted(names: impl Iterator<Item = impl std::fmt::Display>, separator: &str) -> String {
+    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(separator)
 }
 
 fn count_rows(count: usize) -> String {

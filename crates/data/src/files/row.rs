@@ -4,7 +4,7 @@ use crate::config::{ApplyChatTemplate, DataConfig, FewShot};
 use crate::dataset::Item;
 use crate::error::{Error, Result, check};
 use crate::files::lines::shown;
-use crate::files::report::likely_answer_column;
+use crate::files::report::{likely_answer_column, quoted};
 use crate::prompt::{self, Prompt, is_message, list_in_text, parsed_entries, prompt_hash};
 use grpo_files::{long_digits, long_integers_as_text, read_regular};
 use serde_json::{Map, Value, json};
@@ -247,10 +247,6 @@ impl RowReader {
             },
         }
     }
-}
-
-pub(super) fn quoted(names: impl Iterator<Item = impl std::fmt::Display>, separator: &str) -> String {
-    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(separator)
 }
 
 /// Returns the names of columns, each followed by the paths of its fields if it is an object; at most [`MOST_COLUMNS`].

@@ -1,7 +1,6 @@
 //! The reward for length.
 
-use crate::config::one;
-use crate::reward_fn::{RewardFn, RewardInput};
+use crate::reward_fn::{RewardFn, RewardInput, one};
 use serde::{Deserialize, Serialize};
 
 /// The lengths that the reward `length` penalises.

@@ -1,9 +1,8 @@
 //! Rewards that compare text.
 
 use crate::answer::{AnswerRule, references};
-use crate::config::one;
 use crate::error::Result;
-use crate::reward_fn::{RewardFn, RewardInput};
+use crate::reward_fn::{RewardFn, RewardInput, one};
 use grpo_files::KeyError;
 use serde::{Deserialize, Serialize};
 

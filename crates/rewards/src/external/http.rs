@@ -2,9 +2,8 @@
 
 use super::message::{answer, batch_size, expand, parsed, question, seconds, shown, timeout};
 use super::score_batches;
-use crate::config::one;
 use crate::error::{Result, check};
-use crate::reward_fn::{RewardFailure, RewardFn, RewardInput, Score};
+use crate::reward_fn::{RewardFailure, RewardFn, RewardInput, Score, one};
 use grpo_files::{Secrets, long_integers_as_digits, redact_url};
 use grpo_rng::{Purpose, stable_hash, stream};
 use rand::RngExt;

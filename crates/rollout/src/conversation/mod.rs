@@ -13,20 +13,22 @@
 //! Nothing that was sampled is ever encoded again. In a run of several processes, process 0 asks the environments ([`crate::lockstep`]).
 
 mod check;
+mod ended;
 mod episode;
 mod listener;
 
 pub(crate) use check::Tools;
 pub use check::{CheckedEnvironments, check_environments, with_tools};
+pub use ended::Conversed;
+pub(crate) use ended::{Conversations, Ended, stream};
 
 use crate::lockstep::{Sampled, leads, share_list};
 use crate::stops::Stops;
 use crate::{Error, Result, Rollout, request};
 use episode::{Answer, Room, Talk, for_each_worker};
-use grpo_agents::{Failure, Outcome};
+use grpo_agents::Failure;
 use grpo_data::Item;
-use grpo_policy::{Completion, Finished, RolloutRequest, Sampling, Turn};
-use grpo_rewards::Conversation;
+use grpo_policy::{Finished, RolloutRequest, Sampling, Turn};
 use listener::{Listener, Turns};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -37,53 +39,6 @@ const STARTS: &str = "the first messages of the environments";
 const REPLIES: &str = "the answers of the environments";
 /// The name of the failures at the end of all conversations.
 const ENDS: &str = "the ends of the conversations with environments";
-
-/// Returns the random stream of a turn, both counted from 0: the upper 32 bits have the turn, the lower ones the conversation.
-pub(crate) fn stream(turn: u64, conversation: u64) -> u64 {
-    (turn << 32) + conversation
-}
-
-/// Conversations after their end.
-pub(crate) struct Conversations {
-    pub(crate) ended: Vec<Ended>,
-    /// The time in which environments answered.
-    pub(crate) environment_time: Duration,
-}
-
-/// A conversation after its end.
-pub(crate) struct Ended {
-    pub(crate) prompt: Vec<u32>,
-    pub(crate) completion: Completion,
-    /// The last message of the assistant.
-    pub(crate) text: String,
-    pub(crate) conversed: Conversed,
-}
-
-/// The messages and counts of a finished conversation.
-#[derive(Clone, Debug, Default)]
-pub struct Conversed {
-    /// Its messages after the prompt, its reward and its failure.
-    pub conversation: Conversation,
-    /// The text of all turns, with special tokens.
-    pub transcript: String,
-    /// The index of its environment; `None` if the row names no known environment.
-    pub environment: Option<usize>,
-    /// The part of the environment, with its failure.
-    pub outcome: Outcome,
-    /// `true` if the conversation has ended because a message of the environment was too long for the rest of its completion.
-    pub lacks_room: bool,
-    /// The number of answers to an agent without the tool call or the JSON that their request expects.
-    pub unmet: usize,
-    /// The number of messages of the assistant.
-    pub turns: usize,
-    /// The number of tool calls.
-    pub calls: usize,
-    /// The number of tool calls that failed.
-    pub failed_calls: usize,
-    /// The prompts and the completions of other rows: an agent may edit its messages, or hold several conversations, and the chat template may
-    /// rewrite earlier turns.
-    pub other_rows: Vec<(Vec<u32>, Completion)>,
-}
 
 impl Rollout<'_> {
     /// Holds `num_generations` conversations about each row.
