@@ -1,5 +1,6 @@
 //! The errors of this crate.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 /// Result of this crate's functions.
@@ -266,6 +267,11 @@ pub(crate) fn shortened(text: &str, longest: usize) -> String {
         Some((end, _)) => format!("{} ...", &text[..end]),
         None => text.to_owned(),
     }
+}
+
+/// Returns the expected value of a number in a range.
+pub(crate) fn between(range: &RangeInclusive<f64>) -> String {
+    format!("a number between {:?} and {:?}", range.start(), range.end())
 }
 
 /// Returns the name in `known` that is most similar to `name`, if it is similar enough.

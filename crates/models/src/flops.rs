@@ -2,7 +2,8 @@
 
 use crate::config::ModelConfig;
 use crate::experts::EXPERTS;
-use crate::parameters::{EMBEDDING, HEAD, Parameter};
+use crate::names::{EMBEDDING, HEAD};
+use crate::parameters::Parameter;
 
 /// The tokens of sequences, counted for [`ModelConfig::forward_flops`].
 ///

@@ -24,6 +24,7 @@ mod layer;
 mod linear_attention;
 mod lora;
 mod memory;
+mod names;
 mod parameters;
 mod process_memory;
 mod quantization;
@@ -40,13 +41,13 @@ pub use experts::{ClampedSwiglu, Experts, SharedExpert, SigmoidRouter};
 pub use flops::TokenCounts;
 pub use folder::{
     ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder, Wrapper, from_python_json,
-    text_tensor,
 };
 pub use hub::{Hub, HubAccess, TokenSource, locate, locate_weights};
 pub use layer::{Activation, AttentionHeads, LayerRope, LayerSpec, Mixer, NormPlacement};
 pub use linear_attention::LinearAttention;
 pub use lora::{AdaptedExperts, AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
 pub use memory::{AdjustLr, MOMENT_BLOCK, MemoryTable, OptimizerName, Trained, TrainedMemory, TrainingMemory, UPDATES};
+pub use names::text_tensor;
 pub use parameters::{LayerMatrix, Parameter};
 pub use process_memory::{MemoryLimit, MemoryLimits, available_memory, resident_memory};
 pub use quantization::{Quantization, QuantizedMatrix, QuantizedMemory};

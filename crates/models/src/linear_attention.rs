@@ -1,6 +1,5 @@
 //! Linear attention: the sizes and tensors of a Gated DeltaNet.
 
-use crate::config::ModelConfig;
 use crate::error::{Result, check};
 use crate::parameters::{LayerMatrix, Parameter};
 use serde::{Deserialize, Serialize};
@@ -123,17 +122,5 @@ impl LinearAttention {
             of("dt_bias", &[self.linear_num_value_heads]),
             of("norm.weight", &[self.linear_value_head_dim]),
         ]
-    }
-}
-
-impl ModelConfig {
-    /// Returns the sizes of the Gated DeltaNet of layer `index`; `None` for a layer with attention.
-    pub fn linear_attention_of(&self, index: usize) -> Option<LinearAttention> {
-        self.linear_attention.filter(|_| self.layer(index).mixer == crate::layer::Mixer::GatedDeltaNet)
-    }
-
-    /// Returns the number of layers with a Gated DeltaNet.
-    pub fn linear_attention_layers(&self) -> usize {
-        self.num_hidden_layers - self.attention_layers().count()
     }
 }

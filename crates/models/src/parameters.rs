@@ -2,6 +2,7 @@
 
 use crate::config::ModelConfig;
 use crate::layer::LayerSpec;
+use crate::names::{EMBEDDING, HEAD};
 
 /// The name and shape of a model's tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,12 +25,8 @@ impl Parameter {
     }
 }
 
-/// The name of the embedding matrix, which is also the head of a tied model.
-pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The name within a layer of the factor of its output.
 pub(crate) const LAYER_SCALAR: &str = "layer_scalar";
-/// The name of the head of an untied model.
-pub(crate) const HEAD: &str = "lm_head.weight";
 
 impl ModelConfig {
     /// Returns every tensor of the model in layer order; a tied head is not listed.

@@ -9,11 +9,9 @@
 //! | [`MAX_OUTPUT`] | the rendered text, and each text from a method or filter |
 //! | [`MAX_DEPTH`] | nested lists and dictionaries |
 
-use super::{Fault, python};
-use minijinja::{Error, ErrorKind, Output, State, Value};
+use minijinja::{Error, ErrorKind};
 use std::borrow::Cow;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The size limit of a template in bytes. Current models have a few thousand.
 pub(super) const MAX_LENGTH: usize = 1 << 20;
@@ -43,6 +41,13 @@ const CHARACTERS_PER_STEP: usize = 8;
 /// The end of messages about limits.
 pub(super) const WAY_OUT: &str = "another template can be given with data.chat_template";
 
+/// The error of a template.
+#[derive(Clone)]
+pub(super) struct Fault {
+    pub(super) line: Option<usize>,
+    pub(super) message: String,
+}
+
 /// Returns the steps that a template may take with variables of `input` bytes as JSON.
 pub(super) fn fuel(input: usize) -> u64 {
     STEPS.saturating_add(STEPS_PER_BYTE.saturating_mul(input as u64))
@@ -56,22 +61,6 @@ pub(super) fn steps(bytes: usize) -> u64 {
 /// Returns the cost of reading or writing a text of `bytes` character by character in steps.
 pub(super) fn steps_of_characters(bytes: usize) -> u64 {
     1 + (bytes / CHARACTERS_PER_STEP) as u64
-}
-
-/// Runs `work` on a thread with a stack of [`STACK`] bytes.
-pub(super) fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, Fault> + Send) -> Result<T, Fault> {
-    let fault = |message: String| Fault { line: None, message };
-    let failed = |_| Err(fault("the template engine failed".into()));
-    if super::threads::has_stack() {
-        return std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(failed);
-    }
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK);
-        let thread = thread
-            .spawn_scoped(scope, work)
-            .map_err(|error| fault(format!("no thread with a stack of {} MiB can be started: {error}", STACK >> 20)))?;
-        thread.join().unwrap_or_else(failed)
-    })
 }
 
 /// Returns an error of a template with this message.
@@ -117,6 +106,10 @@ impl Text {
         steps_of_characters(self.text.len()) + self.pieces as u64
     }
 
+    pub(super) fn as_str(&self) -> &str {
+        &self.text
+    }
+
     pub(super) fn into_string(self) -> String {
         self.text
     }
@@ -125,27 +118,5 @@ impl Text {
 impl Write for Text {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         self.push(text).map_err(|_| std::fmt::Error)
-    }
-}
-
-/// Returns a formatter that writes values as Python does, and fails at [`MAX_OUTPUT`]. All written text counts, including the text of macros
-/// and blocks.
-pub(super) fn formatter() -> impl Fn(&mut Output<'_>, &mut State<'_, '_>, &Value) -> Result<(), Error> + Send + Sync {
-    let written = AtomicUsize::new(0);
-    move |out, state, value| {
-        let mut made = Text::default();
-        let text = match value.as_str() {
-            Some(text) => text,
-            None => {
-                python::add_text(value, &mut made)?;
-                state.consume_fuel(made.steps())?;
-                &made.text
-            }
-        };
-        if written.fetch_add(text.len(), Ordering::Relaxed).saturating_add(text.len()) > MAX_OUTPUT {
-            return Err(invalid(format!("it renders more than {} MiB of text; {WAY_OUT}", MAX_OUTPUT >> 20)));
-        }
-        state.consume_fuel(steps(text.len()))?;
-        Ok(out.write_str(text)?)
     }
 }

@@ -16,13 +16,15 @@ pub use threads::map_on_template_threads;
 
 use crate::error::{Error, Result};
 use grpo_files::{LONG_INTEGER_MARK, long_integers_as_digits};
-use limits::{WAY_OUT, formatter, fuel, on_own_stack};
+use limits::{Fault, WAY_OUT, fuel};
 use minijinja::machinery::{self, Instructions};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{AutoEscape, Environment, ErrorKind, State};
+use python::formatter;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use threads::on_own_stack;
 
 /// A chat template, compiled with the settings and functions of `transformers`.
 ///
@@ -67,13 +69,6 @@ impl Compiled {
             Ok(bounds::instructions(&machinery::get_compiled_template(&template).instructions))
         })
     }
-}
-
-/// The error of a template.
-#[derive(Clone)]
-struct Fault {
-    line: Option<usize>,
-    message: String,
 }
 
 /// The name of the template in its environment.

@@ -1,12 +1,13 @@
 //! Formats and sorts values like Python.
 
-use super::limits::{MAX_DEPTH, Text, too_deep};
+use super::limits::{MAX_DEPTH, MAX_OUTPUT, Text, WAY_OUT, invalid, steps, too_deep};
 use grpo_files::LONG_INTEGER_MARK;
 use minijinja::value::{ArgType, Kwargs, Tuple, Value, ValueKind};
-use minijinja::{Error, State};
+use minijinja::{Error, Output, State};
 use regex::Regex;
 use std::fmt::Write;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Returns `str(value)`, and an empty text for an undefined value.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
@@ -29,6 +30,28 @@ pub(super) fn add_text(value: &Value, out: &mut Text) -> Result<(), Error> {
         (ValueKind::Undefined, _) => Ok(()),
         (_, Some(text)) => out.push(text),
         _ => repr(value, 0, out),
+    }
+}
+
+/// Returns a formatter that writes values as Python does, and fails at [`MAX_OUTPUT`]. All written text counts, including the text of macros
+/// and blocks.
+pub(super) fn formatter() -> impl Fn(&mut Output<'_>, &mut State<'_, '_>, &Value) -> Result<(), Error> + Send + Sync {
+    let written = AtomicUsize::new(0);
+    move |out, state, value| {
+        let mut made = Text::default();
+        let text = match value.as_str() {
+            Some(text) => text,
+            None => {
+                add_text(value, &mut made)?;
+                state.consume_fuel(made.steps())?;
+                made.as_str()
+            }
+        };
+        if written.fetch_add(text.len(), Ordering::Relaxed).saturating_add(text.len()) > MAX_OUTPUT {
+            return Err(invalid(format!("it renders more than {} MiB of text; {WAY_OUT}", MAX_OUTPUT >> 20)));
+        }
+        state.consume_fuel(steps(text.len()))?;
+        Ok(out.write_str(text)?)
     }
 }
 

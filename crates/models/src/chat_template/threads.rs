@@ -1,6 +1,6 @@
 //! Threads with a stack that is large enough for every template.
 
-use super::limits::STACK;
+use super::limits::{Fault, STACK};
 use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 use std::cell::Cell;
@@ -16,6 +16,22 @@ const PER_THREAD: usize = 32;
 /// Returns `true` if the current thread has a stack that is large enough for every template.
 pub(super) fn has_stack() -> bool {
     HAS_STACK.get()
+}
+
+/// Runs `work` on a thread with a stack of [`STACK`] bytes.
+pub(super) fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, Fault> + Send) -> Result<T, Fault> {
+    let fault = |message: String| Fault { line: None, message };
+    let failed = |_| Err(fault("the template engine failed".into()));
+    if has_stack() {
+        return std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(failed);
+    }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK);
+        let thread = thread
+            .spawn_scoped(scope, work)
+            .map_err(|error| fault(format!("no thread with a stack of {} MiB can be started: {error}", STACK >> 20)))?;
+        thread.join().unwrap_or_else(failed)
+    })
 }
 
 /// Returns the results of `work` for `items`, in order, computed by at most `threads` threads. Chat templates are rendered on these threads

@@ -4,13 +4,13 @@
 //! defaults of the classes in `transformers`.
 
 use super::family::{Defaults, Family, FamilyTable};
-use super::fields::{Fields, Neutral};
+use super::fields::{Fields, Neutral, has_name};
 use super::rope_json;
 use super::wrapper::{self, Wrapper};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::weights::Dtype;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The contents of a `config.json`.
 pub(crate) struct ConfigJson {
@@ -41,6 +41,79 @@ impl ConfigJson {
         config.tie_word_embeddings = table.tie(fields, text, has_head)?;
         let dtype = if let Some(dtype) = dtype(fields)? { Some(dtype) } else { dtype(text)? };
         Ok(Self { family, wrapper: Some(wrapper), config, dtype })
+    }
+}
+
+impl Family {
+    /// Returns the first family whose `config.json` can describe `config`.
+    ///
+    /// ```
+    /// use grpo_models::{Family, ModelConfig};
+    ///
+    /// assert_eq!(Family::of(&ModelConfig::default())?, Family::Qwen2);
+    /// let norms = ModelConfig { attention_bias: false, qk_norm: true, ..ModelConfig::default() };
+    /// assert_eq!(Family::of(&norms)?, Family::Qwen3);
+    /// # Ok::<(), grpo_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no family combines these features.
+    pub fn of(config: &ModelConfig) -> Result<Self> {
+        let is_glm = config.experts.as_ref().is_some_and(|experts| experts.sigmoid.is_some());
+        if config.qk_norm && config.attention_bias && !config.attention_output_bias && !is_glm {
+            return Err(Error::Config {
+                key: "model.qk_norm",
+                expected: "attention_output_bias: true, or no attention_bias, beside it: no family of transformers has norms and \
+                           biases of q, k and v alone"
+                    .into(),
+                found: "qk_norm: true, attention_bias: true, attention_output_bias: false".into(),
+            });
+        }
+        Self::ALL.into_iter().find(|family| family.describes(config)).ok_or_else(|| Error::Config {
+            key: "model",
+            expected: format!(
+                "the features of one family, to be written to config.json: {}",
+                Self::ALL.map(Self::model_type).join(", ")
+            ),
+            found: format!("{config:?}"),
+        })
+    }
+
+    /// Returns `true` if the family's `config.json` for `config` reads as `config`.
+    fn describes(self, config: &ModelConfig) -> bool {
+        let Value::Object(json) = self.config_json(config, Dtype::F32) else { return false };
+        ConfigJson::read(&Fields::of(json), || None).is_ok_and(|read| read.config.explicit() == config.explicit())
+    }
+
+    /// Returns the `config.json` of a model of this family, in the layout of transformers 4.
+    pub(super) fn config_json(self, config: &ModelConfig, dtype: Dtype) -> Value {
+        let mut json = json!({
+            "architectures": [self.architecture()],
+            "attention_dropout": 0.0,
+            "hidden_act": config.hidden_act.name(),
+            "hidden_size": config.hidden_size,
+            "initializer_range": config.initializer_range,
+            "intermediate_size": config.intermediate_size,
+            "max_position_embeddings": config.max_position_embeddings,
+            "model_type": self.model_type(),
+            "num_attention_heads": config.num_attention_heads,
+            "num_hidden_layers": config.num_hidden_layers,
+            "num_key_value_heads": config.num_key_value_heads,
+            "pad_token_id": config.pad_token_id,
+            "rms_norm_eps": config.rms_norm_eps,
+            "rope_scaling": rope_json::written(config),
+            "rope_theta": config.rope_theta,
+            "tie_word_embeddings": config.tie_word_embeddings,
+            "torch_dtype": dtype.torch_name(),
+            "use_cache": true,
+            "vocab_size": config.vocab_size,
+        });
+        // Some classes have a default width, so the field is always written for them.
+        if config.head_dim.is_some() || self.table().defaults.head_dim.is_some() {
+            json["head_dim"] = config.head_dim().into();
+        }
+        (self.table().write)(config, &mut json);
+        json
     }
 }
 
@@ -97,11 +170,6 @@ fn family(fields: &Fields) -> Result<Family> {
         }
         None => named.pop().ok_or_else(|| fields.unsupported("model_type", types())),
     }
-}
-
-/// Returns `true` if the list of classes has this name.
-pub(super) fn has_name(architectures: Option<&Vec<Value>>, name: &str) -> bool {
-    architectures.is_some_and(|list| list.iter().any(|class| class == name))
 }
 
 /// Reads the fields that all families have.

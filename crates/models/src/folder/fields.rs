@@ -151,3 +151,8 @@ impl Neutral {
         }
     }
 }
+
+/// Returns `true` if the list of classes has this name.
+pub(super) fn has_name(architectures: Option<&Vec<Value>>, name: &str) -> bool {
+    architectures.is_some_and(|list| list.iter().any(|class| class == name))
+}

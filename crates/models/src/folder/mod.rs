@@ -9,21 +9,22 @@ mod generation;
 mod json_text;
 mod python_json;
 mod rope_json;
-pub(crate) mod wrapper;
+mod wrapper;
 
 pub use card::ModelCard;
 pub use export::{ExportOptions, FolderWriter};
 pub use family::Family;
 pub use generation::GenerationDefaults;
 pub use python_json::from_python_json;
-pub use wrapper::{Wrapper, text_tensor};
+pub use wrapper::Wrapper;
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::parameters::HEAD;
+use crate::names::HEAD;
+use crate::weights::files::exists;
 use crate::weights::{Dtype, Weights};
 use config_json::ConfigJson;
-pub(crate) use fields::Fields;
+use fields::Fields;
 use std::path::{Path, PathBuf};
 
 /// A model folder without its weights, which [`ModelFolder::weights`] opens.
@@ -114,9 +115,4 @@ impl ModelFolder {
             weights.carrying(self.family.carried_prefix(&self.config).as_deref())
         }
     }
-}
-
-/// Returns `true` if the path exists.
-pub(crate) fn exists(path: &Path) -> Result<bool> {
-    path.try_exists().map_err(|e| Error::io("look for", path, e))
 }

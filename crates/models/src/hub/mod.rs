@@ -12,8 +12,8 @@ mod http;
 mod repository;
 
 use crate::error::{Error, Result};
-use crate::folder::exists;
 use crate::weights::files::WeightFiles;
+use crate::weights::files::exists;
 use repository::Repository;
 use std::env;
 use std::path::{Path, PathBuf};

@@ -3,19 +3,15 @@
 use crate::config::ModelConfig;
 use crate::error::{Error, Result, check, nearest};
 use crate::experts::EXPERTS;
-use crate::folder::wrapper::wrapped;
+use crate::names::{HEAD_MODULE, PEFT_PREFIX, wrapped};
 use crate::parameters::Parameter;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// PEFT's prefix of module names.
-pub(crate) const PREFIX: &str = "base_model.model.";
 /// PEFT's name for all matrices except the head.
 const ALL_LINEAR: &str = "all-linear";
-/// The module name of the head.
-pub(super) const HEAD_MODULE: &str = "lm_head";
 
 /// LoRA (Hu et al. 2021, <https://arxiv.org/abs/2106.09685>): every adapted matrix W `[out, in]` becomes W + s B A with A `[r, in]` and
 /// B `[out, r]`, and only A and B are trained. Fields have the names of PEFT's `LoraConfig`.
@@ -96,12 +92,12 @@ impl AdaptedMatrix {
 
     /// Returns the name of A `[r, in]` in PEFT's files.
     pub fn lora_a(&self) -> String {
-        format!("{PREFIX}{}.lora_A.weight", self.module())
+        format!("{PEFT_PREFIX}{}.lora_A.weight", self.module())
     }
 
     /// Returns the name of B `[out, r]` in PEFT's files.
     pub fn lora_b(&self) -> String {
-        format!("{PREFIX}{}.lora_B.weight", self.module())
+        format!("{PEFT_PREFIX}{}.lora_B.weight", self.module())
     }
 
     /// Returns the name of PEFT's module.
@@ -115,7 +111,7 @@ impl AdaptedMatrix {
 
     /// Returns the name by which PEFT stores the original head with an adapter of the head.
     pub(super) fn base_layer(&self) -> String {
-        format!("{PREFIX}{}.base_layer.weight", self.name)
+        format!("{PEFT_PREFIX}{}.base_layer.weight", self.name)
     }
 }
 

@@ -3,6 +3,5 @@
 mod config;
 mod peft;
 
-pub(crate) use config::PREFIX;
 pub use config::{AdaptedExperts, AdaptedMatrix, LoraConfig, TargetModules};
 pub use peft::{Adapter, AdapterOptions, AdapterWriter};

@@ -1,13 +1,13 @@
 //! PEFT's adapter folder: `adapter_config.json` and `adapter_model.safetensors`.
 
-use super::config::{AdaptedMatrix, HEAD_MODULE, LoraConfig, TargetModules};
+use super::config::{AdaptedMatrix, LoraConfig, TargetModules};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::folder::export::{carry, pretty, put};
 use crate::folder::fields::{Fields, Neutral};
-use crate::folder::wrapper::{text_tensor, wrapped};
-use crate::folder::{FolderWriter, ModelCard, ModelFolder, exists};
-use crate::parameters::{EMBEDDING, HEAD};
+use crate::folder::{FolderWriter, ModelCard, ModelFolder};
+use crate::names::{EMBEDDING, HEAD, HEAD_MODULE, text_tensor, wrapped};
+use crate::weights::files::exists;
 use crate::weights::{Dtype, FileTensor, SafetensorsWriter, WeightTensor, Weights, first_difference};
 use grpo_files::NewFolder;
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 
 use crate::chat_template::ChatTemplate;
 use crate::error::{Error, Result};
-use crate::folder::Fields;
+use crate::folder::fields::Fields;
 use serde_json::{Map, Value};
 use std::path::Path;
 use tokenizers::AddedToken;

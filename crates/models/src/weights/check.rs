@@ -3,7 +3,8 @@
 use super::{Dtype, WeightTensor, Weights};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result, nearest};
-use crate::parameters::{EMBEDDING, HEAD, Parameter};
+use crate::names::{EMBEDDING, HEAD};
+use crate::parameters::Parameter;
 use std::collections::BTreeMap;
 
 /// The number of values that are converted at a time when tensors are compared.

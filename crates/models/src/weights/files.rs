@@ -1,7 +1,6 @@
 //! Finds the weight files of a folder.
 
 use crate::error::{Error, Result};
-use crate::folder::exists;
 use crate::folder::fields::Fields;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -99,6 +98,11 @@ pub(crate) fn shard_number(name: &str) -> Option<(usize, usize)> {
     let (number, total) = name.strip_prefix("model-")?.strip_suffix(".safetensors")?.split_once("-of-")?;
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
     Some((digits(number)?, digits(total)?))
+}
+
+/// Returns `true` if the path exists.
+pub(crate) fn exists(path: &Path) -> Result<bool> {
+    path.try_exists().map_err(|e| Error::io("look for", path, e))
 }
 
 fn entries(folder: &Path) -> Result<BTreeSet<String>> {

@@ -13,7 +13,7 @@ pub(crate) use write::{FileTensor, SafetensorsWriter};
 
 use crate::error::{Error, Result, nearest};
 use crate::experts::CORRECTION_BIAS;
-use crate::folder::wrapper::TextNames;
+use crate::names::TextNames;
 use bytes::Bytes;
 use experts::Mxfp4;
 use files::{INDEX, WeightFiles};

@@ -3,13 +3,13 @@
 use super::super::fields::Fields;
 use super::super::rope_json;
 use super::layer_types::{positive_window, set_layers_with_ropes, sliding_layers, write_layers_with_ropes};
-use super::{Defaults, FamilyTable, read_attention_bias};
+use super::table::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::layer::{Activation, NormPlacement};
 use serde_json::Value;
 
-pub(in crate::folder) const TABLE: FamilyTable = FamilyTable {
+pub(crate) const TABLE: FamilyTable = FamilyTable {
     model_type: "gemma3_text",
     architecture: "Gemma3ForCausalLM",
     defaults: Defaults {

@@ -3,13 +3,13 @@
 use super::super::fields::{Fields, Neutral};
 use super::super::rope_json;
 use super::layer_types::{effective, positive_window, sliding_layers, write_layers_with_ropes};
-use super::{Defaults, Family, FamilyTable, without_attention_bias};
+use super::table::{Defaults, FamilyTable, without_attention_bias};
 use crate::config::{ModelConfig, RopeScaling, RopeType};
 use crate::error::Result;
 use crate::layer::{Activation, LayerRope, LayerSpec, NormPlacement};
 use serde_json::Value;
 
-pub(in crate::folder) const TABLE: FamilyTable = FamilyTable {
+pub(crate) const TABLE: FamilyTable = FamilyTable {
     model_type: "gemma4_text",
     architecture: "Gemma4ForCausalLM",
     defaults: Defaults {
@@ -53,7 +53,7 @@ const OTHER_MODELS: &[(&str, Neutral, &str)] = &[
 ];
 
 fn read(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
-    without_attention_bias(fields, Family::Gemma4)?;
+    without_attention_bias(fields, TABLE.model_type)?;
     fields.refuse(OTHER_MODELS)?;
     if fields.count("hidden_size_per_layer_input")? != Some(0) {
         let supported = "0: no embeddings of layers, as in Gemma 4 31B (a missing field means 256)";

@@ -2,7 +2,7 @@
 
 use super::super::fields::Fields;
 use super::experts_json::{read_sizes, set_experts, write_sizes};
-use super::{Defaults, FamilyTable};
+use super::table::{Defaults, FamilyTable};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::experts::{Experts, SharedExpert, SigmoidRouter};

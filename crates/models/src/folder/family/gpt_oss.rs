@@ -4,7 +4,7 @@ use super::super::fields::Fields;
 use super::super::rope_json;
 use super::experts_json::{read_sizes, write_sizes};
 use super::layer_types::{positive_window, set_windows, sliding_layers};
-use super::{Defaults, FamilyTable};
+use super::table::{Defaults, FamilyTable};
 use crate::config::{ModelConfig, RopeScaling, RopeType};
 use crate::error::Result;
 use crate::experts::{ClampedSwiglu, Experts};

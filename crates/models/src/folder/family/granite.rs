@@ -1,7 +1,7 @@
 //! Granite 3: Llama with four factors.
 
 use super::layer_types::{set_windows, sliding_layers};
-use super::{Defaults, FamilyTable, read_attention_bias};
+use super::table::{Defaults, FamilyTable, read_attention_bias};
 
 pub(super) const TABLE: FamilyTable = FamilyTable {
     model_type: "granite",

@@ -1,7 +1,7 @@
 //! Llama 2 and 3, SmolLM2, and models distilled into them.
 
 use super::layer_types::{set_windows, sliding_layers};
-use super::{Defaults, FamilyTable, read_attention_bias};
+use super::table::{Defaults, FamilyTable, read_attention_bias};
 
 pub(super) const TABLE: FamilyTable = FamilyTable {
     model_type: "llama",

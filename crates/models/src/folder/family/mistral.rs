@@ -2,10 +2,10 @@
 
 use super::super::rope_json;
 use super::layer_types::{read_one_window, write_one_window};
-use super::{Defaults, FamilyTable};
+use super::table::{Defaults, FamilyTable};
 use crate::config::{RopeScaling, RopeType};
 
-pub(in crate::folder) const MISTRAL: FamilyTable = FamilyTable {
+pub(crate) const MISTRAL: FamilyTable = FamilyTable {
     model_type: "mistral",
     architecture: "MistralForCausalLM",
     defaults: Defaults { max_position_embeddings: 4096 * 32, num_key_value_heads: Some(8), ..Defaults::USUAL },
@@ -14,7 +14,7 @@ pub(in crate::folder) const MISTRAL: FamilyTable = FamilyTable {
     write: write_one_window,
 };
 
-pub(in crate::folder) const MINISTRAL3: FamilyTable = FamilyTable {
+pub(crate) const MINISTRAL3: FamilyTable = FamilyTable {
     model_type: "ministral3",
     architecture: "Ministral3ForCausalLM",
     defaults: Defaults {

@@ -15,13 +15,11 @@ pub(super) mod qwen;
 pub(super) mod qwen3_5;
 mod qwen_moe;
 mod smollm3;
+mod table;
 
-use super::config_json::ConfigJson;
-use super::fields::Fields;
+pub(super) use table::{Defaults, FamilyTable};
+
 use crate::config::ModelConfig;
-use crate::error::{Error, Result};
-use crate::weights::Dtype;
-use serde_json::{Value, json};
 use std::fmt;
 
 /// A supported family of decoders.
@@ -64,50 +62,6 @@ pub enum Family {
     Gemma4,
 }
 
-/// The reading and writing of a family's `config.json`. Fields that all families have are read by [`ConfigJson`].
-pub(super) struct FamilyTable {
-    pub(super) model_type: &'static str,
-    pub(super) architecture: &'static str,
-    pub(super) defaults: Defaults,
-    /// Fields that other families refuse, and this one reads.
-    pub(super) reads: &'static [&'static str],
-    /// Adds the family's own fields to a configuration with the common ones.
-    pub(super) read: fn(&Fields, &mut ModelConfig) -> Result<()>,
-    /// Adds the family's own fields to a `config.json` with the common ones.
-    pub(super) write: fn(&ModelConfig, &mut Value),
-}
-
-/// The values of missing fields, as in the family's class of `transformers`.
-pub(super) struct Defaults {
-    /// The sizes that files may leave to the class, by field.
-    pub(super) sizes: &'static [(&'static str, usize)],
-    pub(super) max_position_embeddings: usize,
-    /// `None` is `num_attention_heads`.
-    pub(super) num_key_value_heads: Option<usize>,
-    /// `None` is `hidden_size / num_attention_heads`.
-    pub(super) head_dim: Option<usize>,
-    pub(super) rms_norm_eps: f64,
-    pub(super) rope_theta: f64,
-    pub(super) partial_rotary_factor: f64,
-    pub(super) tie_word_embeddings: bool,
-    pub(super) pad_token_id: Option<usize>,
-}
-
-impl Defaults {
-    /// The values of most classes.
-    pub(super) const USUAL: Self = Self {
-        sizes: &[],
-        max_position_embeddings: 2048,
-        num_key_value_heads: None,
-        head_dim: None,
-        rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        partial_rotary_factor: 1.0,
-        tie_word_embeddings: false,
-        pad_token_id: None,
-    };
-}
-
 impl Family {
     /// Every family.
     pub const ALL: [Self; 17] = [
@@ -129,77 +83,6 @@ impl Family {
         Self::Qwen2Moe,
         Self::Glm4Moe,
     ];
-
-    /// Returns the first family whose `config.json` can describe `config`.
-    ///
-    /// ```
-    /// use grpo_models::{Family, ModelConfig};
-    ///
-    /// assert_eq!(Family::of(&ModelConfig::default())?, Family::Qwen2);
-    /// let norms = ModelConfig { attention_bias: false, qk_norm: true, ..ModelConfig::default() };
-    /// assert_eq!(Family::of(&norms)?, Family::Qwen3);
-    /// # Ok::<(), grpo_models::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Config`] if no family combines these features.
-    pub fn of(config: &ModelConfig) -> Result<Self> {
-        let is_glm = config.experts.as_ref().is_some_and(|experts| experts.sigmoid.is_some());
-        if config.qk_norm && config.attention_bias && !config.attention_output_bias && !is_glm {
-            return Err(Error::Config {
-                key: "model.qk_norm",
-                expected: "attention_output_bias: true, or no attention_bias, beside it: no family of transformers has norms and \
-                           biases of q, k and v alone"
-                    .into(),
-                found: "qk_norm: true, attention_bias: true, attention_output_bias: false".into(),
-            });
-        }
-        Self::ALL.into_iter().find(|family| family.describes(config)).ok_or_else(|| Error::Config {
-            key: "model",
-            expected: format!(
-                "the features of one family, to be written to config.json: {}",
-                Self::ALL.map(Self::model_type).join(", ")
-            ),
-            found: format!("{config:?}"),
-        })
-    }
-
-    /// Returns `true` if the family's `config.json` for `config` reads as `config`.
-    fn describes(self, config: &ModelConfig) -> bool {
-        let Value::Object(json) = self.config_json(config, Dtype::F32) else { return false };
-        ConfigJson::read(&Fields::of(json), || None).is_ok_and(|read| read.config.explicit() == config.explicit())
-    }
-
-    /// Returns the `config.json` of a model of this family, in the layout of transformers 4.
-    pub(super) fn config_json(self, config: &ModelConfig, dtype: Dtype) -> Value {
-        let mut json = json!({
-            "architectures": [self.architecture()],
-            "attention_dropout": 0.0,
-            "hidden_act": config.hidden_act.name(),
-            "hidden_size": config.hidden_size,
-            "initializer_range": config.initializer_range,
-            "intermediate_size": config.intermediate_size,
-            "max_position_embeddings": config.max_position_embeddings,
-            "model_type": self.model_type(),
-            "num_attention_heads": config.num_attention_heads,
-            "num_hidden_layers": config.num_hidden_layers,
-            "num_key_value_heads": config.num_key_value_heads,
-            "pad_token_id": config.pad_token_id,
-            "rms_norm_eps": config.rms_norm_eps,
-            "rope_scaling": super::rope_json::written(config),
-            "rope_theta": config.rope_theta,
-            "tie_word_embeddings": config.tie_word_embeddings,
-            "torch_dtype": dtype.torch_name(),
-            "use_cache": true,
-            "vocab_size": config.vocab_size,
-        });
-        // Some classes have a default width, so the field is always written for them.
-        if config.head_dim.is_some() || self.table().defaults.head_dim.is_some() {
-            json["head_dim"] = config.head_dim().into();
-        }
-        (self.table().write)(config, &mut json);
-        json
-    }
 
     /// Returns `model_type` of `config.json`.
     pub fn model_type(self) -> &'static str {
@@ -247,20 +130,4 @@ impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.model_type())
     }
-}
-
-/// Reads `attention_bias`: biases of q_proj, k_proj, v_proj and o_proj. Qwen2 has biases without the field, and none in o_proj.
-fn read_attention_bias(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
-    config.attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
-    config.attention_output_bias = config.attention_bias;
-    Ok(())
-}
-
-/// Refuses `attention_bias: true`.
-fn without_attention_bias(fields: &Fields, family: Family) -> Result<()> {
-    if fields.flag("attention_bias")? == Some(true) {
-        let supported = format!("false: biases of q_proj, k_proj, v_proj and o_proj are not computed for {family}");
-        return Err(fields.unsupported("attention_bias", supported));
-    }
-    Ok(())
 }

@@ -5,7 +5,7 @@ use super::super::rope_json;
 use super::layer_types::{
     positive_window, set_layers_with_ropes, set_windows, sliding_layers, write_layers_with_ropes,
 };
-use super::{Defaults, FamilyTable, read_attention_bias};
+use super::table::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::layer::NormPlacement;

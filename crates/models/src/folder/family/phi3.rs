@@ -2,7 +2,7 @@
 
 use super::super::rope_json;
 use super::layer_types::{read_one_window, write_one_window};
-use super::{Defaults, FamilyTable};
+use super::table::{Defaults, FamilyTable};
 use crate::config::RopeType;
 
 pub(super) const TABLE: FamilyTable = FamilyTable {

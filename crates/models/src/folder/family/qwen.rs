@@ -3,7 +3,7 @@
 use super::super::fields::Fields;
 use super::super::rope_json;
 use super::layer_types::{positive_window, set_windows, sliding_layers};
-use super::{Defaults, FamilyTable, read_attention_bias};
+use super::table::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use serde_json::Value;
@@ -41,7 +41,7 @@ pub(super) const QWEN3: FamilyTable = FamilyTable {
 };
 
 /// The text decoder of Qwen2.5-VL: Qwen2 with three positions per token, which are equal in text.
-pub(in crate::folder) const QWEN2_5_VL: FamilyTable = FamilyTable {
+pub(crate) const QWEN2_5_VL: FamilyTable = FamilyTable {
     model_type: "qwen2_5_vl_text",
     architecture: "Qwen2_5_VLForConditionalGeneration",
     defaults: Defaults {
@@ -66,7 +66,7 @@ pub(in crate::folder) const QWEN2_5_VL: FamilyTable = FamilyTable {
 };
 
 /// The text decoder of Qwen3-VL: Qwen3 with three positions per token, which are equal in text.
-pub(in crate::folder) const QWEN3_VL: FamilyTable = FamilyTable {
+pub(crate) const QWEN3_VL: FamilyTable = FamilyTable {
     model_type: "qwen3_vl_text",
     architecture: "Qwen3VLForConditionalGeneration",
     defaults: Defaults {

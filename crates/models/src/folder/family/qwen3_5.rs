@@ -2,14 +2,14 @@
 
 use super::super::fields::Fields;
 use super::super::rope_json;
-use super::{Defaults, Family, FamilyTable, without_attention_bias};
+use super::table::{Defaults, FamilyTable, without_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::layer::{LayerSpec, Mixer};
 use crate::linear_attention::LinearAttention;
 use serde_json::Value;
 
-pub(in crate::folder) const TABLE: FamilyTable = FamilyTable {
+pub(crate) const TABLE: FamilyTable = FamilyTable {
     model_type: "qwen3_5_text",
     architecture: "Qwen3_5ForCausalLM",
     defaults: Defaults {
@@ -36,7 +36,7 @@ const RECURRENT: &str = "linear_attention";
 const FULL: &str = "full_attention";
 
 fn read(fields: &Fields, config: &mut ModelConfig) -> Result<()> {
-    without_attention_bias(fields, Family::Qwen3_5)?;
+    without_attention_bias(fields, TABLE.model_type)?;
     // Files have the field, and the class always computes the gate.
     if fields.flag("attn_output_gate")? == Some(false) {
         return Err(fields.unsupported("attn_output_gate", "true: attention with output gates"));

@@ -4,7 +4,7 @@ use super::super::fields::Fields;
 use super::experts_json::{READS, read_sizes, set_experts, write_sizes};
 use super::layer_types::{positive_window, read_one_window, set_windows, sliding_layers};
 use super::qwen::{DEFAULTS, write_windows};
-use super::{Defaults, FamilyTable, read_attention_bias};
+use super::table::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::experts::{Experts, SharedExpert};

@@ -2,7 +2,7 @@
 
 use super::super::fields::Fields;
 use super::layer_types::{set_windows, sliding_layers};
-use super::{Defaults, FamilyTable, read_attention_bias};
+use super::table::{Defaults, FamilyTable, read_attention_bias};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::layer::{LayerRope, LayerSpec};

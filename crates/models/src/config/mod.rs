@@ -1,6 +1,8 @@
 //! The configuration of a decoder, with the field names of Hugging Face's `config.json`.
 
-use crate::error::{Result, check};
+mod layers;
+
+use crate::error::{Result, between, check};
 use crate::experts::Experts;
 use crate::layer::{Activation, LayerRope, LayerSpec, Mixer, NormPlacement};
 use crate::linear_attention::LinearAttention;
@@ -231,7 +233,10 @@ impl ModelConfig {
             check(pad < self.vocab_size, "model.pad_token_id", "a token below model.vocab_size", pad)?;
         }
         self.validate_layers()?;
-        self.experts.iter().try_for_each(|experts| experts.validate(self))?;
+        if let Some(experts) = &self.experts {
+            experts.validate(self.num_hidden_layers)?;
+            check(!self.fused_projections, "model.fused_projections", "false beside model.experts", "true")?;
+        }
         match &self.rope_scaling {
             Some(scaling) => scaling.validate(self),
             None => Ok(()),
@@ -397,11 +402,6 @@ impl ModelConfig {
 
 /// The range of factors.
 const FACTOR: RangeInclusive<f64> = 1e-6..=1e6;
-
-/// Returns the expected value of a number in a range.
-pub(crate) fn between(range: &RangeInclusive<f64>) -> String {
-    format!("a number between {:?} and {:?}", range.start(), range.end())
-}
 
 impl RopeScaling {
     fn validate(&self, model: &ModelConfig) -> Result<()> {
