@@ -14,44 +14,12 @@
 //! Legend: L layers of a cache, P prompts, B slots, S columns of a cache, C columns of it that are read, T tokens, K key/value heads, D head
 //! dimension.
 
-use super::layers::Window;
-use super::sizes::columns;
-use super::state::{CACHE, ROWS};
-use crate::decoder::{Broadcast, Compute, Decoder, Dims, zeros};
+use super::columns::{Columns, remainder};
+use super::window::{CACHE, ROWS, Window};
+use crate::decoder::{Compute, Decoder, Dims, zeros};
 use crate::leaves::Leaves;
 use grpo_models::{AttentionHeads, LayerSpec, ModelConfig};
 use grpo_stablehlo::{Dtype, Result, TensorType, Value};
-
-/// The numbers of columns of the caches of a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Columns {
-    /// S of layers without a sliding window: the number of tokens of a sequence with keys and values.
-    pub(crate) all: usize,
-    /// The number of positions, from the next token of a sequence on, that calls may have written.
-    pub(crate) ahead: usize,
-}
-
-impl Columns {
-    /// Returns S of layers with this sliding window.
-    pub(crate) fn of(self, window: Option<usize>) -> usize {
-        window.map_or(self.all, |window| columns(window - 1 + self.ahead).min(self.all))
-    }
-
-    /// Returns the position in each of the first columns of caches with this window, `[B, C]`, i32, if the next token of each sequence has
-    /// position `next` `[B]`. Empty columns have negative positions. C is at most `read`.
-    pub(super) fn positions(self, window: Option<usize>, next: &Value, read: usize) -> Value {
-        let all = self.of(window);
-        let column = next.builder().iota(1, TensorType::new(Dtype::I32, [next.shape()[0], all.min(read)]));
-        let last = (next - next.like(1)).along_first(&column);
-        &last - remainder(&(&last - &column + last.like(all as i64)), all)
-    }
-}
-
-/// Returns `value` modulo `divisor`, for values that are not negative.
-fn remainder(value: &Value, divisor: usize) -> Value {
-    let divisor = value.like(divisor as i64);
-    value - (value / &divisor) * divisor
-}
 
 /// Layers with attention that share a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]

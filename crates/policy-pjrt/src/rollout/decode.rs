@@ -22,11 +22,12 @@
 //! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary with padding, E stop ids.
 
 use super::cache::{CachedLayers, flush};
-use super::layers::{Carry, KvCache, Window, empty_record};
+use super::layers::{Carry, KvCache, empty_record};
 use super::parts::{Part, attend_parts};
 use super::routed;
 use super::sampling::{Sampler, SamplerValues, mask_words};
 use super::state::{Shape, SlotRows, StateValues};
+use super::window::Window;
 use crate::decoder::{
     Broadcast, ByWindow, Decoder, DeltaStates, Dims, Heads, Layer, Layers, NextTokens, ParameterValues, Role, Rotaries,
     zeros,

@@ -1,12 +1,14 @@
 //! Runs the programs of a rollout until every sample of a request is finished. Sizes are rounded up, so that few executables are compiled.
 
+use super::check::check_ids;
+use super::columns::columns_read;
 use super::decode::{Decode, DecodeLayout};
 use super::extend::{self, Extend, TOKENS};
-use super::follow::check_ids;
+use super::options::RolloutOptions;
 use super::prefill::{self, Prompts};
 use super::routed;
 use super::sampling::{NUMBERS, Sampler};
-use super::sizes::{RolloutSizes, columns_read, places};
+use super::sizes::{RolloutSizes, places};
 use super::slots::{Admission, Records, Slots};
 use super::state::{Shape, State};
 use super::threefry::sample_key;
@@ -19,20 +21,7 @@ use crate::{Argument, DeviceTensor};
 use grpo_models::ModelConfig;
 use grpo_policy::{Completion, RolloutRequest, Sampling};
 use grpo_stablehlo::Dtype;
-use smart_default::SmartDefault;
 use std::sync::Arc;
-
-/// Options of a rollout.
-#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq)]
-pub struct RolloutOptions {
-    /// Largest number of sequences that decode concurrently: more need more memory for the KV cache and are faster.
-    #[default(64)]
-    pub slots: usize,
-    /// Largest number of tokens per sequence that one call of the decode program adds. Slots of finished sequences are reused between
-    /// calls. Another value changes the order of sums in attention, and so the last bits of the results.
-    #[default(16)]
-    pub tokens_per_call: usize,
-}
 
 /// A sampler of completions with weights on a device. The [crate documentation](crate) has an example.
 ///

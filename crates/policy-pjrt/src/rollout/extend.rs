@@ -6,10 +6,11 @@
 
 use super::cache::{CachedLayers, flush};
 use super::decode::columns_of;
-use super::layers::{Carry, KvCache, Window, empty_record};
+use super::layers::{Carry, KvCache, empty_record};
 use super::parts::{Part, attend_parts};
 use super::prefill::Begun;
-use super::state::{CACHE, Shape, SlotRows, StateValues};
+use super::state::{Shape, SlotRows, StateValues};
+use super::window::{CACHE, Window};
 use crate::decoder::{
     Broadcast, ByWindow, Decoder, Heads, Layer, Layers, NextTokens, Role, Rotaries, put_layer, zeros,
 };

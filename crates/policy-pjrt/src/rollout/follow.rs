@@ -2,45 +2,26 @@
 //!
 //! Legend: B slots, W decode steps of a call, V vocabulary.
 
+use super::check::check_sequences;
 use super::decode::{Decode, Forward};
-use super::engine::{DeviceRollout, Key, RolloutOptions};
-use super::layers::Window;
+use super::engine::{DeviceRollout, Key};
+use super::options::RolloutOptions;
 use super::sampling::Sampler;
 use super::sizes::{RolloutSizes, places};
 use super::slots::Admission;
 use super::state::{SlotRows, State, StateValues};
+use super::window::Window;
 use crate::Argument;
 use crate::decoder::{Decoder, DeltaStates};
 use crate::error::Result;
 use crate::leaves::{for_loop, leaves};
 use crate::program::program_error;
 use crate::weights::DeviceWeights;
-use grpo_models::ModelConfig;
 use grpo_policy::{RolloutRequest, Sampling};
 use grpo_stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 /// Number of sequences per call, each with W rows of logits.
 const SEQUENCES: usize = 8;
-
-/// Checks that ids are within the vocabulary.
-pub(crate) fn check_ids<'a>(config: &ModelConfig, ids: impl IntoIterator<Item = &'a u32>) -> grpo_models::Result<()> {
-    match ids.into_iter().find(|id| **id as usize >= config.vocab_size) {
-        Some(&id) => Err(grpo_models::Error::UnknownToken { id, vocab_size: config.vocab_size }),
-        None => Ok(()),
-    }
-}
-
-/// Checks that sequences are not empty, fit the model's context length, and have only tokens of the vocabulary.
-pub(crate) fn check_sequences(config: &ModelConfig, sequences: &[&[u32]]) -> Result<()> {
-    if sequences.iter().any(|ids| ids.is_empty()) || sequences.is_empty() {
-        return Err(grpo_policy::Error::argument("logits", "sequences of at least one token", "an empty one").into());
-    }
-    let limit = config.max_position_embeddings;
-    if let Some(length) = sequences.iter().map(|ids| ids.len()).find(|length| *length > limit) {
-        return Err(grpo_policy::Error::TooLong { what: "sequence", length, limit }.into());
-    }
-    Ok(check_ids(config, sequences.iter().copied().flatten())?)
-}
 
 /// A sequence or the beginning of one, divided into prompt and completion.
 struct Followed<'a> {

@@ -4,21 +4,13 @@
 //! Legend: L layers of a cache, B rows, T tokens of a row, W columns of the window, K key/value heads, D head dimension, R layers with
 //! experts, k experts of a token.
 
+use super::window::Window;
 use crate::decoder::{
     Decoder, DeltaStates, Heads, Layer, LayerCache, Layers, NextTokens, ParameterValues, Rotaries, put_layer, zeros,
 };
 use crate::leaves::{Leaves, leaves};
 use grpo_models::ModelConfig;
 use grpo_stablehlo::{Builder, Dtype, Result, Value};
-
-/// Keys and values of tokens, `[L, B, K, W, D]` of each cache: of the tokens of a call, or of all earlier ones.
-#[derive(Clone, Debug)]
-pub(crate) struct Window {
-    pub(crate) keys: Vec<Value>,
-    pub(crate) values: Vec<Value>,
-}
-
-leaves!(Window { keys, values });
 
 /// The values that a loop over layers carries.
 #[derive(Clone)]

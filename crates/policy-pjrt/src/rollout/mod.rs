@@ -5,11 +5,14 @@
 //! of a conversation, two more programs continue with the KV cache of its slot.
 
 mod cache;
+mod check;
+mod columns;
 mod decode;
 mod engine;
 mod extend;
 mod follow;
 mod layers;
+mod options;
 mod parts;
 mod prefill;
 mod routed;
@@ -18,8 +21,10 @@ mod sizes;
 mod slots;
 mod state;
 mod threefry;
+mod window;
 
-pub use engine::{DeviceRollout, RolloutOptions};
-pub(crate) use follow::{check_ids, check_sequences};
+pub(crate) use check::{check_ids, check_sequences};
+pub use engine::DeviceRollout;
+pub use options::{RequestOptions, RolloutOptions};
 pub(crate) use sizes::cache_shape;
-pub use sizes::{RequestOptions, RolloutPrograms, RolloutSizes};
+pub use sizes::{RolloutPrograms, RolloutSizes};

@@ -4,9 +4,11 @@
 //! Legend: L layers of a cache, P prompts, T tokens of a prompt's row, B slots, S columns of a cache, K key/value heads, D head dimension, V
 //! vocabulary with padding.
 
-use super::cache::{CachedLayers, Columns, columns_of_prompts};
-use super::layers::{Carry, KvCache, Window, empty_record};
-use super::state::{CACHE, ROWS, Shape, SlotRows, StateValues, TABLE};
+use super::cache::{CachedLayers, columns_of_prompts};
+use super::columns::Columns;
+use super::layers::{Carry, KvCache, empty_record};
+use super::state::{Shape, SlotRows, StateValues};
+use super::window::{CACHE, ROWS, TABLE, Window};
 use crate::decoder::{
     Axis, Broadcast, ByWindow, Compute, DELTA, Decoder, DeltaStates, Dims, Heads, Layer, Layers, Mask, NextTokens,
     Role, Rotaries, Rows, put_layer, zeros,

@@ -1,9 +1,9 @@
 //! Sizes of a rollout's programs, rounded to few values so that few executables are compiled.
 
-use super::cache::Columns;
+use super::columns::{Columns, FEWEST_COLUMNS, columns, columns_read};
 use super::decode::{Decode, DecodeLayout};
-use super::engine::RolloutOptions;
 use super::extend::TOKENS;
+use super::options::{RequestOptions, RolloutOptions};
 use super::prefill::{self, Prompts};
 use super::sampling::Sampler;
 use super::state::Shape;
@@ -15,11 +15,6 @@ use grpo_stablehlo::{Dtype, Module};
 
 /// Smallest number of slots: fewer rows take as long, and compilers sum a product of one row in another order.
 const FEWEST_SLOTS: usize = 8;
-/// Smallest number of columns of a cache, and of tokens of a row of prompts.
-const FEWEST_COLUMNS: usize = 16;
-/// Numbers of columns above it are multiples of it: the number of lanes of a TPU register.
-const COLUMNS: usize = 128;
-
 /// Sizes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RolloutSizes {
@@ -117,38 +112,6 @@ fn bucket(length: usize) -> usize {
     let power = length.max(FEWEST_COLUMNS).next_power_of_two();
     let between = power / 4 * 3;
     if between >= length && between > FEWEST_COLUMNS { between } else { power }
-}
-
-/// Returns the number of columns of a cache for sequences of `length` tokens.
-pub(super) fn columns(length: usize) -> usize {
-    if length > COLUMNS { length.next_multiple_of(COLUMNS) } else { length.next_multiple_of(FEWEST_COLUMNS) }
-}
-
-/// Returns the number of columns, of `all`, that a call reads if its longest sequence has `length` tokens: a multiple of about one sixth of
-/// `all`. Smaller steps would need more executables, whose compile time exceeds the gain.
-pub(crate) fn columns_read(length: usize, all: usize) -> usize {
-    let step = (all / 6).next_multiple_of(COLUMNS).max(2 * COLUMNS);
-    length.next_multiple_of(step).min(all)
-}
-
-/// The options of requests on which their programs depend.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestOptions<'a> {
-    /// How tokens are sampled.
-    pub sampling: &'a Sampling,
-    /// `true` if completions have the token ids that sampling kept, as requested by [`RolloutRequest::return_sampling_mask`].
-    pub return_sampling_mask: bool,
-    /// `true` if completions have the experts of their tokens, as requested by [`RolloutRequest::return_routed_experts`]; for a model with experts.
-    pub return_routed_experts: bool,
-    /// The number of stop ids.
-    pub stop_ids: usize,
-}
-
-impl<'a> RequestOptions<'a> {
-    /// Creates the options of requests that return neither sampling masks nor experts.
-    pub fn new(sampling: &'a Sampling, stop_ids: usize) -> Self {
-        Self { sampling, return_sampling_mask: false, return_routed_experts: false, stop_ids }
-    }
 }
 
 /// The programs of a rollout, for ahead-of-time compilation, without the programs that continue conversations.

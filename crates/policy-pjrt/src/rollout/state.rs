@@ -2,8 +2,9 @@
 //!
 //! Legend: L layers of a cache, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary with padding.
 
-use super::cache::{CachedLayers, Columns};
-use super::layers::Window;
+use super::cache::CachedLayers;
+use super::columns::Columns;
+use super::window::{CACHE, ROWS, TABLE, Window};
 use crate::DeviceTensor;
 use crate::decoder::{Axis, DELTA, Decoder, DeltaStates, zeros};
 use crate::error::{Error, Result};
@@ -24,12 +25,6 @@ pub(crate) struct Shape {
     /// `true` if the state has the set of tokens of each sequence, for the repetition penalty.
     pub(crate) seen: bool,
 }
-
-/// Logical axes of keys and values `[L, B, K, S, D]`. Columns are never sharded, even if the tokens of rows are.
-pub(crate) const CACHE: [Option<Axis>; 5] = [None, Some(Axis::Batch), Some(Axis::Kv), None, None];
-
-/// Logical axes of a tensor with one element per slot, `[B]`.
-pub(crate) const ROWS: [Option<Axis>; 1] = [Some(Axis::Batch)];
 
 /// The tensors of a state, in the order of a program's arguments and results.
 #[derive(Clone, Debug)]
@@ -68,9 +63,6 @@ leaves!(SlotRows { ids, logps, last, length, count, ended, random, seen, delta }
 
 /// Logical axes of a tensor of the state.
 type Axes = &'static [Option<Axis>];
-
-/// Logical axes of a tensor with a row per slot, `[B, ...]`.
-pub(super) const TABLE: [Option<Axis>; 2] = [Some(Axis::Batch), None];
 
 impl Shape {
     /// Creates the state with the value of each tensor, given its index, name, type and logical axes.
