@@ -184,12 +184,11 @@ impl RunPrograms {
             first: 0,
         };
         let meshes = MeshRules::within(&config, &shape, prompt, available)?;
-        let training = meshes.as_ref().map(|meshes| &meshes.training);
-        let rollout_rules = meshes.as_ref().map(|meshes| &meshes.rollout);
-        let sampler = decoder(&config, &shape, &options, rollout_rules)?;
+        let MeshRules { training, rollout } = &meshes.clone().unwrap_or_default();
+        let sampler = decoder(&config, &shape, &options, rollout)?;
         let decoder = decoder(&config, &shape, &options, training)?;
         let (replays, routed_experts) = (config.rollout.replay_sampling_mask, config.policy.replay_routing);
-        let rollout = RolloutPrograms::of(
+        let programs = RolloutPrograms::of(
             kind,
             &sampler,
             compute.dtype(),
@@ -201,22 +200,20 @@ impl RunPrograms {
                 ..RequestOptions::new(&sampling, 1)
             },
         );
-        let rollout = rollout.map_err(grpo_policy::Error::from)?;
+        let programs = programs.map_err(grpo_policy::Error::from)?;
         let micro_batch = TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion);
         let micro_batch = TrainShape { sampling_mask: replays, routed_experts, ..micro_batch.sharded(training) };
         let table = parameters(&shape);
         let matrices = table.iter().filter(|p| p.has_matrices());
-        let part = |p: &Parameter, rules: Option<&AxisRules>| {
-            rules.map_or(p.count(), |rules| rules.clone().for_model(&shape).elements(p))
-        };
-        let bytes = |p: &Parameter| part(p, training) * p.dtype(compute.dtype()).bytes();
-        let single = |p: &Parameter| part(p, training) * Dtype::F32.bytes();
+        let part = |p: &Parameter| decoder.axis_rules().elements(p);
+        let bytes = |p: &Parameter| part(p) * p.dtype(compute.dtype()).bytes();
+        let single = |p: &Parameter| part(p) * Dtype::F32.bytes();
         let embedding = if shape.tie_word_embeddings { 0 } else { shape.vocab_size * shape.hidden_size };
         let sizes = RunSizes {
-            devices: training.map_or(1, |rules| rules.mesh().devices()),
+            devices: training.mesh().devices(),
             parameters: table.iter().map(Parameter::count).sum(),
             trained: decoder.trained().iter().map(Parameter::count).sum(),
-            trained_of_device: decoder.trained().iter().map(|p| part(p, training)).sum(),
+            trained_of_device: decoder.trained().iter().map(part).sum(),
             matmul_parameters: matrices.map(Parameter::count).sum::<usize>() - embedding,
             layers: shape.num_hidden_layers,
             rows: micro_batch.rows,
@@ -231,7 +228,7 @@ impl RunPrograms {
             sequences: config.grpo.sequences(),
             tokens_per_call: options.rollout.tokens_per_call,
             operand_bytes: compute.dtype().bytes(),
-            weight_bytes: decoder.parameters().iter().map(bytes).sum(),
+            weight_bytes: decoder.parameter_bytes(),
             remainder_bytes: decoder.trained().iter().map(|p| single(p) - bytes(p)).sum(),
             // With adapters, the reference policy is the base model.
             ref_policy_bytes: match config.needs_ref_policy() && config.lora.is_none() {
@@ -239,15 +236,10 @@ impl RunPrograms {
                 true => table.iter().map(bytes).sum(),
                 false => 0,
             },
-            rollout_weight_bytes: match training == rollout_rules {
-                true => 0,
-                false => {
-                    sampler.parameters().iter().map(|p| part(p, rollout_rules) * p.dtype(compute.dtype()).bytes()).sum()
-                }
-            },
+            rollout_weight_bytes: if training == rollout { 0 } else { sampler.parameter_bytes() },
             can_roll_back: options.can_roll_back,
         };
-        Ok(Self { shape, decoder, meshes, config, micro_batch, rollout, options, sizes })
+        Ok(Self { shape, decoder, meshes, config, micro_batch, rollout: programs, options, sizes })
     }
 
     /// Returns the sizes.
@@ -337,7 +329,7 @@ impl RunPrograms {
         if let Some(quantization) = self.options.quantization {
             check_quantization(&half, quantization)?;
         }
-        decoder(&self.config, &half, &self.options, self.meshes.as_ref().map(|meshes| &meshes.training))
+        decoder(&self.config, &half, &self.options, self.decoder.axis_rules())
     }
 
     /// Returns a lower bound on the time of a program on each of the devices, `chip`s: its necessary matmul operations (none for
@@ -439,7 +431,7 @@ fn decoder(
     config: &TrainConfig,
     shape: &ModelConfig,
     options: &PjrtPolicyOptions,
-    rules: Option<&AxisRules>,
+    rules: &AxisRules,
 ) -> Result<Decoder> {
     let mut decoder = Decoder::new(shape, options.compute)
         .with_attention(options.attention)
@@ -457,10 +449,7 @@ fn decoder(
     if options.router_aux_loss_coef > 0.0 {
         decoder = decoder.with_router_aux_loss();
     }
-    Ok(match rules {
-        Some(rules) => decoder.with_axis_rules(rules.clone()).map_err(grpo_policy::Error::from)?,
-        None => decoder,
-    })
+    Ok(decoder.with_axis_rules(rules.clone()).map_err(grpo_policy::Error::from)?)
 }
 
 /// Returns the shape of the model of `config`, and `config` with its policy on devices of `kind` and settings from the model's

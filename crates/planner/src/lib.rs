@@ -268,7 +268,7 @@ fn candidate(
         _ => Dtype::F32,
     };
     let sizes = sizes_of(config, weights, prompt, trained);
-    let mut table = sizes.memory_with(shape, &options, Some(&meshes.training), saved_bytes);
+    let mut table = sizes.memory_with(shape, &options, &meshes.training, saved_bytes);
     table.push_in("micro-batches", "temporaries of a layer", model.temporary_bytes());
     let (update, score, rollout) = (model.update(), model.score(), model.rollout());
     let grpo = &config.grpo;

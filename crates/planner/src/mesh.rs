@@ -4,12 +4,12 @@ use crate::error::Result;
 use crate::{Devices, rollout_rules, training_rules};
 use grpo_models::ModelConfig;
 use grpo_policy_pjrt::common_refinement;
-use grpo_policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
+use grpo_policy_pjrt::decoder::{Axis, AxisRules};
 use grpo_run_config::{LogicalAxisRules, MeshAxis, MeshChoice, MeshConfig, PolicyConfig, TrainConfig, check};
 use grpo_stablehlo::Mesh;
 
-/// The meshes of a run and their axis rules. Both meshes have the same devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The meshes of a run and their axis rules. Both meshes have the same devices; by default one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeshRules {
     /// The rules of training and scoring.
     pub training: AxisRules,
@@ -88,15 +88,16 @@ pub(crate) fn checked(
 ) -> Result<AxisRules> {
     for (axis, size) in MeshAxis::ALL.into_iter().zip(sizes) {
         let alone = |size: usize| rules(MeshAxis::ALL.map(|other| if other == axis { size } else { 1 }), table);
-        if !is_legal(&alone(size)?, shape) {
-            let legal = (1..=size.max(64)).filter(|size| alone(*size).is_ok_and(|rules| is_legal(&rules, shape)));
+        if alone(size)?.check_model(shape).is_err() {
+            let legal =
+                (1..=size.max(64)).filter(|size| alone(*size).is_ok_and(|rules| rules.check_model(shape).is_ok()));
             let legal: Vec<String> = legal.map(|size| size.to_string()).collect();
             let expected = format!("a number that divides the model ({}): {}", dimensions(shape), legal.join(", "));
             check(false, &format!("{key}.{}", axis.name()), &expected, size)?;
         }
     }
     let all = rules(sizes, table)?;
-    if let Err(error) = legality(&all, shape) {
+    if let Err(error) = all.check_model(shape) {
         // Each axis fits alone, but a dimension does not divide by their product.
         let expected = format!(
             "axes whose product divides what they shard, or policy.logical_axis_rules such as {{expert: [tensor]}} ({error})"
@@ -126,14 +127,6 @@ fn dimensions(shape: &ModelConfig) -> String {
         "hidden_size {hidden_size}, {mlp}, {num_attention_heads} heads, {num_key_value_heads} key/value heads{}",
         linear.unwrap_or_default()
     )
-}
-
-fn is_legal(rules: &AxisRules, shape: &ModelConfig) -> bool {
-    legality(rules, shape).is_ok()
-}
-
-fn legality(rules: &AxisRules, shape: &ModelConfig) -> grpo_policy_pjrt::Result<()> {
-    Decoder::new(shape, Compute::F32).with_axis_rules(rules.clone()).map(|_| ())
 }
 
 /// Returns the axis rules of a mesh with these sizes of data, fsdp and tensor.

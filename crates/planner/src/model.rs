@@ -290,7 +290,7 @@ impl<'a> CostModel<'a> {
     /// Returns the share of the products of all experts that a device computes for `tokens` tokens of all devices, a multiple of the shards of rows.
     fn expert_share(&self, tokens: usize, rules: &AxisRules) -> f64 {
         let experts = self.shape.experts.as_ref();
-        experts.map_or(1.0, |of| self.options.expert_products.share(tokens, of, Some(rules)))
+        experts.map_or(1.0, |of| self.options.expert_products.share(tokens, of, rules))
     }
 
     /// Returns the number of devices that share the columns of the MLP, or the experts, for the same tokens.
@@ -308,7 +308,7 @@ impl<'a> CostModel<'a> {
     fn micro_batch(&self) -> TrainShape {
         let sequences = self.config.grpo.micro_batch_sequences();
         let completion = self.config.rollout.max_completion_length();
-        TrainShape::uniform(sequences, self.prompt, completion).sharded(Some(self.training()))
+        TrainShape::uniform(sequences, self.prompt, completion).sharded(self.training())
     }
 
     /// Returns M: each device has its rows, with empty ones, and all of their tokens in attention and MLP.
@@ -353,7 +353,7 @@ impl<'a> CostModel<'a> {
         let rules = self.training();
         let mut meter = self.meter(rules);
         // Written in the forward pass, and read in the backward pass.
-        meter.moves(2.0 * saved_on_device(self.saved_bytes, self.micro_batch(), Some(rules)) as f64);
+        meter.moves(2.0 * saved_on_device(self.saved_bytes, self.micro_batch(), rules) as f64);
         meter.cost
     }
 

@@ -132,7 +132,14 @@ mod tests {
         let shape = config.model.shape().unwrap();
         let options = policy_options(&config, shape).unwrap();
         let sizes = training_sizes(&config, shape, Dtype::F32, 16).unwrap();
-        assert_eq!(sizes.memory(shape, &options, None).unwrap().to_string().contains("to go back to"), twice);
+        assert_eq!(
+            sizes
+                .memory(shape, &options, &grpo_policy_pjrt::decoder::AxisRules::default())
+                .unwrap()
+                .to_string()
+                .contains("to go back to"),
+            twice
+        );
         assert_eq!(config.keeps_state_to_roll_back(), twice);
     }
 }

@@ -24,15 +24,18 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bytes;
 pub mod decoder;
 mod error;
 mod leaves;
 mod memory;
+mod modules;
 mod pjrt_policy;
 mod processes;
 mod program;
 mod rollout;
 mod runtime;
+mod sharding;
 mod storage;
 mod train;
 mod weights;

@@ -1,21 +1,20 @@
-//! Memory estimate of a training run on a device, available before weights are loaded.
-//!
-//! Legend: B rows, T tokens of a row, N completion tokens, V vocabulary, H hidden size, K key/value heads, D head dimension.
+//! Memory estimate of a training run on a device, available before weights are loaded: the sum of the tables of weights, micro-batches
+//! and sampling.
 
-use crate::decoder::{Axis, AxisRules, Compute, DeltaStates, Format, Split, quantized_parameters};
+use crate::bytes::SINGLE;
+use crate::decoder::{Axis, Compute, Decoder, Format, quantized_parameters};
 use crate::error::Result;
 use crate::pjrt_policy::PjrtPolicyOptions;
-use crate::rollout::{RolloutSizes, cache_shape};
-use crate::train::{TrainShape, saved_bytes, saved_on_device};
-use grpo_models::{
-    LayerSpec, MemoryTable, ModelConfig, OptimizerName, QuantizedMemory, Trained, TrainedMemory, TrainingMemory,
-};
-use grpo_stablehlo::Save;
+use crate::rollout::RolloutSizes;
+use crate::sharding::AxisRules;
+use crate::train::{TrainShape, saved_bytes};
+use grpo_models::{MemoryTable, ModelConfig, OptimizerName, QuantizedMemory, Trained, TrainedMemory, TrainingMemory};
 
 /// Sizes of a training run that determine its memory, apart from the weights.
 ///
 /// ```
 /// use grpo_models::ModelConfig;
+/// use grpo_policy_pjrt::decoder::AxisRules;
 /// use grpo_policy_pjrt::{PjrtPolicyOptions, RolloutSizes, TrainShape, TrainingSizes};
 ///
 /// let sizes = TrainingSizes {
@@ -27,7 +26,7 @@ use grpo_stablehlo::Save;
 ///     ref_policy: false,
 ///     mixes_ref_policy: false,
 /// };
-/// let table = sizes.memory(&ModelConfig::default(), &PjrtPolicyOptions::default(), None)?;
+/// let table = sizes.memory(&ModelConfig::default(), &PjrtPolicyOptions::default(), &AxisRules::default())?;
 /// assert!(table.to_string().contains("first moments (float32)"));
 /// # Ok::<(), grpo_policy_pjrt::Error>(())
 /// ```
@@ -60,16 +59,11 @@ impl TrainingSizes {
     }
 
     /// Returns a lower bound of the memory of each device, part by part, without the compiler's temporary buffers. `rules` are the axis
-    /// rules of several devices. Every device holds whole adapters; adapters of experts are sharded like the experts.
+    /// rules of training. Every device holds whole adapters; adapters of experts are sharded like the experts.
     ///
     /// # Errors
     /// The errors of [`saved_bytes`].
-    pub fn memory(
-        &self,
-        config: &ModelConfig,
-        options: &PjrtPolicyOptions,
-        rules: Option<&AxisRules>,
-    ) -> Result<MemoryTable> {
+    pub fn memory(&self, config: &ModelConfig, options: &PjrtPolicyOptions, rules: &AxisRules) -> Result<MemoryTable> {
         Ok(self.memory_with(config, options, rules, saved_bytes(config, options, self.micro_batch.length)?))
     }
 
@@ -78,116 +72,72 @@ impl TrainingSizes {
         &self,
         config: &ModelConfig,
         options: &PjrtPolicyOptions,
-        rules: Option<&AxisRules>,
+        rules: &AxisRules,
         saved_bytes: u64,
     ) -> MemoryTable {
-        let split = rules.cloned().map(Split::of).unwrap_or_default().for_model(config);
-        let of_rollout = options.rollout_rules.clone().map_or_else(|| split.clone(), Split::of).for_model(config);
-        let parameters = quantized_parameters(config, options.quantization);
-        let (plain, quantized): (Vec<_>, Vec<_>) = parameters.iter().partition(|p| p.format == Format::Values);
-        let weights_on = |split: &Split| plain.iter().map(|p| split.elements_of(p)).sum::<u64>();
-        // Words of codes and f32 scales.
-        let quantized_on = |split: &Split| {
-            quantized.iter().map(|p| split.elements_of(p).saturating_mul(size_of::<u32>() as u64)).sum::<u64>()
-        };
-        let single = size_of::<f32>() as u64;
-        let operand = options.compute.dtype().bytes() as u64;
-        // Trained weights in bf16 have separate remainders, which only updates read.
-        let dtype = match (options.compute, self.trained) {
-            (Compute::Bf16, Trained::All) => grpo_models::Dtype::Bf16,
-            _ => self.weights,
-        };
-        let reference = self.ref_policy.then_some(if self.mixes_ref_policy { grpo_models::Dtype::F32 } else { dtype });
-        let (weights, trained, optimizer) = (weights_on(&split), self.trained_on(&split), self.optimizer);
-        let bytes = quantized_on(&split);
-        let quantized = options.quantization.map(|quantization| QuantizedMemory { quantization, values: 0, bytes });
-        let state = TrainingMemory { weights, dtype, quantized, trained, optimizer, reference };
+        let training = rules.clone().for_model(config);
+        let rollout = options.rollout_rules.as_ref().unwrap_or(rules).clone().for_model(config);
+        let state = self.state(config, options, &training);
         let of_state = state.table();
         let mut table = MemoryTable::new();
         // The gradient accumulators stay on the device between updates.
         let of_updates = of_state.phases().iter().flat_map(|(_, rows)| rows);
         of_state.rows().iter().chain(of_updates).for_each(|(part, bytes)| table.push(part.as_str(), *bytes));
-        let product = |sizes: &[usize]| sizes.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64));
-        let TrainShape { rows, length, tokens, .. } = self.micro_batch.sharded(split.rules());
-        let rows = rows / split.parts(Axis::Batch);
-        let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
-        // Saved activations: at least the input of every layer; with groups, the input of every group and of the layers of one group.
-        // A period of different layers is one iteration of the loop, whose layers are recomputed together.
-        let (lead, period) = config.repetition();
-        let iterations = lead.min(1) + (layers - lead).div_ceil(period);
-        let inputs = match (&options.save, lead.max(period)) {
-            (Save::Every(group @ 2..), longest) => layers.div_ceil((*group).max(longest)) + (*group).max(longest),
-            (_, 1) => iterations,
-            (_, longest) => iterations + longest,
-        };
-        let carried =
-            product(&[inputs, rows, length / split.parts(Axis::Length), config.hidden_size]).saturating_mul(operand);
-        table.push_in("micro-batches", "activations between layers", carried);
-        if saved_bytes > 0 {
-            let saved = saved_on_device(saved_bytes, self.micro_batch, split.rules());
-            table.push_in("micro-batches", "saved activations of layers", saved);
-        }
-        // A chunk has as many tokens as fit with the whole vocabulary; each device makes the logits of its shard.
-        let budget = (options.tiling.workspace_budget / split.parts(Axis::Vocab)) as u64;
-        // A bit per token and entry of the vocabulary, on every device.
-        let of_mask = |tokens: usize| product(&[tokens, vocab.div_ceil(8)]);
-        if self.micro_batch.sampling_mask {
-            table.push_in("micro-batches", "sampling masks", of_mask(tokens));
-        }
-        if let Some(experts) = config.experts.as_ref().filter(|_| self.micro_batch.routed_experts) {
-            let ids = product(&[config.routers(), rows, length, experts.num_experts_per_tok]);
-            table.push_in("micro-batches", "recorded experts", ids.saturating_mul(single));
-        }
-        let of_vocab = split.padded_vocab(vocab) / split.parts(Axis::Vocab);
-        table.push_in("micro-batches", "logits", product(&[tokens, of_vocab]).saturating_mul(single).min(budget));
+        self.micro_batch.memory(config, options, &training, saved_bytes, &mut table);
         if options.can_roll_back {
-            let TrainedMemory { roll_back, .. } = TrainedMemory::of(state.trained_weights(), optimizer);
+            let TrainedMemory { roll_back, .. } = TrainedMemory::of(state.trained_weights(), self.optimizer);
             table.push_in("updates", "weights and moments to go back to", roll_back);
         }
-        if of_rollout != split {
-            let part = format!("weights on the mesh of the rollout ({})", options.compute.dtype().name());
-            let bytes = weights_on(&of_rollout).saturating_mul(operand).saturating_add(quantized_on(&of_rollout));
-            table.push_in("sampling", part, bytes);
-            if let Trained::Adapters { weights, .. } = self.trained_on(&of_rollout) {
-                table.push_in(
-                    "sampling",
-                    "adapters on the mesh of the rollout (float32)",
-                    weights.saturating_mul(single),
-                );
-            }
+        if rollout.is_sharded() && rollout != training {
+            self.moved_weights(config, options, &rollout, &mut table);
         }
-        let (slots, columns) = cache_shape(&self.rollout, options.rollout, &of_rollout);
-        let slots = slots / of_rollout.parts(Axis::Batch);
-        let of_layer = |layer: LayerSpec| {
-            let keys = config.heads(layer).key_columns() / of_rollout.parts(Axis::Kv);
-            product(&[2, slots, columns.of(layer.sliding_window), keys]).saturating_mul(operand)
-        };
-        table.push_in(
-            "sampling",
-            "keys and values",
-            config.attention_layers().map(of_layer).fold(0, u64::saturating_add),
-        );
-        if let Some(types) = DeltaStates::types(config, slots, options.compute) {
-            let states: u64 = types.iter().map(|ty| product(&[ty.elements(), ty.dtype.bytes()])).sum();
-            table.push_in("sampling", "states of Gated DeltaNets", states / of_rollout.parts(Axis::LinearHeads) as u64);
-        }
-        if self.micro_batch.sampling_mask {
-            table.push_in("sampling", "sampling masks of a call", of_mask(slots * options.rollout.tokens_per_call));
-        }
-        if let Some(experts) = config.experts.as_ref().filter(|_| self.micro_batch.routed_experts) {
-            let ids = product(&[slots, options.rollout.tokens_per_call, config.routers(), experts.num_experts_per_tok]);
-            table.push_in("sampling", "recorded experts of a call", ids.saturating_mul(single));
-        }
-        let of_vocab = of_rollout.padded_vocab(vocab) / of_rollout.parts(Axis::Vocab);
-        table.push_in("sampling", "logits", product(&[slots, of_vocab]).saturating_mul(single));
+        self.rollout.memory(config, options, &rollout, self.micro_batch, &mut table);
         table
     }
 
+    /// Returns the state of the training on each device.
+    fn state(&self, config: &ModelConfig, options: &PjrtPolicyOptions, rules: &AxisRules) -> TrainingMemory {
+        // Trained weights in bf16 have separate remainders, which only updates read.
+        let dtype = match (options.compute, self.trained) {
+            (Compute::Bf16, Trained::All) => grpo_models::Dtype::Bf16,
+            _ => self.weights,
+        };
+        let [weights, words] = weights_on(config, options, rules);
+        let bytes = words.saturating_mul(size_of::<u32>() as u64);
+        TrainingMemory {
+            weights,
+            dtype,
+            quantized: options.quantization.map(|quantization| QuantizedMemory { quantization, values: 0, bytes }),
+            trained: self.trained_on(rules),
+            optimizer: self.optimizer,
+            reference: self.ref_policy.then_some(if self.mixes_ref_policy { grpo_models::Dtype::F32 } else { dtype }),
+        }
+    }
+
+    /// Adds the weights on the mesh of the rollout, if it is not the mesh of training.
+    fn moved_weights(
+        &self,
+        config: &ModelConfig,
+        options: &PjrtPolicyOptions,
+        rules: &AxisRules,
+        table: &mut MemoryTable,
+    ) {
+        let [weights, words] = weights_on(config, options, rules);
+        let operand = options.compute.dtype();
+        let words = words.saturating_mul(size_of::<u32>() as u64);
+        let bytes = weights.saturating_mul(operand.bytes() as u64).saturating_add(words);
+        table.push_in("sampling", format!("weights on the mesh of the rollout ({})", operand.name()), bytes);
+        if let Trained::Adapters { weights, .. } = self.trained_on(rules) {
+            let bytes = weights.saturating_mul(SINGLE);
+            table.push_in("sampling", "adapters on the mesh of the rollout (float32)", bytes);
+        }
+    }
+
     /// Returns the trained weights of each device.
-    fn trained_on(&self, split: &Split) -> Trained {
+    fn trained_on(&self, rules: &AxisRules) -> Trained {
         match self.trained {
             Trained::Adapters { weights, of_experts } => {
-                let here = of_experts.div_ceil(split.parts(Axis::Experts) as u64);
+                let here = of_experts.div_ceil(rules.parts(Axis::Experts) as u64);
                 Trained::Adapters { weights: weights.saturating_sub(of_experts) + here, of_experts: here }
             }
             Trained::All => Trained::All,
@@ -195,10 +145,30 @@ impl TrainingSizes {
     }
 }
 
+/// Returns the number of weights on each device that are not quantised, and the number of 32-bit words of codes and scales.
+fn weights_on(config: &ModelConfig, options: &PjrtPolicyOptions, rules: &AxisRules) -> [u64; 2] {
+    let parameters = quantized_parameters(config, options.quantization);
+    [true, false].map(|is_plain| {
+        let parameters = parameters.iter().filter(|p| (p.format == Format::Values) == is_plain);
+        parameters.map(|p| rules.elements(p) as u64).sum()
+    })
+}
+
+impl Decoder {
+    /// Returns the bytes of the parameters on each device, as arguments of programs.
+    pub fn parameter_bytes(&self) -> usize {
+        let bytes =
+            |p: &crate::decoder::Parameter| self.axis_rules().elements(p) * p.dtype(self.compute().dtype()).bytes();
+        self.parameters().iter().map(bytes).sum()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::decoder::{ATTENTION, Attention};
+    use grpo_models::LayerSpec;
+    use grpo_stablehlo::Save;
 
     #[test]
     fn layers_have_keys_and_values_or_states() {
@@ -227,28 +197,28 @@ mod tests {
             rows.filter(|(name, _)| name.as_str() == part).map(|(_, bytes)| *bytes).sum::<u64>()
         };
         let options = PjrtPolicyOptions::default();
-        let table = sizes.memory(&config, &options, None).unwrap();
+        let table = sizes.memory(&config, &options, &AxisRules::default()).unwrap();
         // Two layers with attention and seven with states, of 16 sequences of 128 tokens.
         assert_eq!(bytes(&table, "keys and values"), 2 * 2 * 16 * 128 * 2 * 16 * 4);
         let of_state = linear.state() + (linear.linear_conv_kernel_dim - 1) * linear.conv_channels();
         assert_eq!(bytes(&table, "states of Gated DeltaNets"), (7 * 16 * of_state * 4) as u64);
         let mesh = grpo_stablehlo::Mesh::new("mesh", [("data", 2), ("tensor", 2)]).unwrap();
-        let on_mesh = sizes.memory(&config, &options, Some(&AxisRules::new(&mesh))).unwrap();
+        let on_mesh = sizes.memory(&config, &options, &AxisRules::new(&mesh)).unwrap();
         for part in ["keys and values", "states of Gated DeltaNets"] {
             assert_eq!(4 * bytes(&on_mesh, part), bytes(&table, part), "{part}");
         }
         // Two devices hold the same key/value head.
         let few = ModelConfig { num_attention_heads: 8, num_key_value_heads: 2, ..ModelConfig::default() };
-        let one = bytes(&sizes.memory(&few, &options, None).unwrap(), "keys and values");
+        let one = bytes(&sizes.memory(&few, &options, &AxisRules::default()).unwrap(), "keys and values");
         let mesh = grpo_stablehlo::Mesh::new("mesh", [("tensor", 4)]).unwrap();
-        let on_mesh = sizes.memory(&few, &options, Some(&AxisRules::new(&mesh))).unwrap();
+        let on_mesh = sizes.memory(&few, &options, &AxisRules::new(&mesh)).unwrap();
         assert_eq!(2 * bytes(&on_mesh, "keys and values"), one);
         // A window of 30 tokens: 29 earlier tokens and 16 of a call, rounded up. The other layers have wider heads.
         let sliding = LayerSpec { sliding_window: Some(30), ..LayerSpec::default() };
         let wide = LayerSpec { head_dim: Some(24), rope: grpo_models::LayerRope::None, ..LayerSpec::default() };
         let config =
             ModelConfig { num_hidden_layers: 5, layers: vec![sliding, sliding, wide], ..ModelConfig::default() };
-        let table = sizes.memory(&config, &options, None).unwrap();
+        let table = sizes.memory(&config, &options, &AxisRules::default()).unwrap();
         assert_eq!(bytes(&table, "keys and values"), 2 * 16 * 2 * (4 * 48 * 16 + 128 * 24) * 4);
     }
 
@@ -271,28 +241,29 @@ mod tests {
             mixes_ref_policy: false,
         };
         let options = PjrtPolicyOptions::default();
-        let total = sizes.memory(&config, &options, None).unwrap().total();
+        let total = sizes.memory(&config, &options, &AxisRules::default()).unwrap().total();
         // Weights, two moments, gradients; the inputs of all layers for 64 rows of 2048 tokens.
         let state = 16 * config.parameter_count();
         let carried = (4 * 2 * 64 * 2048 * config.hidden_size) as u64;
         let logits = ((64 * 1024 * config.vocab_size * 4) as u64).min(options.tiling.workspace_budget as u64);
         assert_eq!(total, state + carried + logits);
         let half = TrainingSizes { micro_batch: TrainShape { rows: 32, ..sizes.micro_batch }, ..sizes };
-        assert_eq!(half.memory(&config, &options, None).unwrap().total(), total - carried / 2);
+        assert_eq!(half.memory(&config, &options, &AxisRules::default()).unwrap().total(), total - carried / 2);
         // 12 layers in groups of 3: saved are the inputs of four groups, and of the three layers of one group.
         let deep = ModelConfig { num_hidden_layers: 12, ..config.clone() };
         let grouped = PjrtPolicyOptions { save: Save::Every(3), ..options.clone() };
-        let [all, seven] = [&options, &grouped].map(|options| sizes.memory(&deep, options, None).unwrap().total());
+        let [all, seven] =
+            [&options, &grouped].map(|options| sizes.memory(&deep, options, &AxisRules::default()).unwrap().total());
         assert_eq!(all - seven, 5 * carried / 2);
         // Saved outputs of blockwise attention: as large as the inputs of the layers, and a sum per head.
         let kept = PjrtPolicyOptions { save: Save::Named(vec![ATTENTION.into()]), ..options.clone() };
         let of_heads = carried / config.head_dim() as u64;
-        assert_eq!(sizes.memory(&config, &kept, None).unwrap().total(), total + carried + of_heads);
+        assert_eq!(sizes.memory(&config, &kept, &AxisRules::default()).unwrap().total(), total + carried + of_heads);
         let materialised = PjrtPolicyOptions { attention: Attention::Materialised, ..kept };
-        assert_eq!(sizes.memory(&config, &materialised, None).unwrap().total(), total);
+        assert_eq!(sizes.memory(&config, &materialised, &AxisRules::default()).unwrap().total(), total);
         let narrow = PjrtPolicyOptions { compute: Compute::Bf16, ..options.clone() };
         // Weights need as much as in f32: there is no second copy in bf16 for sampling.
-        assert_eq!(sizes.memory(&config, &narrow, None).unwrap().total(), total - carried / 2);
+        assert_eq!(sizes.memory(&config, &narrow, &AxisRules::default()).unwrap().total(), total - carried / 2);
 
         // Weights dominate here; an update holds them twice.
         let small = TrainingSizes {
@@ -301,31 +272,38 @@ mod tests {
         };
         let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };
         let once = PjrtPolicyOptions { can_roll_back: false, ..options.clone() };
-        let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options, None).unwrap().total());
+        let [twice, once] =
+            [&options, &once].map(|options| small.memory(&wide, options, &AxisRules::default()).unwrap().total());
         assert_eq!(twice, 28 * wide.parameter_count());
         assert!(once < 17 * wide.parameter_count());
         // Two moments of one byte and a scale per block, and as much to go back to.
         let eight_bit = TrainingSizes { optimizer: OptimizerName::AdamW8bit, ..small };
         let count = wide.parameter_count();
         assert_eq!(
-            twice - eight_bit.memory(&wide, &options, None).unwrap().total(),
+            twice - eight_bit.memory(&wide, &options, &AxisRules::default()).unwrap().total(),
             2 * (6 * count - 8 * count.div_ceil(256))
         );
         let trained = Trained::Adapters { weights: 1000, of_experts: 0 };
         let adapted = TrainingSizes { trained, weights: grpo_models::Dtype::Bf16, ..small };
-        assert!(adapted.memory(&wide, &options, None).unwrap().total() < 3 * wide.parameter_count());
+        assert!(adapted.memory(&wide, &options, &AxisRules::default()).unwrap().total() < 3 * wide.parameter_count());
         // Longer sequences need a larger KV cache.
         let longer = RolloutSizes { prompts: 8, num_generations: 8, max_completion_length: 3000, ..sizes.rollout };
         let sampled = TrainingSizes { rollout: longer, ..sizes };
-        assert!(sampled.memory(&config, &options, None).unwrap().total() > total);
+        assert!(sampled.memory(&config, &options, &AxisRules::default()).unwrap().total() > total);
         let compared = TrainingSizes { ref_policy: true, ..small };
-        assert_eq!(compared.memory(&wide, &options, None).unwrap().total(), 32 * wide.parameter_count());
+        assert_eq!(
+            compared.memory(&wide, &options, &AxisRules::default()).unwrap().total(),
+            32 * wide.parameter_count()
+        );
         // A frozen reference policy needs the compute dtype only.
         let narrow = PjrtPolicyOptions { compute: Compute::Bf16, ..options };
-        assert_eq!(compared.memory(&wide, &narrow, None).unwrap().total(), 30 * wide.parameter_count());
+        assert_eq!(
+            compared.memory(&wide, &narrow, &AxisRules::default()).unwrap().total(),
+            30 * wide.parameter_count()
+        );
         let mixed = TrainingSizes { mixes_ref_policy: true, ..compared };
-        assert_eq!(mixed.memory(&wide, &narrow, None).unwrap().total(), 32 * wide.parameter_count());
-        let table = compared.memory(&wide, &narrow, None).unwrap().to_string();
+        assert_eq!(mixed.memory(&wide, &narrow, &AxisRules::default()).unwrap().total(), 32 * wide.parameter_count());
+        let table = compared.memory(&wide, &narrow, &AxisRules::default()).unwrap().to_string();
         for part in ["weights (bfloat16)", "remainders of weights (16 bits)", "reference policy (bfloat16)"] {
             assert!(table.contains(part), "{part}: {table}");
         }

@@ -7,7 +7,7 @@
 //! the executable of process 0.
 
 use crate::error::{Error, Result};
-use crate::program::program_error;
+use crate::modules::program_error;
 use crate::runtime::{Runtime, warn_of_damage};
 use grpo_backend_tpu::devices::{Argument, DeviceTensor, Layout, MeshProcesses, descriptions};
 use grpo_backend_tpu::plugins::{self, Kind};

@@ -1,9 +1,10 @@
 //! Devices and their compiler.
 
-use crate::decoder::{Axis, AxisRules, Split};
+use crate::decoder::Axis;
 use crate::error::{Error, Result};
 use crate::processes::Replicating;
 use crate::program::Program;
+use crate::sharding::AxisRules;
 use grpo_backend_tpu::compile_options::options_for_decoder;
 use grpo_backend_tpu::devices::{DeviceTensor, Devices, Layout, MeshProcesses, TensorError, descriptions};
 use grpo_backend_tpu::plugins::{self, Kind};
@@ -25,7 +26,7 @@ pub struct Runtime {
     devices: Devices,
     /// The connection to the other processes of the devices, if there are any.
     pub(crate) store: Option<Arc<Store>>,
-    split: Split,
+    rules: AxisRules,
     pub(crate) options: CompileOptions,
     pub(crate) cache: Option<CompileCache>,
     pub(crate) replicating: Replicating,
@@ -79,8 +80,9 @@ impl Runtime {
 
     /// Uses the first device of this process.
     pub(crate) fn first_device(kind: Kind, client: Client) -> Result<Self> {
-        let (devices, split, options) = (Devices::first(kind, client)?, Split::default(), options_for_decoder(kind, 1));
-        Ok(Self { devices, store: None, split, options, cache: None, replicating: Replicating::default() })
+        let (devices, rules, options) =
+            (Devices::first(kind, client)?, AxisRules::default(), options_for_decoder(kind, 1));
+        Ok(Self { devices, store: None, rules, options, cache: None, replicating: Replicating::default() })
     }
 
     /// Arranges the first devices of the client as the mesh of `rules`, in the order of [`mesh_order`](grpo_backend_tpu::devices::mesh_order).
@@ -100,14 +102,14 @@ impl Runtime {
         }
         self.devices = self.devices.on_mesh(mesh)?;
         self.options = self.devices.options(self.options)?;
-        self.split = Split::of(rules);
+        self.rules = rules;
         self.replicating = Replicating::default();
         Ok(self)
     }
 
     /// Returns the runtime with the sharding of a model ([`AxisRules::for_model`]).
     pub(crate) fn for_model(&self, config: &ModelConfig) -> Self {
-        Self { split: self.split.for_model(config), ..self.clone() }
+        Self { rules: self.rules.clone().for_model(config), ..self.clone() }
     }
 
     /// Caches compiled programs in `directory`, for this and later processes. If several processes share a mesh, process 0 reads and writes
@@ -153,14 +155,9 @@ impl Runtime {
         &self.devices
     }
 
-    /// Returns the axis rules of the mesh, if there are several devices.
-    pub fn axis_rules(&self) -> Option<&AxisRules> {
-        self.split.rules()
-    }
-
-    /// Returns the sharding of the programs.
-    pub(crate) fn split(&self) -> &Split {
-        &self.split
+    /// Returns the axis rules of the mesh.
+    pub fn axis_rules(&self) -> &AxisRules {
+        &self.rules
     }
 
     /// Returns the devices' name in messages and configurations.
@@ -297,7 +294,7 @@ impl Runtime {
         shape: &[usize],
         axes: &[A],
     ) -> Result<DeviceTensor> {
-        self.upload_with(values, Layout::new(shape, self.split.sharding(axes).as_ref()))
+        self.upload_with(values, Layout::new(shape, self.rules.sharding(axes).as_ref()))
     }
 
     fn upload_with<T: Element>(&self, values: &[T], layout: Layout) -> Result<DeviceTensor> {

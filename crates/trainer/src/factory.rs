@@ -192,7 +192,7 @@ impl PolicyTarget {
                 tracing::warn!("one of {devices} devices is used; policy.mesh={{fsdp: -1}} uses all of them");
             }
         }
-        if let Some(MeshRules { training, .. }) = rules.as_ref().filter(|r| runtime.axis_rules() != Some(&r.training)) {
+        if let Some(MeshRules { training, .. }) = rules.as_ref().filter(|r| *runtime.axis_rules() != r.training) {
             runtime = runtime.on_mesh(training.clone()).map_err(grpo_policy::Error::from)?;
         }
         if let Some(MeshRules { training, rollout }) = &rules {
@@ -393,7 +393,7 @@ mod tests {
         let options = policy_options(&config, &shape).unwrap();
         let on_device = training_sizes(&config, &shape, grpo_models::Dtype::F32, 40_000)
             .unwrap()
-            .memory(&shape, &options, None)
+            .memory(&shape, &options, &AxisRules::default())
             .unwrap();
         let place = PolicyTarget::open(&config, &shape, 40_000, None).unwrap();
         let (on_host, _) = place.memory(&config, &shape, None, 40_000).unwrap();

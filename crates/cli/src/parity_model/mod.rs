@@ -132,8 +132,8 @@ impl Target {
         match self {
             Self::Host => HOST.into(),
             Self::Device(runtime) => match runtime.axis_rules() {
-                Some(rules) => format!("{} on {}", name_of(runtime.kind()), rules.mesh()),
-                None => name_of(runtime.kind()),
+                rules if rules.is_sharded() => format!("{} on {}", name_of(runtime.kind()), rules.mesh()),
+                _ => name_of(runtime.kind()),
             },
         }
     }

@@ -224,8 +224,8 @@ impl Decoder {
         let [queries, keys, values] = [queries, keys, values].map(|part| part.convert(self.compute.dtype()));
         let [batch, kv_heads, heads_of_each, dim] = [Axis::Batch, Axis::Kv, Axis::Heads, Axis::HeadDim].map(Some);
         let (key_axes, query_axes) = ([batch, kv_heads, None, dim], [batch, kv_heads, heads_of_each, None, dim]);
-        let [keys, values] = [keys, values].map(|part| self.split.constrain(&part.transpose(&[0, 1, 3, 2]), &key_axes));
-        let queries = self.split.constrain(&queries.transpose(&[0, 1, 2, 4, 3]), &query_axes);
+        let [keys, values] = [keys, values].map(|part| self.rules.constrain(&part.transpose(&[0, 1, 3, 2]), &key_axes));
+        let queries = self.rules.constrain(&queries.transpose(&[0, 1, 2, 4, 3]), &query_axes);
         Heads { queries, keys, values }
     }
 
@@ -242,7 +242,7 @@ impl Decoder {
             half.reshape(&[b, heads * d, t])
         });
         let gates = gates.transpose(&[0, 2, 1]);
-        let gates = self.split.constrain(&gates, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
+        let gates = self.rules.constrain(&gates, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
         (queries, Some(gates))
     }
 
@@ -267,7 +267,7 @@ impl Decoder {
         // One product instead of three: less to compile, here and in the derivative, which has one sum of three products instead of three
         // sums. With many tokens, the cost of concatenating the weights is small.
         let weights: Vec<&Value> = of.iter().map(|(matrix, _)| &layer[matrix.role()]).collect();
-        let parts = match [Axis::Heads, Axis::Kv].map(|axis| self.split.parts(axis)) {
+        let parts = match [Axis::Heads, Axis::Kv].map(|axis| self.rules.parts(axis)) {
             [1, 1] => self.product_of_matrices(x, &weights),
             [queries, keys] if queries == keys => self.product_of_heads(self.config.heads(spec), x, &weights),
             // The queries of a key/value head are on several devices.
@@ -367,7 +367,7 @@ impl Decoder {
             MaskKind::Pairs(pairs) => self.attend_pairs(heads, pairs, sinks.as_ref()),
             MaskKind::Blocks { block, window, positions } => {
                 let blockwise =
-                    Blockwise::new(heads, *block, *window, self.score_scale(width), self.compute, &self.split);
+                    Blockwise::new(heads, *block, *window, self.score_scale(width), self.compute, &self.rules);
                 blockwise.attend(heads, positions.as_ref(), sinks.as_ref())
             }
         }
@@ -380,7 +380,7 @@ impl Decoder {
         // [B, K, R, T, T]
         let scores = dot(queries, keys, (&[0, 1], &[0, 1]), (4, 3), self.compute);
         let pairs = [Some(Axis::Batch), Some(Axis::Kv), Some(Axis::Heads), None, None];
-        let scores = self.split.constrain(&scores, &pairs);
+        let scores = self.rules.constrain(&scores, &pairs);
         let scores = &scores * scores.like(self.score_scale(d));
         let mask = match mask.shape().len() {
             2 => mask.broadcast_in_dim(scores.shape(), &[3, 4]),

@@ -170,7 +170,7 @@ impl Decoder {
                     Some((quantization, scales)) => self.dequantized(quantization, slice, scales),
                     None => slice.clone(),
                 };
-                (role, self.split_slice(weights, role, &stack.axes, &slice))
+                (role, self.sharded_slice(weights, role, &stack.axes, &slice))
             })
             .unzip();
         let is_matrix = |slice: &Value| slice.shape().len() > 1;
@@ -188,6 +188,17 @@ impl Decoder {
             false => slices,
         };
         weights.of_layer(roles.into_iter().zip(slices))
+    }
+
+    /// Constrains a layer's slice of a parameter of this role, whose dimensions in files have these logical axes, to the sharding of the
+    /// parameter.
+    #[track_caller]
+    fn sharded_slice(&self, weights: &ParameterValues, role: Role, axes: &[Axis], slice: &Value) -> Value {
+        let mut axes = axes.to_vec();
+        if Matrix::of(role).is_some() && weights.summed(role) == 0 {
+            axes.reverse();
+        }
+        self.rules.constrain(slice, &axes)
     }
 
     /// Returns the number of each layer among the layers with the same mixer, heads and sliding window, `[L]`, i32.

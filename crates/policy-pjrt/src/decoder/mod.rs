@@ -8,7 +8,6 @@
 
 mod adapters;
 mod attention;
-mod axis_rules;
 mod blockwise;
 mod delta_net;
 mod experts;
@@ -17,12 +16,11 @@ mod layer_ops;
 mod parameters;
 mod quantized;
 mod rope;
-mod split;
 mod traced;
 
+pub use crate::sharding::AxisRules;
 pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask};
-pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
 use experts::RouterCounts;
 pub use experts::{ExpertProducts, RouterSums, Routing};
@@ -35,9 +33,8 @@ pub(crate) use delta_net::{DELTA, DeltaStates, NextTokens};
 pub(crate) use layer_loop::{Layer, Layers};
 pub(crate) use layer_ops::{Broadcast, Dims, dot, layer_at, put_layer, rows_at};
 pub(crate) use quantized::words;
-use split::RESIDUAL;
-pub(crate) use split::Split;
 pub(crate) use traced::LayerCache;
+use traced::RESIDUAL;
 
 use crate::leaves::leaves;
 use grpo_models::{ModelConfig, Quantization};
@@ -178,7 +175,7 @@ pub struct Decoder {
     frozen_routers: bool,
     router_aux_loss: bool,
     quantization: Option<Quantization>,
-    split: Split,
+    rules: AxisRules,
 }
 
 impl Decoder {
@@ -194,7 +191,7 @@ impl Decoder {
             frozen_routers: false,
             router_aux_loss: false,
             quantization: None,
-            split: Split::default(),
+            rules: AxisRules::default(),
         }
     }
 
@@ -255,7 +252,7 @@ impl Decoder {
         let mut table = quantized_parameters(&self.config, self.quantization);
         table.extend(self.adapters.iter().flat_map(|adapters| adapters.parameters(&self.config)));
         table.extend(self.value_head.then(|| adapters::value_head(&self.config)).into_iter().flatten());
-        self.split.padded(table)
+        self.rules.all_padded(table)
     }
 
     /// Returns the trained parameters, which are the last ones of [`Decoder::parameters`]: all of them but factors of layers and frozen
@@ -280,7 +277,7 @@ impl Decoder {
     /// Declares the parameters of `table` only.
     pub(crate) fn declare_table(&self, builder: &Builder, table: &[Parameter], model: Dtype) -> ParameterValues {
         let values = ParameterValues::arguments(builder, table, model);
-        table.iter().for_each(|parameter| self.split.argument(values.of(parameter.id()), &parameter.axes));
+        table.iter().for_each(|parameter| self.rules.argument(values.of(parameter.id()), &parameter.axes));
         values
     }
 
@@ -294,6 +291,44 @@ impl Decoder {
     #[must_use]
     pub fn with_expert_products(self, expert_products: ExpertProducts) -> Self {
         Self { expert_products, ..self }
+    }
+
+    /// Shards the decoder's programs over a device mesh by logical axes. Sharded are: parameters, gradients and moments, as arguments or
+    /// results; in every layer, the residual stream, queries, keys and values, the outputs of attention and MLP, and the slices of the
+    /// layer's weights, with the gradients of all of these. The layer axis is never sharded. A mesh of one device changes nothing.
+    ///
+    /// The partitioner does the rest: compile with [`grpo_pjrt::CompileOptions::shardy`]. The head of the loss takes hidden states and its
+    /// weight with all columns ([`grpo_backend_tpu::program::HeadSplit`]); each device computes the logits of all tokens for its shard of the
+    /// vocabulary.
+    ///
+    /// ```
+    /// use grpo_policy_pjrt::decoder::{AxisRules, Compute, Decoder};
+    /// use grpo_policy_pjrt::{TrainPrograms, TrainShape};
+    /// use grpo_stablehlo::{Mesh, Save};
+    ///
+    /// # fn main() -> grpo_policy_pjrt::Result<()> {
+    /// let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
+    /// let decoder = Decoder::new(&grpo_models::ModelConfig { vocab_size: 64, ..Default::default() }, Compute::F32);
+    /// let decoder = decoder.with_axis_rules(AxisRules::new(&mesh))?;
+    /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, ..TrainShape::default() };
+    /// let module = TrainPrograms::new(decoder, Save::Carry).gradient(&grpo_core::LossConfig::default(), None, shape)?;
+    /// assert_eq!(module.partitions, 4);
+    /// assert!(module.to_string().contains("sdy.sharding_constraint"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::Split`] if a parameter, the query heads or the key heads of Gated DeltaNets do not shard evenly.
+    pub fn with_axis_rules(self, rules: AxisRules) -> crate::Result<Self> {
+        let decoder = Self { rules: rules.for_model(&self.config), ..self };
+        decoder.rules.check_decoder(&decoder.config, &decoder.parameters())?;
+        Ok(decoder)
+    }
+
+    /// Returns the axis rules of the programs.
+    pub fn axis_rules(&self) -> &AxisRules {
+        &self.rules
     }
 
     /// Returns the configuration.
@@ -361,12 +396,12 @@ impl Decoder {
         };
         let rows = rows.convert(self.compute.dtype());
         // If the columns of the embedding are sharded, a device first looks up its columns for all rows; devices then exchange them.
-        let table = self.split.sharding(&[Axis::Vocab, Axis::Embed]);
+        let table = self.rules.sharding(&[Axis::Vocab, Axis::Embed]);
         let rows = match table.is_some_and(|table| !table.axes(1).is_empty()) {
-            true => self.split.constrain_from_the_last(&rows, &RESIDUAL),
+            true => self.rules.constrain_from_the_last(&rows, &RESIDUAL),
             false => rows,
         };
-        self.split.constrain(&rows, &RESIDUAL)
+        self.rules.constrain(&rows, &RESIDUAL)
     }
 
     /// Applies the final norm to `x` `[..., H]`, and divides by the divisor of logits.
@@ -377,7 +412,7 @@ impl Decoder {
 
     /// Returns the number of columns of logits: the size of the vocabulary, which may be padded.
     pub(crate) fn logit_columns(&self) -> usize {
-        self.split.padded_vocab(self.config.vocab_size)
+        self.rules.padded_vocab(self.config.vocab_size)
     }
 
     /// Returns the columns of logits `[N, V]` that belong to the vocabulary.
@@ -406,16 +441,11 @@ impl Decoder {
         };
         let [rows, columns] = [Axis::Batch, Axis::Vocab].map(Some);
         match hidden.shape().len() {
-            2 => self.split.constrain(&logits, &[rows, columns]),
-            3 => self.split.constrain(&logits, &[rows, None, columns]),
+            2 => self.rules.constrain(&logits, &[rows, columns]),
+            3 => self.rules.constrain(&logits, &[rows, None, columns]),
             _ => logits,
         }
     }
-}
-
-/// Returns the greatest common divisor.
-pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// Creates a tensor of zeros.

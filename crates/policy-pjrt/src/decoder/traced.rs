@@ -3,11 +3,13 @@
 use super::attention::Projected;
 use super::layer_loop::Layer;
 use super::layer_ops::Broadcast;
-use super::split::RESIDUAL;
 use super::{Axis, Decoder, Heads, Matrix, Role, Rotaries, Routing};
 use grpo_decoder::{BlockSpec, LayerOps, Mlp, Norm, Projection, Residual, block};
 use grpo_models::{Activation, Mixer};
 use grpo_stablehlo::{Dtype, Error, Result, Unary, Value};
+
+/// Logical axes of the residual stream `[B, T, H]`.
+pub(super) const RESIDUAL: [Axis; 3] = [Axis::Batch, Axis::Length, Axis::Embed];
 
 /// 2 sqrt(2/pi), of the tanh approximation of GELU.
 const TWICE_ROOT: f64 = 1.595_769_121_605_730_8;
@@ -54,7 +56,7 @@ impl Decoder {
         x: &Value,
         cache: C,
     ) -> Result<(Value, C, Option<Routing>)> {
-        let x = self.split.constrain(x, &RESIDUAL);
+        let x = self.rules.constrain(x, &RESIDUAL);
         let mut ops = Traced { decoder: self, layer, cache, routing: None };
         let x = block(&mut ops, &BlockSpec::new(&self.config, layer.spec), x)?;
         Ok((x, ops.cache, ops.routing))
@@ -138,7 +140,7 @@ impl<C: LayerCache> LayerOps for Traced<'_, C> {
     fn gated_mlp(&mut self, x: Value, mlp: Mlp) -> Result<Value> {
         let (decoder, layer) = (self.decoder, self.layer.parameters);
         let constrained =
-            |columns: Value| decoder.split.constrain(&columns, &[Some(Axis::Batch), None, Some(Axis::Mlp)]);
+            |columns: Value| decoder.rules.constrain(&columns, &[Some(Axis::Batch), None, Some(Axis::Mlp)]);
         let [gate, up] = match layer.get(Role::GateUpProj) {
             Some(_) => {
                 let both = decoder.linear(layer, &x, Matrix::GateUpProj, None);
@@ -165,7 +167,7 @@ impl<C: LayerCache> LayerOps for Traced<'_, C> {
 
     fn linear_add(&mut self, residual: Residual<Value>, x: Value, projection: Projection) -> Result<Value> {
         let (decoder, layer) = (self.decoder, self.layer.parameters);
-        let of_heads = |x: &Value, axis| decoder.split.constrain(x, &[Some(Axis::Batch), None, Some(axis)]);
+        let of_heads = |x: &Value, axis| decoder.rules.constrain(x, &[Some(Axis::Batch), None, Some(axis)]);
         let update = match (projection, self.layer.spec.mixer) {
             (Projection::Mixer, Mixer::Attention) => {
                 decoder.linear(layer, &of_heads(&x, Axis::Heads), Matrix::OProj, layer.get(Role::OBias))
@@ -183,7 +185,7 @@ impl<C: LayerCache> LayerOps for Traced<'_, C> {
         let update = residual.norm.map_or(update.clone(), |norm| self.normalised(&update, norm));
         let update = scaled(update, residual.factor);
         let sum = residual.stream.convert(Dtype::F32) + update;
-        Ok(self.decoder.split.constrain(&sum.convert(self.decoder.compute.dtype()), &RESIDUAL))
+        Ok(self.decoder.rules.constrain(&sum.convert(self.decoder.compute.dtype()), &RESIDUAL))
     }
 
     fn scale(&mut self, x: Value) -> Result<Value> {

@@ -6,7 +6,7 @@ use super::PjrtPolicy;
 use crate::Argument;
 use crate::decoder::{Axis, Decoder, Rows};
 use crate::error::Result;
-use crate::program::program_error;
+use crate::modules::program_error;
 use crate::rollout::check_sequences;
 use grpo_stablehlo::{Builder, Dtype, Module, Save, TensorType};
 
@@ -25,8 +25,8 @@ impl PjrtPolicy {
         let (runtime, weights, decoder) = (&self.runtime, self.weights()?, self.modules.decoder());
         let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
         // One length for all sequences, so that only two executables are compiled.
-        let length = longest.next_multiple_of(ROWS * decoder.split().parts(Axis::Length));
-        let rows = decoder.split().parts(Axis::Batch);
+        let length = longest.next_multiple_of(ROWS * decoder.axis_rules().parts(Axis::Length));
+        let rows = decoder.axis_rules().parts(Axis::Batch);
         let forward = runtime.compile(&hidden_module(decoder, weights.dtype(), [rows, length])?)?;
         let head = runtime.compile(&head_module(decoder, weights.dtype(), [rows, length])?)?;
         let vocab = self.config().vocab_size;
@@ -69,11 +69,11 @@ fn hidden_module(decoder: &Decoder, weights: Dtype, [rows, length]: [usize; 2]) 
     let f = Builder::new();
     let weights = decoder.declare(&f, weights);
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [rows, length]));
-    decoder.split().argument(&ids, &[Some(Axis::Batch), None]);
+    decoder.axis_rules().argument(&ids, &[Some(Axis::Batch), None]);
     let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), Save::Carry);
     let hidden = hidden.map_err(program_error(NAME))?;
     let hidden = hidden.reshape(&[rows * length, decoder.config().hidden_size]);
-    decoder.split().finish(f.clone(), NAME, [("hidden", &hidden)])
+    decoder.axis_rules().finish(f.clone(), NAME, [("hidden", &hidden)])
 }
 
 /// Builds a program from weights, hidden states `[B T, H]` and a first position, i32, to the logits `[ROWS, V]` of the positions from there
@@ -85,5 +85,5 @@ fn head_module(decoder: &Decoder, weights: Dtype, [rows, length]: [usize; 2]) ->
     let first = f.argument("first", TensorType::scalar(Dtype::I32));
     let chunk = hidden.dynamic_slice(&[&first, &first.like(0)], &[ROWS, width]);
     let logits = decoder.without_padding(&decoder.logits(&weights, &chunk));
-    decoder.split().finish(f.clone(), "logits", [("logits", &logits)])
+    decoder.axis_rules().finish(f.clone(), "logits", [("logits", &logits)])
 }

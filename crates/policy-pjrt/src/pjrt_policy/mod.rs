@@ -189,7 +189,7 @@ impl PjrtPolicy {
         let decoder = if options.freeze_router { decoder.with_frozen_routers() } else { decoder };
         grpo_policy::check_router_aux_loss(config, options.router_aux_loss_coef)?;
         let decoder = if options.router_aux_loss_coef > 0.0 { decoder.with_router_aux_loss() } else { decoder };
-        let decoder = decoder.with_split(runtime.split())?;
+        let decoder = decoder.with_axis_rules(runtime.axis_rules().clone())?;
         Ok(Self {
             runtime: runtime.clone(),
             modules: modules(decoder.clone(), weights.dtype(), &options),

@@ -2,9 +2,9 @@
 
 use super::{PjrtPolicy, no_ref_policy};
 use crate::Argument;
-use crate::decoder::{Parameter, Role, Split};
+use crate::decoder::{AxisRules, Parameter, Role};
 use crate::error::Result;
-use crate::program::unnamed;
+use crate::modules::unnamed;
 use crate::storage::Storage;
 use grpo_stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl PjrtPolicy {
         let decoder = self.modules.decoder();
         let is_mixed = |role: Role| role.is_of_model() && decoder.trains(role);
         let (weights, of_ref, frozen) = (self.weights.subset(is_mixed), of_ref.subset(is_mixed), self.frozen()?);
-        let build = |of_ref: &Storage| module(weights.table(), weights.storage(), *of_ref, self.runtime.split());
+        let build = |of_ref: &Storage| module(weights.table(), weights.storage(), *of_ref, self.runtime.axis_rules());
         let program = self.mix.get(&self.runtime, of_ref.storage(), build)?;
         let shares = self.runtime.upload(&[alpha as f32, (1.0 - alpha) as f32], &[2])?;
         let mut arguments = weights.arguments_with_remainders();
@@ -40,13 +40,13 @@ impl PjrtPolicy {
 
 /// Builds a program from weights, reference weights and their factors, f32 `[2]`, to reference weights in the storage of the policy's
 /// weights.
-fn module(table: &[Parameter], storage: Storage, of_ref: Storage, split: &Split) -> Result<Module> {
+fn module(table: &[Parameter], storage: Storage, of_ref: Storage, rules: &AxisRules) -> Result<Module> {
     let f = Builder::new();
     let group = |storage: Storage, suffix: &str| -> Vec<Value> {
         let masters = |p: &Parameter| {
             let storage = storage.of(p);
             let values = storage.declare(&f, &format!("{}{suffix}", p.name()), &p.shape);
-            values.iter().for_each(|value| split.argument(value, &p.axes));
+            values.iter().for_each(|value| rules.argument(value, &p.axes));
             storage.get(&values)
         };
         table.iter().map(masters).collect()
@@ -58,6 +58,6 @@ fn module(table: &[Parameter], storage: Storage, of_ref: Storage, split: &Split)
     let mixed = policy.iter().zip(&of_ref).map(mix).zip(table);
     let put = |(mixed, p): (Value, _)| storage.of(p).put(&mixed).into_iter().map(move |value| (value, p));
     let (mixed, of_results): (Vec<Value>, Vec<&Parameter>) = mixed.flat_map(put).unzip();
-    of_results.iter().enumerate().for_each(|(i, p)| split.result(&f, i, &p.axes));
-    split.finish(f.clone(), "mix_ref_policy", unnamed(&mixed))
+    of_results.iter().enumerate().for_each(|(i, p)| rules.result(&f, i, &p.axes));
+    rules.finish(f.clone(), "mix_ref_policy", unnamed(&mixed))
 }

@@ -158,8 +158,8 @@ pub(super) fn upload(
     routed_experts: &[RoutedExperts],
     tokens: &TokenBatch,
 ) -> Result<UploadedRows> {
-    let (config, split) = (on.modules.decoder().config(), on.modules.decoder().split());
-    let rows = Rows::new(config, sequences, split.rules())?;
+    let (config, rules) = (on.modules.decoder().config(), on.modules.decoder().axis_rules());
+    let rows = Rows::new(config, sequences, rules)?;
     let mut rows = rows.with_routed_experts(config, sequences, routed_experts)?;
     rows.shape.sampling_mask = tokens.sampling_mask().is_some();
     let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();

@@ -101,7 +101,7 @@ pub(super) fn flush(
     let all = (first.clone(), [caches.clone(), window.clone()]);
     let axes = std::iter::once(&ROWS[..]).chain(std::iter::repeat(&CACHE[..]));
     let operands: Vec<_> = all.leaves().into_iter().zip(axes).collect();
-    let flushed = decoder.split().on_shards(&f, &operands, &vec![&CACHE[..]; 2 * rings.len()], |f, shards| {
+    let flushed = decoder.axis_rules().on_shards(&f, &operands, &vec![&CACHE[..]; 2 * rings.len()], |f, shards| {
         let (first, [caches, window]) = Leaves::from_leaves(&all, shards);
         let zero = f.scalar(0, Dtype::I32);
         f.for_loop(first.shape()[0], &caches.leaves(), |row, carried| {

@@ -34,7 +34,7 @@ use crate::decoder::{
 };
 use crate::error::Result;
 use crate::leaves::{leaves, while_loop};
-use crate::program::program_error;
+use crate::modules::program_error;
 use grpo_backend_tpu::plugins::Kind;
 use grpo_stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
@@ -242,7 +242,7 @@ impl Decode {
         let next = StateValues { rows: last.rows, caches };
         let masks = last.recorded.masks.iter().map(|masks| ("sampling_mask", masks));
         let routed = last.recorded.routed.iter().map(|routed| ("routed_experts", routed));
-        decoder.split().finish(f.clone(), name, next.results().chain(masks).chain(routed))
+        decoder.axis_rules().finish(f.clone(), name, next.results().chain(masks).chain(routed))
     }
 
     /// Returns the decode step on the cache of `state`, and an empty window.
@@ -283,8 +283,8 @@ impl DecodeStep<'_> {
         let (state, step) = (&call.rows, &call.step);
         let Decode { shape, sampler, stop_ids, .. } = self.decode;
         let Forward { logits, window, delta, routed } = self.forward(state, &call.window, step)?;
-        let (split, seen) = (self.decoder.split(), state.seen.as_ref());
-        let chosen = sampler.choose(split, &logits, &arguments.sampling, &state.random, &state.count, seen);
+        let (rules, seen) = (self.decoder.axis_rules(), state.seen.as_ref());
+        let chosen = sampler.choose(rules, &logits, &arguments.sampling, &state.random, &state.count, seen);
 
         let open = !&state.ended;
         let index = state.ids.builder().iota(1, state.ids.ty().clone());

@@ -115,7 +115,7 @@ impl DeviceRollout {
         }
         let runtime = runtime.for_model(decoder.config());
         // Sampling does not use the value head.
-        let decoder = decoder.without_value_head().with_split(&runtime.split().of_rollout())?;
+        let decoder = decoder.without_value_head().with_axis_rules(runtime.axis_rules().for_rollout())?;
         Ok(Self { runtime, decoder, options, programs: Programs::new(), turns: None })
     }
 
@@ -148,7 +148,7 @@ impl DeviceRollout {
             Sampler::of(&request.sampling, self.decoder.config().vocab_size, request.return_sampling_mask);
         let sizes = RolloutSizes::of(request);
         let decoding = self.decode_arguments(request, sampler, numbers, top_k)?;
-        let needed = sizes.shape(self.options, sampler, self.runtime.split());
+        let needed = sizes.shape(self.options, sampler, self.runtime.axis_rules());
         // A state that does not fit is freed before the next one is made.
         let records = request.return_routed_experts;
         let earlier = self.turns.take().filter(|turns| request.turn.is_some() && turns.fit(needed));
@@ -330,7 +330,7 @@ impl DeviceRollout {
         let chosen = || indices.iter().map(|index| &request.prompts[*index]);
         let longest = chosen().map(Vec::len).max().unwrap_or(1);
         let routed_experts = request.return_routed_experts;
-        let prompts = Prompts { routed_experts, ..Prompts::of(at_once, longest, shape, self.runtime.split()) };
+        let prompts = Prompts { routed_experts, ..Prompts::of(at_once, longest, shape, self.runtime.axis_rules()) };
         let rows = prompts.rows;
         let mut ids = vec![0; rows * prompts.tokens];
         let mut lengths = vec![1; rows];
@@ -361,7 +361,7 @@ impl DeviceRollout {
     ) -> Result<State> {
         let (shape, runtime) = (state.shape, self.runtime.clone());
         // Every shard of slots has a list of its own.
-        let shards = runtime.split().parts(Axis::Batch);
+        let shards = runtime.axis_rules().parts(Axis::Batch);
         let slots_of_shard = shape.slots / shards;
         let (mut counts, mut slots, mut sources) = (vec![0; shards], vec![0; shape.slots], vec![0; shape.slots]);
         for admission in admissions {

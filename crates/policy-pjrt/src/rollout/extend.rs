@@ -16,7 +16,7 @@ use crate::decoder::{
 };
 use crate::error::Result;
 use crate::leaves::leaves;
-use crate::program::program_error;
+use crate::modules::program_error;
 use grpo_stablehlo::{Builder, Dtype, Module, Save, TensorType, Value};
 
 /// The numbers of tokens that one call may process; more tokens need several calls.
@@ -40,7 +40,7 @@ pub(super) fn resume(decoder: &Decoder, shape: Shape) -> Result<Module> {
     let f = Builder::new();
     let state = shape.arguments(&f, decoder);
     let rows = Begun::arguments(&f, shape).rows(&state.rows);
-    decoder.split().finish(f, "rollout_resume", StateValues { rows, ..state }.results())
+    decoder.axis_rules().finish(f, "rollout_resume", StateValues { rows, ..state }.results())
 }
 
 /// The inputs of the layers of an extension.
@@ -105,7 +105,7 @@ impl Extend {
         let cache = ExtensionCache { rotaries, cached: caches.clone(), tokens: next_tokens, masks, extend: self };
         let empty = |layers: &CachedLayers| {
             let ty = layers.ty(decoder.compute(), shape.slots, tokens);
-            decoder.split().constrain(&zeros(&f, ty.dtype, &ty.shape), &CACHE)
+            decoder.axis_rules().constrain(&zeros(&f, ty.dtype, &ty.shape), &CACHE)
         };
         let window: Vec<Value> = CachedLayers::of(decoder.config()).iter().map(empty).collect();
         let window = Window { keys: window.clone(), values: window };
@@ -118,7 +118,7 @@ impl Extend {
         let rows = SlotRows { last, length: &rows.length + &counts, delta, ..rows };
         let next = StateValues { rows, caches };
         let routed = routed.iter().map(|record| ("routed_experts", record));
-        decoder.split().finish(f.clone(), name, next.results().chain(routed))
+        decoder.axis_rules().finish(f.clone(), name, next.results().chain(routed))
     }
 
     /// Returns the columns of the cache, `[B, T, C]`, and the tokens of the extension, `[B, T, T]`, that a token attends to in layers with a

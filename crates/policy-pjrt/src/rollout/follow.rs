@@ -15,7 +15,7 @@ use crate::Argument;
 use crate::decoder::{Decoder, DeltaStates};
 use crate::error::Result;
 use crate::leaves::{for_loop, leaves};
-use crate::program::program_error;
+use crate::modules::program_error;
 use crate::weights::DeviceWeights;
 use grpo_policy::{RolloutRequest, Sampling};
 use grpo_stablehlo::{Builder, Dtype, Module, TensorType, Value};
@@ -85,7 +85,7 @@ impl DeviceRollout {
         };
         let (sampler, ..) = Sampler::of(&request.sampling, vocab, false);
         let sizes = RolloutSizes::of(&request);
-        let shape = sizes.shape(RolloutOptions { slots: SEQUENCES, ..self.options }, sampler, runtime.split());
+        let shape = sizes.shape(RolloutOptions { slots: SEQUENCES, ..self.options }, sampler, runtime.axis_rules());
         let prefilled = self.prefill(weights, &request, shape, (0..all.len()).collect(), all.len())?;
         let admissions: Vec<Admission> =
             (0..all.len()).map(|i| Admission { slot: i, sample: i, prompt: i, row: i }).collect();
@@ -170,6 +170,6 @@ impl Decode {
         let Given { last, length, logits, window, delta } = given;
         let caches = step.flush(&window).map_err(program_error(name))?;
         let after = StateValues { rows: SlotRows { last, length, delta, ..rows.clone() }, caches };
-        decoder.split().finish(f.clone(), name, after.results().chain([("logits", &logits)]))
+        decoder.axis_rules().finish(f.clone(), name, after.results().chain([("logits", &logits)]))
     }
 }

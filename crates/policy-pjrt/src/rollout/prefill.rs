@@ -15,7 +15,7 @@ use crate::decoder::{
 };
 use crate::error::Result;
 use crate::leaves::{Leaves, leaves};
-use crate::program::program_error;
+use crate::modules::program_error;
 use grpo_stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
 
 /// Shape of a prefill.
@@ -86,7 +86,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let (f, config) = (Builder::new(), decoder.config());
     let weights = decoder.declare(&f, weights);
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [prompts.rows, prompts.tokens]));
-    decoder.split().argument(&ids, &[Some(Axis::Batch), None]);
+    decoder.axis_rules().argument(&ids, &[Some(Axis::Batch), None]);
     let lengths = f.argument("lengths", TensorType::new(Dtype::I32, [prompts.rows]));
     let rows = Rows::of_sequences(&ids);
     let (rotaries, masks) = (decoder.rotaries(&rows.distinct_positions()), decoder.masks(&rows));
@@ -96,7 +96,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let delta = DeltaStates::types(config, prompts.rows, decoder.compute());
     let positions = delta.as_ref().map(|_| rows.positions.clone());
     let cache = PromptCache { rotaries, kept, counts, positions, masks, prompts };
-    let empty = |ty: &TensorType, axes| decoder.split().constrain(&zeros(&f, ty.dtype, &ty.shape), axes);
+    let empty = |ty: &TensorType, axes| decoder.axis_rules().constrain(&zeros(&f, ty.dtype, &ty.shape), axes);
     let caches = CachedLayers::of(config);
     let window = caches.iter().map(|layers| empty(&prompts.ty(layers, decoder.compute()), &CACHE));
     let window: Vec<Value> = window.collect();
@@ -118,8 +118,8 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let results = results.chain(delta.map(|(name, part)| (name, part, &DELTA[..])));
     let routed = routed.iter().map(|record| ("routed_experts", record, &[None; 4][..]));
     let results: Vec<_> = results.chain(routed).collect();
-    results.iter().enumerate().for_each(|(index, (.., axes))| decoder.split().result(&f, index, axes));
-    decoder.split().finish(f.clone(), name, results.into_iter().map(|(name, value, _)| (name, value)))
+    results.iter().enumerate().for_each(|(index, (.., axes))| decoder.axis_rules().result(&f, index, axes));
+    decoder.axis_rules().finish(f.clone(), name, results.into_iter().map(|(name, value, _)| (name, value)))
 }
 
 /// Returns the sets of tokens `[P, V]` among the ids `[P, T]` where `is_token` is true.
@@ -152,7 +152,7 @@ const PROMPT_STATES: [Option<Axis>; 5] = [None, None, Some(Axis::LinearHeads), N
 ///
 /// Every device copies rows to its own slots. Whole rows of the cache are written, so nothing remains of the slot's previous sequence.
 pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result<Module> {
-    let (f, config, compute, split) = (Builder::new(), decoder.config(), decoder.compute(), decoder.split());
+    let (f, config, compute, rules) = (Builder::new(), decoder.config(), decoder.compute(), decoder.axis_rules());
     let state = shape.arguments(&f, decoder);
     let caches = CachedLayers::of(config);
     let [keys, values] = ["prompt_keys", "prompt_values"].map(|name| {
@@ -160,20 +160,20 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
         types.map(|ty| f.argument(name, ty)).collect::<Vec<Value>>()
     });
     let window = Window { keys, values };
-    window.leaves().into_iter().for_each(|part| split.argument(part, &CACHE));
+    window.leaves().into_iter().for_each(|part| rules.argument(part, &CACHE));
     let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, decoder.logit_columns()]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
     let delta = DeltaStates::types(config, prompts.rows, compute).map(|[inputs, memory]| DeltaStates {
         inputs: f.argument("prompt_delta_inputs", inputs),
         memory: f.argument("prompt_delta_memory", memory),
     });
-    delta.leaves().into_iter().for_each(|part| split.argument(part, &DELTA));
+    delta.leaves().into_iter().for_each(|part| rules.argument(part, &DELTA));
     let per_slot = |dtype| TensorType::new(dtype, [shape.slots]);
-    let counts = f.argument("admitted", TensorType::new(Dtype::I32, [split.parts(Axis::Batch)]));
+    let counts = f.argument("admitted", TensorType::new(Dtype::I32, [rules.parts(Axis::Batch)]));
     let slots = f.argument("slots", per_slot(Dtype::I32));
     let sources = f.argument("sources", per_slot(Dtype::I32));
     let lists = [counts, slots, sources];
-    lists.iter().for_each(|list| split.argument(list, &ROWS));
+    lists.iter().for_each(|list| rules.argument(list, &ROWS));
     let begun = Begun::arguments(&f, shape);
 
     let from = Copied { caches: window, seen, delta };
@@ -184,14 +184,14 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let to_with_axes = to.leaves().into_iter().zip(to_axes.iter().copied());
     let operands: Vec<_> = lists_with_axes.chain(from_with_axes).chain(to_with_axes).collect();
     let all_operands = (lists.clone(), [from.clone(), to.clone()]);
-    let moved = split.on_shards(&f, &operands, &to_axes, |f, shards| {
+    let moved = rules.on_shards(&f, &operands, &to_axes, |f, shards| {
         let (lists, [from, to]) = Leaves::from_leaves(&all_operands, shards);
         copy_rows(f, &lists, &from.leaves(), &to.leaves(), &to.axes([1, 0, 1]))
     });
     let name = "rollout_admit";
     let Copied { caches, seen, delta } = Copied::from_leaves(&to, &moved.map_err(program_error(name))?);
     let rows = begun.rows(&SlotRows { seen, delta, ..state.rows });
-    split.finish(f, name, StateValues { rows, caches }.results())
+    rules.finish(f, name, StateValues { rows, caches }.results())
 }
 
 /// The tensors that an admission copies row by row.

@@ -4,7 +4,7 @@
 //! Legend: B rows, V vocabulary, which may be padded on a mesh; the logits of padding are -inf.
 
 use super::threefry::gumbel_values;
-use crate::decoder::{Axis, Broadcast, Split};
+use crate::decoder::{Axis, AxisRules, Broadcast};
 use grpo_policy::{LogitsProcessors, Sampling};
 use grpo_stablehlo::{Builder, Comparison, Dtype, Number, Reducer, TensorType, Value};
 
@@ -119,10 +119,10 @@ fn kept_bits(scores: &Value) -> Value {
 
 impl Sampler {
     /// Chooses a token for every row of `logits` `[B, V]`, f32. `keys` `[B, 2]` and `positions` `[B]` determine the random numbers; `seen`
-    /// `[B, V]` marks the tokens that the repetition penalty applies to. `split` shards the vocabulary.
+    /// `[B, V]` marks the tokens that the repetition penalty applies to. `rules` shard the vocabulary.
     pub(crate) fn choose(
         self,
-        split: &Split,
+        rules: &AxisRules,
         logits: &Value,
         arguments: &SamplerValues,
         keys: &Value,
@@ -133,7 +133,7 @@ impl Sampler {
         let noisy = match self.greedy {
             true => scores.clone(),
             false => {
-                let sharded_columns = (split.parts(Axis::Vocab) > 1).then_some(logits.shape()[1]);
+                let sharded_columns = (rules.parts(Axis::Vocab) > 1).then_some(logits.shape()[1]);
                 &scores + gumbel_values(keys, positions, arguments.vocab, sharded_columns)
             }
         };
@@ -282,7 +282,7 @@ mod tests {
         let positions = f.splat(i64::from(position), TensorType::new(Dtype::I32, [rows]));
         let marks: Vec<bool> = (0..rows * vocab).map(|i| seen.contains(&((i % vocab) as u32))).collect();
         let marks = f.dense(marks, TensorType::new(Dtype::Pred, [rows, vocab]));
-        let chosen = sampler.choose(&Split::default(), &values, &arguments, &keys, &positions, Some(&marks));
+        let chosen = sampler.choose(&AxisRules::default(), &values, &arguments, &keys, &positions, Some(&marks));
         let scores = sampler.scores(&values, &arguments, Some(&marks));
         let results = [("ids", &chosen.ids), ("logps", &chosen.logps), ("scores", &scores)];
         let module = f.finish("sample", &results).unwrap();

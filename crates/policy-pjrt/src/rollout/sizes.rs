@@ -7,10 +7,10 @@ use super::options::{RequestOptions, RolloutOptions};
 use super::prefill::{self, Prompts};
 use super::sampling::Sampler;
 use super::state::Shape;
-use crate::decoder::{Axis, Decoder, Split};
+use crate::decoder::{Axis, AxisRules, Decoder};
 use crate::error::Result;
 use grpo_backend_tpu::plugins::Kind;
-use grpo_policy::{RolloutRequest, Sampling};
+use grpo_policy::RolloutRequest;
 use grpo_stablehlo::{Dtype, Module};
 
 /// Smallest number of slots: fewer rows take as long, and compilers sum a product of one row in another order.
@@ -67,10 +67,10 @@ impl RolloutSizes {
     }
 
     /// Returns the shape of the state. Slots are a multiple of the shards of rows.
-    pub(crate) fn shape(&self, options: RolloutOptions, sampler: Sampler, split: &Split) -> Shape {
+    pub(crate) fn shape(&self, options: RolloutOptions, sampler: Sampler, rules: &AxisRules) -> Shape {
         let slots = rows((self.prompts * self.num_generations).min(options.slots).max(FEWEST_SLOTS));
         Shape {
-            slots: slots.next_multiple_of(split.parts(Axis::Batch)),
+            slots: slots.next_multiple_of(rules.parts(Axis::Batch)),
             columns: Columns {
                 all: columns(self.columns_written(options.tokens_per_call)),
                 ahead: self.columns_ahead(options.tokens_per_call),
@@ -86,17 +86,10 @@ impl RolloutSizes {
     }
 }
 
-/// Returns the numbers of rows and of columns of the KV caches for these sizes.
-pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions, split: &Split) -> (usize, Columns) {
-    let (sampler, ..) = Sampler::of(&Sampling::Greedy, 0, false);
-    let shape = sizes.shape(options, sampler, split);
-    (shape.slots, shape.columns)
-}
-
 impl Prompts {
     /// Returns the shape of a prefill of at most `count` prompts of at most `longest` tokens.
-    pub(crate) fn of(count: usize, longest: usize, shape: Shape, split: &Split) -> Self {
-        let rows = rows(count).next_multiple_of(split.parts(Axis::Batch));
+    pub(crate) fn of(count: usize, longest: usize, shape: Shape, rules: &AxisRules) -> Self {
+        let rows = rows(count).next_multiple_of(rules.parts(Axis::Batch));
         let Shape { columns, seen, .. } = shape;
         Self { rows, tokens: bucket(longest).min(columns.all), columns, seen, routed_experts: false }
     }
@@ -145,10 +138,10 @@ impl RolloutPrograms {
             requests;
         let config = decoder.config();
         config.validate()?;
-        let decoder = decoder.without_value_head().with_split(&decoder.split().of_rollout())?;
+        let decoder = decoder.without_value_head().with_axis_rules(decoder.axis_rules().for_rollout())?;
         let (sampler, ..) = Sampler::of(sampling, config.vocab_size, return_sampling_mask);
-        let shape = sizes.shape(options, sampler, decoder.split());
-        let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape, decoder.split());
+        let shape = sizes.shape(options, sampler, decoder.axis_rules());
+        let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape, decoder.axis_rules());
         let lengths = 1..=sizes.longest();
         let mut columns: Vec<usize> = lengths.map(|length| columns_read(length, shape.columns.all)).collect();
         columns.dedup();
@@ -176,6 +169,7 @@ mod tests {
     use super::*;
     use crate::decoder::Compute;
     use grpo_models::ModelConfig;
+    use grpo_policy::Sampling;
 
     #[test]
     fn sizes_are_rounded_to_few_values() {
@@ -198,7 +192,7 @@ mod tests {
                 max_completion_length,
                 conversations: false,
             };
-            assert_eq!(sizes.shape(RolloutOptions::default(), sampler, &Split::default()).columns.all, columns);
+            assert_eq!(sizes.shape(RolloutOptions::default(), sampler, &AxisRules::default()).columns.all, columns);
         }
     }
 
@@ -213,7 +207,7 @@ mod tests {
                 max_completion_length,
                 conversations,
             };
-            sizes.shape(RolloutOptions::default(), sampler, &Split::default()).columns.of(window)
+            sizes.shape(RolloutOptions::default(), sampler, &AxisRules::default()).columns.of(window)
         };
         // 511 earlier tokens and 16 of a call; in conversations 16 that a turn drops, and 64 of an extension.
         for (length, expected) in [(100, 128), (1000, 640), (10_000, 640)] {

@@ -9,7 +9,7 @@ use crate::DeviceTensor;
 use crate::decoder::{Axis, DELTA, Decoder, DeltaStates, zeros};
 use crate::error::{Error, Result};
 use crate::leaves::{Leaves, leaves};
-use crate::program::unnamed;
+use crate::modules::unnamed;
 use crate::runtime::Runtime;
 use grpo_stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
@@ -106,8 +106,8 @@ impl Shape {
         self.state(decoder, |index, name, ty, axes| {
             let argument = f.argument(name, ty);
             f.alias(&argument, index);
-            decoder.split().argument(&argument, axes);
-            decoder.split().result(f, index, axes);
+            decoder.axis_rules().argument(&argument, axes);
+            decoder.axis_rules().result(f, index, axes);
             argument
         })
     }
@@ -115,16 +115,16 @@ impl Shape {
     /// Builds the program without arguments that returns a state of empty slots.
     pub(crate) fn empty(self, decoder: &Decoder) -> Result<Module> {
         let f = Builder::new();
-        let split = decoder.split();
+        let rules = decoder.axis_rules();
         let state = self.state(decoder, |index, name, ty, axes| {
-            split.result(&f, index, axes);
+            rules.result(&f, index, axes);
             match name {
                 "ended" => f.splat(true, ty),
                 "length" => f.splat(1, ty),
                 _ => zeros(&f, ty.dtype, &ty.shape),
             }
         });
-        split.finish(f.clone(), "rollout_empty", state.results())
+        rules.finish(f.clone(), "rollout_empty", state.results())
     }
 }
 

@@ -7,6 +7,7 @@
 //! Legend: B rows, T tokens of a row, N completion tokens of all rows with padding, V vocabulary, H hidden size.
 
 mod loss;
+mod memory;
 mod optimizer;
 mod packing;
 mod programs;

@@ -34,7 +34,7 @@ impl Rows {
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty list, prompt or completion; [`Error::TooLong`]; [`Error::Model`] for an unknown token.
-    pub(crate) fn new(config: &ModelConfig, sequences: &[Sequence], rules: Option<&AxisRules>) -> Result<Self> {
+    pub(crate) fn new(config: &ModelConfig, sequences: &[Sequence], rules: &AxisRules) -> Result<Self> {
         if sequences.iter().any(|s| s.prompt.is_empty() || s.completion.is_empty()) || sequences.is_empty() {
             let expected = "at least one sequence, with prompts and completions of at least one token";
             return Err(Error::argument("a micro-batch", expected, "an empty one"));
@@ -165,8 +165,8 @@ impl TrainShape {
 
     /// Returns these sizes, padded so that rows, their tokens and completion tokens shard evenly by these rules.
     #[must_use]
-    pub fn sharded(self, rules: Option<&AxisRules>) -> Self {
-        let padded = |size: usize, axis| rules.map_or(size, |rules| size.next_multiple_of(rules.parts(axis)));
+    pub fn sharded(self, rules: &AxisRules) -> Self {
+        let padded = |size: usize, axis| size.next_multiple_of(rules.parts(axis));
         let (rows, tokens) = (padded(self.rows, Axis::Batch), padded(self.tokens, Axis::Batch));
         Self { rows, tokens, length: padded(self.length, Axis::Length), ..self }
     }
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn packed_sequences_keep_their_order() {
         let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
-        let rows = Rows::new(&ModelConfig::default(), &sequences, None).unwrap();
+        let rows = Rows::new(&ModelConfig::default(), &sequences, &AxisRules::default()).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true, ..TrainShape::default() });
         assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
@@ -222,7 +222,7 @@ mod tests {
         let of = |ids: &[u16]| RoutedExperts { width: 2, ids: ids.to_vec() };
         // The second sequence has no experts, the others none of their last tokens.
         let routed = [of(&[0, 1, 1, 2, 2, 3, 3, 0]), of(&[]), of(&[2, 2, 1, 0])];
-        let rows = || Rows::new(&config, &sequences, None).unwrap();
+        let rows = || Rows::new(&config, &sequences, &AxisRules::default()).unwrap();
         let with = |routed: &[RoutedExperts]| rows().with_routed_experts(&config, &sequences, routed);
         let found = with(&routed).unwrap();
         assert!(found.shape.routed_experts && !with(&[]).unwrap().shape.routed_experts);
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn rows_of_one_sequence_each_are_not_packed() {
         let sequences = [sequence(&[1; 5], &[7; 8]), sequence(&[9; 9], &[2; 8])];
-        let rows = Rows::new(&ModelConfig::default(), &sequences, None).unwrap();
+        let rows = Rows::new(&ModelConfig::default(), &sequences, &AxisRules::default()).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16, ..TrainShape::default() });
         assert_eq!(rows.empty, 0);
         // The first row is padded with 4 tokens, the second one is full.
@@ -259,7 +259,7 @@ mod tests {
         let config = ModelConfig::default();
         // 4 + 1 rows; the last two sequences fit into the fifth row.
         let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
-        let rows = Rows::new(&config, &lengths.map(of_lengths), None).unwrap();
+        let rows = Rows::new(&config, &lengths.map(of_lengths), &AxisRules::default()).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true, ..TrainShape::default() });
         assert_eq!(rows.empty, 1);
         assert!([&rows.ids, &rows.positions].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
@@ -285,12 +285,12 @@ mod tests {
     #[test]
     fn invalid_sequences_are_rejected() {
         let config = ModelConfig { vocab_size: 12, max_position_embeddings: 4, ..ModelConfig::default() };
-        let of = |sequences: &[Sequence]| Rows::new(&config, sequences, None).unwrap_err();
+        let of = |sequences: &[Sequence]| Rows::new(&config, sequences, &AxisRules::default()).unwrap_err();
         assert!(matches!(of(&[]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[], &[1])]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[1], &[])]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[1, 2, 3], &[1, 2, 3])]), Error::TooLong { length: 5, limit: 4, .. }));
         assert!(matches!(of(&[sequence(&[1], &[12])]), Error::Model(grpo_models::Error::UnknownToken { id: 12, .. })));
-        assert!(Rows::new(&config, &[sequence(&[1, 2], &[1, 2, 3])], None).is_ok());
+        assert!(Rows::new(&config, &[sequence(&[1, 2], &[1, 2, 3])], &AxisRules::default()).is_ok());
     }
 }

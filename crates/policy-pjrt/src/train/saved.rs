@@ -4,8 +4,8 @@ use super::TrainShape;
 use crate::decoder::{Axis, AxisRules, Decoder, ParameterValues, Role, Rows};
 use crate::error::Result;
 use crate::leaves::first;
+use crate::modules::program_error;
 use crate::pjrt_policy::PjrtPolicyOptions;
-use crate::program::program_error;
 use grpo_models::ModelConfig;
 use grpo_stablehlo::{Builder, Dtype, Kind, Save, TensorType, Value, try_trace};
 
@@ -47,17 +47,16 @@ pub fn saved_bytes(config: &ModelConfig, options: &PjrtPolicyOptions, length: us
 /// use grpo_policy_pjrt::{TrainShape, saved_on_device};
 ///
 /// let shape = TrainShape::uniform(6, 16, 16);
-/// assert_eq!(saved_on_device(1000, shape, None), 6000);
+/// assert_eq!(saved_on_device(1000, shape, &AxisRules::default()), 6000);
 /// // Eight rows with two empty ones: two for each of four groups of two devices, and half of a row's activations for a device.
 /// let mesh = grpo_stablehlo::Mesh::new("mesh", [("fsdp", 4), ("tensor", 2)])?;
-/// assert_eq!(saved_on_device(1000, shape, Some(&AxisRules::new(&mesh))), 1000);
+/// assert_eq!(saved_on_device(1000, shape, &AxisRules::new(&mesh)), 1000);
 /// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
-pub fn saved_on_device(of_row: u64, shape: TrainShape, rules: Option<&AxisRules>) -> u64 {
-    let parts = |axis| rules.map_or(1, |rules| rules.parts(axis));
-    let rows = shape.sharded(rules).rows / parts(Axis::Batch);
+pub fn saved_on_device(of_row: u64, shape: TrainShape, rules: &AxisRules) -> u64 {
+    let rows = shape.sharded(rules).rows / rules.parts(Axis::Batch);
     // Nearly all of them have heads or columns of the MLP, which have the same shards unless a rule says otherwise.
-    (rows as u64).saturating_mul(of_row) / parts(Axis::Mlp) as u64
+    (rows as u64).saturating_mul(of_row) / rules.parts(Axis::Mlp) as u64
 }
 
 /// Returns the bytes of everything that the forward loops over layers stack for the backward loops.

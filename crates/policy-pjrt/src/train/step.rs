@@ -5,7 +5,8 @@ use super::optimizer::{Applied, Check, Moments, Numbers, Scalars, StateValues, u
 use super::programs::{Gradients, TrainPrograms, TrainShape};
 use crate::decoder::{ParameterValues, zeros};
 use crate::error::Result;
-use crate::program::{Program, unnamed};
+use crate::modules::unnamed;
+use crate::program::Program;
 use crate::weights::DeviceWeights;
 use crate::{Argument, DeviceTensor};
 use grpo_backend_tpu::program::Role;
@@ -30,10 +31,10 @@ impl TrainPrograms {
         const NAME: &str = "step";
         let (spec, table, trained) = (self.spec(loss, shape)?, self.decoder().parameters(), self.decoder().trained());
         self.check_split(shape)?;
-        let (f, split) = (Builder::new(), self.decoder().split());
+        let (f, rules) = (Builder::new(), self.decoder().axis_rules());
         let frozen = &table[..table.len() - trained.len()];
         let frozen = self.decoder().declare_table(&f, frozen, self.model);
-        let state = StateValues::declare(&f, &trained, self.storage(), self.optimizer, split);
+        let state = StateValues::declare(&f, &trained, self.storage(), self.optimizer, rules);
         let batch = self.batch(&f, &spec, of_values, shape);
         let numbers = Numbers::argument(&f, self.optimizer);
         let counts = batch.counts();
@@ -51,7 +52,7 @@ impl TrainPrograms {
         let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
         let others = others.iter().map(|(name, value)| (*name, value));
         let results = unnamed(&after).chain([("report", &report)]).chain(of_loss).chain(others);
-        split.finish(f.clone(), NAME, results)
+        rules.finish(f.clone(), NAME, results)
     }
 }
 

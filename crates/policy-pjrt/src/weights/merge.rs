@@ -3,7 +3,7 @@
 use super::moves::{Position, position as place_of};
 use super::{DeviceWeights, remove_padding};
 use crate::Argument;
-use crate::decoder::{Decoder, Dims, Matrix, Parameter, ParameterId, Role, Split, layer_at};
+use crate::decoder::{AxisRules, Decoder, Dims, Matrix, Parameter, ParameterId, Role, layer_at};
 use crate::error::Result;
 use crate::program::Programs;
 use crate::storage::Storage;
@@ -25,8 +25,8 @@ impl DeviceWeights {
         let mut merge =
             |id: ParameterId, at: usize, (a, b): (usize, usize), index: usize, name: &str| -> Result<Vec<f32>> {
                 let parts = [at, a, b].map(|at| &self.table[at]);
-                let program =
-                    programs.get(&self.runtime, id, |_| module(decoder, parts, self.storage, self.runtime.split()))?;
+                let program = programs
+                    .get(&self.runtime, id, |_| module(decoder, parts, self.storage, self.runtime.axis_rules()))?;
                 let mut arguments = [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
                 arguments.extend(place_of(&self.runtime, parts[0], index)?.into_iter().map(Argument::from));
                 let mut values = self.runtime.read(&program.run_one(arguments)?, name)?;
@@ -58,14 +58,14 @@ impl DeviceWeights {
 }
 
 /// Builds the program from a matrix (or its stack), A, B and the matrix's place in the stack to W + s B A in f32.
-fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage, split: &Split) -> Result<Module> {
+fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage, rules: &AxisRules) -> Result<Module> {
     let f = Builder::new();
     let stacks = parts.map(|p| storage.of(p).declare(&f, p.name(), &p.shape));
     let sharded = stacks.iter().zip(parts).flat_map(|(values, p)| values.iter().map(move |value| (value, p)));
-    sharded.for_each(|(value, p)| split.argument(value, &p.axes));
+    sharded.for_each(|(value, p)| rules.argument(value, &p.axes));
     let matrix = parts[0];
-    split.result(&f, 0, matrix.tensor_axes());
-    let position = Position::declare(&f, &matrix.shape[..matrix.stacked()], &matrix.axes, split);
+    rules.result(&f, 0, matrix.tensor_axes());
+    let position = Position::declare(&f, &matrix.shape[..matrix.stacked()], &matrix.axes, rules);
     let weight = position.take(&stacks[0], storage.of(matrix));
     let [a, b] = [1, 2].map(|i| {
         let part = |stack: &Value| match position.starts.first() {
@@ -89,5 +89,5 @@ fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage, split: &S
         }
         (true, _) => decoder.low_rank_of_experts([&a, &b]),
     };
-    split.finish(f, "merge", [("merged", &(weight + update))])
+    rules.finish(f, "merge", [("merged", &(weight + update))])
 }

@@ -143,10 +143,10 @@ impl DeviceWeights {
         storage: Storage,
         mut upload: impl FnMut(&str, &Parameter) -> Result<(DeviceTensor, Dtype)>,
     ) -> Result<Self> {
-        let table = runtime.split().padded(table);
-        runtime.split().check_parameters(&table)?;
+        let table = runtime.axis_rules().all_padded(table);
+        runtime.axis_rules().check_parameters(&table)?;
         let mut needed = MemoryTable::new();
-        let bytes = |p: &Parameter| storage.of(p).bytes() * runtime.split().elements_of(p);
+        let bytes = |p: &Parameter| storage.of(p).bytes() * runtime.axis_rules().elements(p) as u64;
         needed.push(format!("weights ({})", storage.label()), table.iter().map(bytes).sum());
         runtime.check_memory(needed)?;
         let mut programs = Programs::new();

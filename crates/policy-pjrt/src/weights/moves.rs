@@ -1,9 +1,10 @@
 //! Programs that move single tensors into and out of parameters.
 
 use crate::DeviceTensor;
-use crate::decoder::{Axis, Parameter, Split, zeros};
+use crate::decoder::{Axis, AxisRules, Parameter, zeros};
 use crate::error::Result;
-use crate::program::{Program, Programs, unnamed};
+use crate::modules::unnamed;
+use crate::program::{Program, Programs};
 use crate::runtime::Runtime;
 use crate::storage::Storage;
 use grpo_stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
@@ -42,19 +43,19 @@ impl Move {
     ) -> Result<Arc<Program>> {
         let (shape, axes) = (parameter.shape.clone(), parameter.axes.clone());
         let key = Self { shape, axes, stacked: parameter.stacked(), step };
-        programs.get(runtime, key, |key| key.module(runtime.split()))
+        programs.get(runtime, key, |key| key.module(runtime.axis_rules()))
     }
 
     /// Builds the program, sharded like the parameter. A weight is one argument or result per tensor of its storage.
-    fn module(&self, split: &Split) -> Result<Module> {
+    fn module(&self, rules: &AxisRules) -> Result<Module> {
         let Self { shape, axes, stacked, step } = self;
         let f = Builder::new();
         let declare = |storage: Storage, name| {
             let values = storage.declare(&f, name, shape);
-            values.iter().for_each(|value| split.argument(value, axes));
+            values.iter().for_each(|value| rules.argument(value, axes));
             values
         };
-        let position = || Position::declare(&f, &shape[..*stacked], axes, split);
+        let position = || Position::declare(&f, &shape[..*stacked], axes, rules);
         let (name, results, of_results): (_, Vec<Value>, _) = match step {
             Step::Zeros { to } => ("zeros", to.dtypes().map(|dtype| zeros(&f, dtype, shape)).collect(), &axes[..]),
             // A copy if both storages are equal.
@@ -62,7 +63,7 @@ impl Move {
             Step::Place { from, to } => {
                 let all = declare(*to, "stack");
                 let tensor = f.argument("tensor", TensorType::new(*from, &shape[*stacked..]));
-                split.argument(&tensor, &axes[*stacked..]);
+                rules.argument(&tensor, &axes[*stacked..]);
                 let position = position();
                 all.iter().enumerate().for_each(|(i, stack)| f.alias(stack, i));
                 let place = |(all, part): (&Value, Value)| position.put(all, &part);
@@ -74,8 +75,8 @@ impl Move {
                 ("take", vec![position.take(&all, *from)], &axes[*stacked..])
             }
         };
-        (0..results.len()).for_each(|i| split.result(&f, i, of_results));
-        split.finish(f.clone(), name, unnamed(&results))
+        (0..results.len()).for_each(|i| rules.result(&f, i, of_results));
+        rules.finish(f.clone(), name, unnamed(&results))
     }
 }
 
@@ -91,8 +92,8 @@ pub(super) struct Position {
 
 impl Position {
     /// Declares the place in a stack with the leading dimensions `stacked` and these logical axes as the next arguments of a program.
-    pub(super) fn declare(f: &Builder, stacked: &[usize], axes: &[Axis], split: &Split) -> Self {
-        let is_sharded = stacked.len().checked_sub(1).is_some_and(|last| split.parts(axes[last]) > 1);
+    pub(super) fn declare(f: &Builder, stacked: &[usize], axes: &[Axis], rules: &AxisRules) -> Self {
+        let is_sharded = stacked.len().checked_sub(1).is_some_and(|last| rules.parts(axes[last]) > 1);
         let names = ["layer", "expert"].into_iter().take(stacked.len());
         let starts = names.map(|name| f.argument(name, TensorType::scalar(Dtype::I32))).collect();
         Self { zero: f.scalar(0, Dtype::I32), starts, is_sharded }

@@ -1,9 +1,10 @@
 //! Weights on another mesh of the same devices.
 
 use super::DeviceWeights;
-use crate::decoder::{Parameter, Split, zeros};
+use crate::decoder::{AxisRules, Parameter, zeros};
 use crate::error::{Error, Result};
-use crate::program::{Programs, unnamed};
+use crate::modules::unnamed;
+use crate::program::Programs;
 use crate::runtime::Runtime;
 use grpo_backend_tpu::devices::{DeviceTensor, Layout};
 use grpo_stablehlo::{Builder, Mesh, Module, Sharding, TensorType, Value};
@@ -16,15 +17,14 @@ impl DeviceWeights {
     /// # Errors
     /// [`Error::Split`] if the meshes have no common refinement, or if a parameter does not shard evenly; [`Error::Device`].
     pub(crate) fn on(self, to: &Runtime, programs: &mut Programs<()>) -> Result<Self> {
-        let (from, into) = (self.runtime.split(), to.split());
-        let (Some(old), Some(new)) = (from.rules(), into.rules()) else { return Ok(self) };
-        if old == new {
+        let (from, into) = (self.runtime.axis_rules(), to.axis_rules());
+        if from == into || !from.is_sharded() {
             return Ok(self);
         }
-        let mesh = common_refinement(old.mesh(), new.mesh())?;
+        let mesh = common_refinement(from.mesh(), into.mesh())?;
         let program = programs.get(&self.runtime, (), |()| module(&self, [from, into], &mesh))?;
         let moved = program.run(self.arguments())?;
-        let table = into.padded(self.table);
+        let table = into.all_padded(self.table);
         // Every program compares the layouts of its arguments, which is fast if both name the same mesh.
         let layout = |p: &Parameter| Layout::new(&p.shape, into.sharding(&p.axes).as_ref());
         let moved = moved.into_iter().zip(&table).map(|(tensor, p)| Arc::new(tensor.with_layout(layout(p))));
@@ -34,7 +34,7 @@ impl DeviceWeights {
 }
 
 /// Builds the program from weights to the same weights. Arguments are sharded and padded by the first rules, results by the second.
-fn module(weights: &DeviceWeights, [from, into]: [&Split; 2], mesh: &Mesh) -> Result<Module> {
+fn module(weights: &DeviceWeights, [from, into]: [&AxisRules; 2], mesh: &Mesh) -> Result<Module> {
     let f = Builder::new();
     let argument = |p: &Parameter| {
         let ty = TensorType::new(weights.storage.of(p).dtype(), &p.shape[..]);
@@ -43,14 +43,14 @@ fn module(weights: &DeviceWeights, [from, into]: [&Split; 2], mesh: &Mesh) -> Re
     let values: Vec<Value> = weights.table.iter().map(argument).collect();
     for (i, (value, parameter)) in values.iter().zip(&weights.table).enumerate() {
         let sharding =
-            |split: &Split| split.sharding(&parameter.axes).map(|sharding| refined(&sharding, mesh)).transpose();
+            |rules: &AxisRules| rules.sharding(&parameter.axes).map(|sharding| refined(&sharding, mesh)).transpose();
         let (Some(old), Some(new)) = (sharding(from)?, sharding(into)?) else { continue };
         f.shard(value, &old);
         f.shard_result(i, &new);
     }
-    let results = values.iter().zip(&weights.table).zip(into.padded(weights.table.clone()));
+    let results = values.iter().zip(&weights.table).zip(into.all_padded(weights.table.clone()));
     let results: Vec<Value> = results.map(|((value, from), into)| with_padding(value, from, &into)).collect();
-    crate::program::finish(f.clone(), "reshard", unnamed(&results))
+    crate::modules::finish(f.clone(), "reshard", unnamed(&results))
 }
 
 /// Returns a parameter with the padding of `into`.

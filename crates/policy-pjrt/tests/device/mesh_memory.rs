@@ -69,7 +69,7 @@ fn check(axes: &[(&str, usize)], cases: &[usize]) {
             let of_experts = lora.parameters(config).unwrap().iter().map(|parameter| parameter.len() as u64).sum();
             grpo_models::Trained::Adapters { weights: of_experts, of_experts }
         });
-        let table = sizes(optimizer, trained).memory(config, &options, Some(&rules)).unwrap();
+        let table = sizes(optimizer, trained).memory(config, &options, &rules).unwrap();
         let part = |name: &str| table.rows().iter().find(|(part, _)| part.starts_with(name)).map(|(_, bytes)| *bytes);
         let expected: u64 = ["weights", "adapters", "gradients"].into_iter().filter_map(part).sum();
         let state = ["weights", "adapters", "first moments", "second moments"];

@@ -170,7 +170,7 @@ impl Row {
 
     /// Creates the policy of the row, or its reference on one device.
     fn policy(&self, runtime: &Runtime) -> PjrtPolicy {
-        let is_mesh = runtime.axis_rules().is_some();
+        let is_mesh = runtime.axis_rules().is_sharded();
         let expert_products = match self.grouped && is_mesh {
             true => ExpertProducts::Grouped { rows: NonZeroUsize::new(4) },
             false => ExpertProducts::Dense,

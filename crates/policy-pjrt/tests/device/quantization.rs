@@ -248,7 +248,7 @@ fn a_quantised_model_takes_as_much_memory_as_its_table_says() {
             ref_policy: false,
             mixes_ref_policy: false,
         };
-        let table = sizes.memory(&config, &quantized(quantization), None).unwrap();
+        let table = sizes.memory(&config, &quantized(quantization), &AxisRules::default()).unwrap();
         let row = format!("quantised weights ({})", quantization.name());
         let of_table = |name: &str| table.rows().iter().find(|(row, _)| row == name).map(|(_, bytes)| *bytes);
         assert_eq!(of_table(&row), Some(bytes(true)), "{table}");

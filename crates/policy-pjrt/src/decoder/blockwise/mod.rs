@@ -16,7 +16,7 @@
 
 use super::attention::{Heads, MASKED, bounded, last, within};
 use super::layer_ops::{Broadcast, Dims, dot};
-use super::{Axis, Compute, Split};
+use super::{Axis, AxisRules, Compute};
 use crate::leaves::{all, first};
 use grpo_stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value, trace};
 
@@ -41,7 +41,7 @@ pub(super) struct Blockwise<'a> {
     width: usize,
     scale: f64,
     compute: Compute,
-    split: &'a Split,
+    rules: &'a AxisRules,
 }
 
 /// Whether a tensor belongs to queries or to keys and values; a block of it has the same dimensions.
@@ -71,12 +71,12 @@ impl<'a> Blockwise<'a> {
         window: Option<usize>,
         scale: f64,
         compute: Compute,
-        split: &'a Split,
+        rules: &'a AxisRules,
     ) -> Self {
         let [rows, kv, group, length, width] = heads.queries.dims();
         let blocks = length.div_ceil(block);
         let block = length.div_ceil(blocks);
-        Self { rows, length: blocks * block, block, window, kv, group, width, scale, compute, split }
+        Self { rows, length: blocks * block, block, window, kv, group, width, scale, compute, rules }
     }
 
     /// Returns attention `[B, T, A D]`, f32. `positions` `[B, T]`, i32, is needed if sequences share rows. `sinks` `[K, R]`, f32, are the
@@ -115,7 +115,7 @@ impl<'a> Blockwise<'a> {
         let mut dimensions = vec![None; heads.shape().len()];
         let axes = [Some(Axis::Batch), Some(Axis::Kv), Some(Axis::Heads)];
         dimensions[..of.tokens()].copy_from_slice(&axes[..of.tokens()]);
-        self.split.constrain(heads, &dimensions)
+        self.rules.constrain(heads, &dimensions)
     }
 
     /// Pads `part` with `number` after its last token, along `dimension`.

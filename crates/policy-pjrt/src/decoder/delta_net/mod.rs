@@ -152,7 +152,7 @@ impl Decoder {
         };
         let values = values.reshape(&[b, t, hk, r, dv]);
         let tokens = Tokens { queries, keys: normalised(&keys), values, strengths, decays };
-        let rule = Rule { chunk: rule::CHUNK, compute: self.compute(), split: self.split() };
+        let rule = Rule { chunk: rule::CHUNK, compute: self.compute(), rules: self.axis_rules() };
         let [outputs, memory] = rule.apply(&tokens, positions, &state)?;
         let gates = self.linear(layer, x, Matrix::InProjZ, None).reshape(outputs.shape());
         let gated = self.gated_norm(&outputs, &layer[Role::LinearNorm], &gates).reshape(&[b, t, sizes.values()]);
@@ -182,7 +182,7 @@ impl Decoder {
         });
         // The columns of queries, of keys and of values are not sharded by heads. With many tokens, each device computes the columns of its
         // heads.
-        let parts = match t == 1 || self.split().parts(Axis::LinearHeads) == 1 {
+        let parts = match t == 1 || self.axis_rules().parts(Axis::LinearHeads) == 1 {
             true => {
                 let all = self.linear(layer, x, Matrix::InProjQkv, None);
                 columns.map(|columns| last_columns(&all, columns))
@@ -206,7 +206,7 @@ impl Decoder {
         };
         parts.map(|part| {
             let part = part.reshape(&[b, t, hk, part.shape()[2] / hk]);
-            self.split().constrain(&part, &[Some(Axis::Batch), None, Some(Axis::LinearHeads), None])
+            self.axis_rules().constrain(&part, &[Some(Axis::Batch), None, Some(Axis::LinearHeads), None])
         })
     }
 
@@ -268,7 +268,7 @@ impl Decoder {
             last.convert(self.compute().dtype())
         });
         let inputs = f.concatenate(&parts.each_ref(), 3).transpose(&[0, 2, 1, 3]);
-        self.split().constrain(&inputs, &[Some(Axis::Batch), Some(Axis::LinearHeads), None, None])
+        self.axis_rules().constrain(&inputs, &[Some(Axis::Batch), Some(Axis::LinearHeads), None, None])
     }
 
     /// Returns the normalised `x` `[..., Dv]` times `weight` and `silu(gates)`, f32. The weight is never centred at 0.

@@ -27,7 +27,7 @@
 //! values.
 
 use super::super::attention::{MASKED, within};
-use super::super::{Axis, Broadcast, Compute, Dims, Split, dot};
+use super::super::{Axis, AxisRules, Broadcast, Compute, Dims, dot};
 use super::inverse::inverse;
 use crate::leaves::all;
 use grpo_stablehlo::{Builder, Dtype, Reducer, Result, Save, TensorType, Value, trace};
@@ -56,7 +56,7 @@ pub(super) struct Rule<'a> {
     pub(super) chunk: usize,
     /// The precision of products. Their operands are f32, because XLA's CPU backend has no such products of bf16.
     pub(super) compute: Compute,
-    pub(super) split: &'a Split,
+    pub(super) rules: &'a AxisRules,
 }
 
 impl Rule<'_> {
@@ -135,7 +135,7 @@ impl Rule<'_> {
     fn of_heads(self, x: &Value, first: usize) -> Value {
         let mut dimensions = vec![None; x.shape().len()];
         dimensions[first..first + 2].copy_from_slice(&[Some(Axis::Batch), Some(Axis::LinearHeads)]);
-        self.split.constrain(x, &dimensions)
+        self.rules.constrain(x, &dimensions)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::inverse::inverse;
 use super::rule::{Rule, Tokens};
-use crate::decoder::{Compute, Split};
+use crate::decoder::{AxisRules, Compute};
 use crate::leaves::all;
 use grpo_stablehlo::{Array, Builder, Dtype, Module, Reducer, TensorType, Traced, Value, try_trace};
 
@@ -49,8 +49,8 @@ fn rule(length: usize, chunk: usize, begins: &[usize]) -> Traced {
         let of = [queries, keys, values, strengths, decays].map(Clone::clone);
         let [queries, keys, values, strengths, decays] = of;
         let tokens = Tokens { queries, keys, values, strengths, decays };
-        let split = Split::default();
-        let rule = Rule { chunk, compute: Compute::F32, split: &split };
+        let rules = AxisRules::default();
+        let rule = Rule { chunk, compute: Compute::F32, rules: &rules };
         Ok::<_, grpo_stablehlo::Error>(rule.apply(&tokens, &positions, state)?.to_vec())
     });
     traced.unwrap()

@@ -31,7 +31,7 @@ impl Decoder {
         let b = rows_of(&layer[Role::LoraB(matrix)], 0, rows);
         let dimensions = DotDimensions { batch: (vec![2], vec![2]), contract: (vec![3], vec![1]) };
         let high = self.of_adapter(low, &b, dimensions).transpose(&[1, 2, 0, 3]);
-        self.split().constrain(&high, &[Some(Axis::Batch), None, Some(Axis::Experts), Some(Axis::Mlp)])
+        self.axis_rules().constrain(&high, &[Some(Axis::Batch), None, Some(Axis::Experts), Some(Axis::Mlp)])
     }
 
     /// Returns the sum over experts of `low B^T`, `[B, T, O]` in f32, for `low` `[E, B, T, r]`.

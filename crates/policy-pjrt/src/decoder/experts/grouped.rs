@@ -21,7 +21,7 @@
 
 use super::super::layer_ops::Broadcast;
 use super::super::traced::last_columns;
-use super::super::{Axis, AxisRules, Compute, Decoder, Matrix, Parameter, ParameterValues, Role, Split, zeros};
+use super::super::{Axis, AxisRules, Compute, Decoder, Matrix, Parameter, ParameterValues, Role, zeros};
 use super::adapters::rows_of;
 use crate::leaves::first;
 use grpo_models::Experts;
@@ -73,23 +73,23 @@ impl ExpertProducts {
     /// products are dense. `tokens` must divide evenly over the shards of [`Axis::Batch`], and the experts over the shards of [`Axis::Experts`].
     ///
     /// ```
-    /// use grpo_policy_pjrt::decoder::ExpertProducts;
+    /// use grpo_policy_pjrt::decoder::{AxisRules, ExpertProducts};
     ///
     /// let experts = grpo_models::Experts { num_experts: 128, num_experts_per_tok: 8, ..grpo_models::Experts::default() };
-    /// assert_eq!(ExpertProducts::Dense.share(8192, &experts, None), 1.0);
+    /// assert_eq!(ExpertProducts::Dense.share(8192, &experts, &AxisRules::default()), 1.0);
     /// let grouped = ExpertProducts::Grouped { rows: std::num::NonZero::new(512) };
     /// // 8 of 128 experts, and blocks that are not full.
-    /// assert!((0.0625..0.13).contains(&grouped.share(8192, &experts, None)));
+    /// assert!((0.0625..0.13).contains(&grouped.share(8192, &experts, &AxisRules::default())));
     /// ```
-    pub fn share(self, tokens: usize, experts: &Experts, rules: Option<&AxisRules>) -> f64 {
-        let blocks = self.blocks(tokens, experts, &rules.cloned().map(Split::of).unwrap_or_default());
+    pub fn share(self, tokens: usize, experts: &Experts, rules: &AxisRules) -> f64 {
+        let blocks = self.blocks(tokens, experts, rules);
         blocks.map_or(1.0, |of| (of.count() * of.rows) as f64 / (of.experts * of.tokens).max(1) as f64)
     }
 
     /// Returns the sizes of the loop over blocks for `tokens` tokens of a batch, or `None` for dense products.
-    pub(super) fn blocks(self, tokens: usize, experts: &Experts, split: &Split) -> Option<Blocks> {
-        let groups = split.parts(Axis::Batch);
-        let sharding = split.sharding(&[Axis::Batch, Axis::Experts]);
+    pub(super) fn blocks(self, tokens: usize, experts: &Experts, rules: &AxisRules) -> Option<Blocks> {
+        let groups = rules.parts(Axis::Batch);
+        let sharding = rules.sharding(&[Axis::Batch, Axis::Experts]);
         let devices = sharding.map_or(1, |sharding| sharding.parts(1));
         let sizes = |rows: usize| Blocks {
             groups,
@@ -166,8 +166,8 @@ impl BlockLoop<'_> {
     /// An operation cannot be built.
     pub(super) fn outputs(&self, layer: &ParameterValues, x: &Value, [chosen, weights]: [&Value; 2]) -> Result<Value> {
         let Blocks { groups, devices, tokens, experts, .. } = self.blocks;
-        let (f, split, hidden) = (x.builder(), self.decoder.split(), self.decoder.config().hidden_size);
-        let of_groups = |value: &Value| split.constrain(value, &[Some(Axis::Batch), None, None]);
+        let (f, rules, hidden) = (x.builder(), self.decoder.axis_rules(), self.decoder.config().hidden_size);
+        let of_groups = |value: &Value| rules.constrain(value, &[Some(Axis::Batch), None, None]);
         let inputs = of_groups(&of_groups(x).reshape(&[groups, tokens, hidden]));
         let by_device = |pairs: &Value| {
             self.by_device(&pairs.reshape(&[groups, tokens, devices, experts]).transpose(&[0, 2, 1, 3]))
@@ -201,7 +201,7 @@ impl BlockLoop<'_> {
     fn by_device(&self, value: &Value) -> Value {
         let mut dimensions = vec![None; value.shape().len()];
         dimensions[..2].copy_from_slice(&[Some(Axis::Batch), Some(Axis::Experts)]);
-        self.decoder.split().constrain(value, &dimensions)
+        self.decoder.axis_rules().constrain(value, &dimensions)
     }
 
     /// Returns the matrices, biases and adapters of the experts, `[D, E, ...]`. Each device holds its own experts whole. B is `[D, E, O, r]`.
@@ -218,7 +218,7 @@ impl BlockLoop<'_> {
             let value = value.reshape(&[&[devices, experts], &value.shape()[1..]].concat());
             let axes: Vec<Option<Axis>> =
                 [Some(Axis::Experts), None].into_iter().chain(of_expert.iter().copied().map(Some)).collect();
-            Some((parameter.role, self.decoder.split().constrain_after(&value, Axis::Batch, &axes)))
+            Some((parameter.role, self.decoder.axis_rules().constrain_after(&value, Axis::Batch, &axes)))
         };
         of_experts.filter_map(matrix).collect()
     }
@@ -301,7 +301,7 @@ impl BlockLoop<'_> {
                 }
                 None => columns,
             };
-            self.decoder.split().constrain(&columns, &axes)
+            self.decoder.axis_rules().constrain(&columns, &axes)
         };
         let bias = |role: Role, like: &Value| {
             let bias = layer.get(role)?.convert(Dtype::F32);

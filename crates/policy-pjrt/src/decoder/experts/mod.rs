@@ -173,7 +173,7 @@ impl Decoder {
             _ => weights(&logits, &chosen, experts.norm_topk_prob),
         };
         let tokens = x.shape()[0] * x.shape()[1];
-        let y = match self.expert_products.blocks(tokens, experts, &self.split) {
+        let y = match self.expert_products.blocks(tokens, experts, &self.rules) {
             Some(blocks) => BlockLoop { decoder: self, blocks, experts }.outputs(layer, x, [&chosen, &weights])?,
             None => self.dense_experts(layer, x, experts, &weights),
         };
@@ -235,7 +235,7 @@ impl Decoder {
         let [x, weight] = [x, &layer[role]].map(|operand| operand.convert(compute.dtype()));
         let product = x.dot_general(&weight, DotDimensions::contract(2, summed), compute.dtype(), compute.precision());
         let axes = [Some(Axis::Batch), None, Some(Axis::Experts), Some(Axis::Mlp)];
-        self.split().constrain(&product.convert(Dtype::F32), &axes)
+        self.axis_rules().constrain(&product.convert(Dtype::F32), &axes)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Routing, and products in blocks against dense products, in the interpreter.
 
 use super::{ExpertProducts, RouterCounts, RouterSums, Routing, choose};
-use crate::decoder::{Adapters, Compute, Decoder, Parameter, ParameterValues, Role, Split};
+use crate::decoder::{Adapters, AxisRules, Compute, Decoder, Parameter, ParameterValues, Role};
 use grpo_models::{ClampedSwiglu, Experts, LoraConfig, ModelConfig, TargetModules};
 use grpo_stablehlo::{Array, Builder, Dtype, Reducer, TensorType, Value};
 use std::num::NonZeroUsize;
@@ -173,7 +173,7 @@ fn grouped_products_match_dense_products() {
 fn blocks_have_the_rows_with_the_least_time() {
     let of = |products: ExpertProducts, experts: usize, top: usize, tokens: usize| {
         let experts = Experts { num_experts: experts, num_experts_per_tok: top, ..Experts::default() };
-        products.blocks(tokens, &experts, &Split::default()).map(|blocks| blocks.rows)
+        products.blocks(tokens, &experts, &AxisRules::default()).map(|blocks| blocks.rows)
     };
     let grouped = ExpertProducts::Grouped { rows: None };
     assert_eq!(of(grouped, 128, 8, 8192), Some(512));

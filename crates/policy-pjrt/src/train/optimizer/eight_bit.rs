@@ -6,8 +6,9 @@
 //! A row may be sharded over devices whose shards do not end with a block. The largest magnitude of a block is therefore reduced in two
 //! steps: over groups within a shard, whose size divides shard and block, and then over the few groups of a block.
 
-use crate::decoder::{Axis, Parameter, Split, greatest_common_divisor};
+use crate::decoder::{Axis, Parameter};
 use crate::leaves::all;
+use crate::sharding::{AxisRules, greatest_common_divisor};
 use grpo_models::MOMENT_BLOCK;
 use grpo_policy::{CodeBook, MomentBlocks, OptimizerName, Slot};
 use grpo_stablehlo::{Dtype, Reducer, Unary, Value};
@@ -66,14 +67,14 @@ pub(crate) enum MomentFormat {
 
 impl MomentFormat {
     /// Returns the format of the moments of `parameter`.
-    pub(crate) fn of(parameter: &Parameter, optimizer: OptimizerName, split: &Split) -> Self {
+    pub(crate) fn of(parameter: &Parameter, optimizer: OptimizerName, axis_rules: &AxisRules) -> Self {
         let Some(in_file) = MomentBlocks::of(optimizer, &parameter.file_shape()) else { return Self::Single };
         // Padding follows the values of the last row: the blocks before it are those of the file.
         let padded = MomentBlocks::of(optimizer, parameter.tensor_shape()).filter(|_| parameter.padding > 0);
         let blocks = padded.unwrap_or(in_file);
         // The dimensions before the row, the stack's included.
         let leading = parameter.stacked() + parameter.dimensions_of(blocks.leading());
-        let shard = split.shard_of(parameter);
+        let shard = axis_rules.shard(parameter);
         let of_row: usize = shard[leading..].iter().product();
         // Rows of several dimensions are contiguous in a shard if only the first one is sharded.
         let is_contiguous = shard[leading + 1..] == parameter.shape[leading + 1..];
@@ -245,7 +246,6 @@ fn encode(book: CodeBook, unit: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::AxisRules;
     use crate::decoder::{Adapters, parameters};
     use grpo_models::{Experts, LoraConfig, ModelConfig, TargetModules};
     use grpo_stablehlo::{Array, Builder, Mesh, TensorType};
@@ -299,15 +299,15 @@ mod tests {
         let of = |shape: &[usize], axes: &[Axis]| table[0].with_shape(shape.to_vec(), axes.to_vec());
         let rules = AxisRules::new(&Mesh::new("mesh", [("fsdp", 4)]).unwrap());
         let dense = [
-            (of(&[20, 300], &[Axis::Heads, Axis::Embed]), Split::default()),
-            (of(&[2, 20, 300], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
-            (of(&[2, 66, 64], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
-            (of(&[4101], &[Axis::Embed]), Split::default()),
-            (of(&[2, 8, 1024], &[Axis::Layer, Axis::Heads, Axis::Embed]), Split::default()),
-            (of(&[20, 300], &[Axis::Heads, Axis::Embed]), Split::of(rules.clone())),
+            (of(&[20, 300], &[Axis::Heads, Axis::Embed]), AxisRules::default()),
+            (of(&[2, 20, 300], &[Axis::Layer, Axis::Heads, Axis::Embed]), AxisRules::default()),
+            (of(&[2, 66, 64], &[Axis::Layer, Axis::Heads, Axis::Embed]), AxisRules::default()),
+            (of(&[4101], &[Axis::Embed]), AxisRules::default()),
+            (of(&[2, 8, 1024], &[Axis::Layer, Axis::Heads, Axis::Embed]), AxisRules::default()),
+            (of(&[20, 300], &[Axis::Heads, Axis::Embed]), rules.clone()),
             // Padded to 72 rows, in 18 blocks, and to 20 rows.
-            (rules.padded(of(&[69, 64], &[Axis::Vocab, Axis::Embed])), Split::of(rules.clone())),
-            (rules.padded(of(&[17, 300], &[Axis::Vocab, Axis::Embed])), Split::of(rules.clone())),
+            (rules.padded(of(&[69, 64], &[Axis::Vocab, Axis::Embed])), rules.clone()),
+            (rules.padded(of(&[17, 300], &[Axis::Vocab, Axis::Embed])), rules.clone()),
         ];
         // A and B of experts, whose ranks are a dimension of their own: rows of A with fewer and with more values than a block.
         let of_experts = [(64, 300, 2), (320, 8, 3)].into_iter().flat_map(|(hidden_size, num_experts, r)| {
@@ -318,13 +318,13 @@ mod tests {
             let lora = LoraConfig { r, target_modules, target_parameters, ..LoraConfig::default() };
             let adapters = Adapters::new(&config, &lora).unwrap().parameters(&config);
             let large = adapters.into_iter().filter(|p| p.tensor_shape().iter().product::<usize>() >= 4096);
-            large.map(|parameter| (parameter, Split::default())).collect::<Vec<_>>()
+            large.map(|parameter| (parameter, AxisRules::default())).collect::<Vec<_>>()
         });
         let of_experts: Vec<_> = of_experts.collect();
         assert_eq!(of_experts.len(), 3);
-        for (parameter, split) in dense.into_iter().chain(of_experts) {
+        for (parameter, axis_rules) in dense.into_iter().chain(of_experts) {
             let of_file = MomentBlocks::of(OptimizerName::AdamW8bit, &parameter.file_shape()).unwrap();
-            let format = MomentFormat::of(&parameter, OptimizerName::AdamW8bit, &split);
+            let format = MomentFormat::of(&parameter, OptimizerName::AdamW8bit, &axis_rules);
             let MomentFormat::EightBit { blocks, scales: of_scales, .. } = &format else { panic!("{parameter:?}") };
             let [_, of_moment] = &format.tensors(&parameter)[..] else { panic!("codes and scales") };
             assert_eq!(of_moment.parameter.file_shape(), of_file.scales(&parameter.file_shape()));
@@ -369,12 +369,12 @@ mod tests {
     #[test]
     fn scales_are_sharded_where_shards_have_whole_blocks() {
         let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).unwrap();
-        let split = Split::of(AxisRules::new(&mesh));
+        let axis_rules = AxisRules::new(&mesh);
         let table = parameters(&ModelConfig::default());
         let of = |shape: &[usize]| {
             let axes = [Axis::Layer, Axis::Heads, Axis::Embed];
             let parameter = table[0].with_shape(shape.to_vec(), axes.to_vec());
-            match MomentFormat::of(&parameter, OptimizerName::AdamW8bit, &split) {
+            match MomentFormat::of(&parameter, OptimizerName::AdamW8bit, &axis_rules) {
                 MomentFormat::EightBit { axes, group, .. } => (*axes.last().unwrap(), group),
                 MomentFormat::Single => panic!("{shape:?}"),
             }

@@ -99,18 +99,18 @@ impl Optimizer {
 
     /// Returns the tensors of the slots at this position, each with its slot.
     fn tensors(&self, runtime: &Runtime, position: usize) -> Vec<(&'static Slot, MomentTensor)> {
-        moment_tensors(&self.table, self.name, position, runtime.split())
+        moment_tensors(&self.table, self.name, position, runtime.axis_rules())
     }
 
     /// Returns the program of `key`; compiles it on first use.
     fn program(&mut self, runtime: &Runtime, key: Key) -> Result<Arc<Program>> {
         let Self { table, storage, name, programs } = self;
         programs.get(runtime, key, |key| match *key {
-            Key::Apply(check) => apply_module(table, *storage, *name, check, runtime.split()),
-            Key::Measure => measure_module(table, *storage, *name, runtime.split()),
-            Key::Fresh => fresh_module(table, *name, runtime.split()),
-            Key::Drop => drop_module(table, runtime.split()),
-            Key::Zeros => zeros_module(table, runtime.split()),
+            Key::Apply(check) => apply_module(table, *storage, *name, check, runtime.axis_rules()),
+            Key::Measure => measure_module(table, *storage, *name, runtime.axis_rules()),
+            Key::Fresh => fresh_module(table, *name, runtime.axis_rules()),
+            Key::Drop => drop_module(table, runtime.axis_rules()),
+            Key::Zeros => zeros_module(table, runtime.axis_rules()),
         })
     }
 

@@ -2,9 +2,10 @@
 
 use super::eight_bit::{MomentFormat, MomentKind, MomentTensor};
 use super::element::Element;
-use crate::decoder::{Axis, Parameter, Split, zeros};
+use crate::decoder::{Axis, Parameter, zeros};
 use crate::error::Result;
-use crate::program::unnamed;
+use crate::modules::unnamed;
+use crate::sharding::AxisRules;
 use crate::storage::Storage;
 use grpo_policy::{CLIP_EPSILON, OptimizerName, OptimizerStep, Rule, Slot};
 use grpo_stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
@@ -74,20 +75,27 @@ impl StateValues {
         table: &[Parameter],
         storage: Storage,
         optimizer: OptimizerName,
-        split: &Split,
+        axis_rules: &AxisRules,
     ) -> Self {
-        let state = Self::read(f, table, storage, optimizer, split);
+        let state = Self::read(f, table, storage, optimizer, axis_rules);
         for (i, (argument, axes)) in state.with_axes(table).into_iter().enumerate() {
             f.alias(argument, i);
-            split.result(f, i, &axes);
+            axis_rules.result(f, i, &axes);
         }
         state
     }
 
     /// Declares the state as read-only arguments, sharded like the parameters.
-    fn read(f: &Builder, table: &[Parameter], storage: Storage, optimizer: OptimizerName, split: &Split) -> Self {
+    fn read(
+        f: &Builder,
+        table: &[Parameter],
+        storage: Storage,
+        optimizer: OptimizerName,
+        axis_rules: &AxisRules,
+    ) -> Self {
         let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
-        let formats: Vec<_> = table.iter().map(|parameter| MomentFormat::of(parameter, optimizer, split)).collect();
+        let formats: Vec<_> =
+            table.iter().map(|parameter| MomentFormat::of(parameter, optimizer, axis_rules)).collect();
         let parameters = stored.iter().zip(table).map(|(of, p)| of.declare(f, p.name(), &p.shape)).collect();
         let rules: Vec<Rule> = table.iter().map(|parameter| rule_of(parameter, optimizer)).collect();
         let moments = positions(optimizer).map(|position| {
@@ -104,7 +112,7 @@ impl StateValues {
         });
         let moments = moments.collect();
         let state = Self { parameters, rules, moments, stored, formats };
-        state.with_axes(table).iter().for_each(|(argument, axes)| split.argument(argument, axes));
+        state.with_axes(table).iter().for_each(|(argument, axes)| axis_rules.argument(argument, axes));
         state
     }
 
@@ -152,21 +160,21 @@ pub(super) fn positions(optimizer: OptimizerName) -> Range<usize> {
 /// by its remainders, if any; first and second moments; gradient accumulators; scalars. Results: the same without the scalars, and a
 /// report, f32 `[3]`: the gradient norm, whether it is within the limit, and whether the results are finite (0 or 1). With
 /// [`Check::Results`], the report is `[4]`; its last number is the largest magnitude of all weights, first moments and roots of second
-/// moments, infinite if one of them is not finite. All but the scalars and the report are sharded by `split`.
+/// moments, infinite if one of them is not finite. All but the scalars and the report are sharded by `axis_rules`.
 pub(crate) fn apply_module(
     table: &[Parameter],
     storage: Storage,
     optimizer: OptimizerName,
     check: Check,
-    split: &Split,
+    axis_rules: &AxisRules,
 ) -> Result<Module> {
     let f = Builder::new();
-    let state = StateValues::declare(&f, table, storage, optimizer, split);
-    let sums = declare_sums(&f, table, state.all().count(), split);
+    let state = StateValues::declare(&f, table, storage, optimizer, axis_rules);
+    let sums = declare_sums(&f, table, state.all().count(), axis_rules);
     let numbers = Numbers::argument(&f, optimizer);
     let (results, report) = update(&f, table, &state, &sums, &numbers, None, check);
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
-    split.finish(f.clone(), "adamw", unnamed(results.iter().chain(&none)).chain([("report", &report)]))
+    axis_rules.finish(f.clone(), "adamw", unnamed(results.iter().chain(&none)).chain([("report", &report)]))
 }
 
 /// Builds the operations of a step: returns the next state, in the order of [`StateValues::all`], and the report of [`apply_module`]. If
@@ -258,10 +266,10 @@ pub(super) fn measure_module(
     table: &[Parameter],
     storage: Storage,
     optimizer: OptimizerName,
-    split: &Split,
+    axis_rules: &AxisRules,
 ) -> Result<Module> {
     let f = Builder::new();
-    let state = StateValues::read(&f, table, storage, optimizer, split);
+    let state = StateValues::read(&f, table, storage, optimizer, axis_rules);
     let [mut weights, mut moments] = [0, 1].map(|_| f.scalar(0.0, Dtype::F32));
     let largest = |size: Value| size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>());
     for i in 0..table.len() {
@@ -277,36 +285,36 @@ pub(super) fn measure_module(
         moments = moments.max(&largest(size));
     }
     let report = f.concatenate(&[&weights.reshape(&[1]), &moments.reshape(&[1])], 0);
-    split.finish(f.clone(), "measure", [("largest", &report)])
+    axis_rules.finish(f.clone(), "measure", [("largest", &report)])
 }
 
 /// Builds the program that drops a gradient: donated accumulators to zeros and the norm `[1]`.
-pub(super) fn drop_module(table: &[Parameter], split: &Split) -> Result<Module> {
+pub(super) fn drop_module(table: &[Parameter], axis_rules: &AxisRules) -> Result<Module> {
     let f = Builder::new();
-    let sums = declare_sums(&f, table, 0, split);
+    let sums = declare_sums(&f, table, 0, axis_rules);
     let norm = norm(&f, &sums).reshape(&[1]);
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
-    split.finish(f.clone(), "drop_gradient", unnamed(&none).chain([("norm", &norm)]))
+    axis_rules.finish(f.clone(), "drop_gradient", unnamed(&none).chain([("norm", &norm)]))
 }
 
 /// Builds the program that creates zeros for every parameter.
-pub(super) fn zeros_module(table: &[Parameter], split: &Split) -> Result<Module> {
+pub(super) fn zeros_module(table: &[Parameter], axis_rules: &AxisRules) -> Result<Module> {
     let f = Builder::new();
-    table.iter().enumerate().for_each(|(i, parameter)| split.result(&f, i, &parameter.axes));
+    table.iter().enumerate().for_each(|(i, parameter)| axis_rules.result(&f, i, &parameter.axes));
     let all: Vec<Value> = table.iter().map(|parameter| zeros(&f, Dtype::F32, &parameter.shape)).collect();
-    split.finish(f.clone(), "zeros", table.iter().map(Parameter::name).zip(&all))
+    axis_rules.finish(f.clone(), "zeros", table.iter().map(Parameter::name).zip(&all))
 }
 
 /// Builds the program that creates the moments before the first step: all of them of the first slot, then of the next.
-pub(super) fn fresh_module(table: &[Parameter], optimizer: OptimizerName, split: &Split) -> Result<Module> {
+pub(super) fn fresh_module(table: &[Parameter], optimizer: OptimizerName, axis_rules: &AxisRules) -> Result<Module> {
     let f = Builder::new();
-    let all = positions(optimizer).flat_map(|position| moment_tensors(table, optimizer, position, split));
+    let all = positions(optimizer).flat_map(|position| moment_tensors(table, optimizer, position, axis_rules));
     let zeros = all.enumerate().map(|(i, (slot, MomentTensor { parameter, kind }))| {
-        split.result(&f, i, &parameter.axes);
+        axis_rules.result(&f, i, &parameter.axes);
         let zeros = zeros(&f, kind.dtype(), &parameter.shape);
         if kind == MomentKind::Codes { zeros.like(i64::from(slot.book.zero())) } else { zeros }
     });
-    split.finish(f.clone(), "moments", unnamed(&zeros.collect::<Vec<_>>()))
+    axis_rules.finish(f.clone(), "moments", unnamed(&zeros.collect::<Vec<_>>()))
 }
 
 /// Returns the tensors of the slots at this position, in the order of the parameters that have one.
@@ -314,24 +322,24 @@ pub(super) fn moment_tensors(
     table: &[Parameter],
     optimizer: OptimizerName,
     position: usize,
-    split: &Split,
+    axis_rules: &AxisRules,
 ) -> Vec<(&'static Slot, MomentTensor)> {
     let of = |parameter: &Parameter| {
         let slot = rule_of(parameter, optimizer).slots().get(position)?;
-        let tensors = MomentFormat::of(parameter, optimizer, split).tensors(parameter);
+        let tensors = MomentFormat::of(parameter, optimizer, axis_rules).tensors(parameter);
         Some(tensors.into_iter().map(move |tensor| (slot, tensor)))
     };
     table.iter().filter_map(of).flatten().collect()
 }
 
 /// Declares gradient accumulators as the next arguments, sharded like the parameters and aliased to the results from index `first` on.
-fn declare_sums(f: &Builder, table: &[Parameter], first: usize, split: &Split) -> Vec<Value> {
+fn declare_sums(f: &Builder, table: &[Parameter], first: usize, axis_rules: &AxisRules) -> Vec<Value> {
     let sum = |p: &Parameter| f.argument(&format!("{}.sum", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
     let sums: Vec<Value> = table.iter().map(sum).collect();
     for (i, (sum, parameter)) in sums.iter().zip(table).enumerate() {
         f.alias(sum, first + i);
-        split.argument(sum, &parameter.axes);
-        split.result(f, first + i, &parameter.axes);
+        axis_rules.argument(sum, &parameter.axes);
+        axis_rules.result(f, first + i, &parameter.axes);
     }
     sums
 }
@@ -390,7 +398,7 @@ mod tests {
             let up_proj = table.iter().find(|parameter| parameter.name().contains("up_proj")).unwrap();
             let table = [up_proj.with_shape(shape.clone(), axes)];
             let (storage, check) = (Storage::Plain(Dtype::F32), Check::Results);
-            let module = apply_module(&table, storage, settings.name, check, &Split::default()).unwrap();
+            let module = apply_module(&table, storage, settings.name, check, &AxisRules::default()).unwrap();
             let tensor = |values: &[f64]| Array::floats(Dtype::F32, shape.clone(), values.iter().copied()).unwrap();
             let slots = rule_of(&table[0], settings.name).slots();
             let mut tensors = vec![tensor(&case.weight)];
@@ -413,7 +421,7 @@ mod tests {
     fn measure_finds_the_largest_weight_and_moment() {
         let table = parameters(&ModelConfig { hidden_size: 8, intermediate_size: 8, ..ModelConfig::default() });
         let module =
-            measure_module(&table, Storage::Plain(Dtype::F32), OptimizerName::AdamW, &Split::default()).unwrap();
+            measure_module(&table, Storage::Plain(Dtype::F32), OptimizerName::AdamW, &AxisRules::default()).unwrap();
         let places = 3 * table.len();
         // One tensor has one element that differs from all others.
         let measured = |place: usize, number: f64| {

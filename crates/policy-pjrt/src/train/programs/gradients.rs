@@ -3,7 +3,7 @@
 use super::{Batch, Outputs, TrainPrograms, TrainShape};
 use crate::decoder::{Matrix, Parameter, ParameterValues, Role as ParameterRole, zeros};
 use crate::error::Result;
-use crate::program::program_error;
+use crate::modules::program_error;
 use grpo_backend_tpu::program::{Pass, Role, Spec, ValueTable, value_gradient};
 use grpo_stablehlo::{Dtype, Value, trace};
 

@@ -1,15 +1,15 @@
 //! Programs of training: scores, and the loss with the gradients of all trained parameters.
 
 pub(super) use gradients::Gradients;
-pub(super) use split::{ROUTED, table_axes};
+pub(super) use sharding::{ROUTED, table_axes};
 
 use super::optimizer::{Check, apply_module};
 use crate::decoder::{
-    Axis, Compute, Decoder, Dims, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, Split, rows_at,
+    Axis, AxisRules, Compute, Decoder, Dims, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, rows_at,
 };
 use crate::error::Result;
 use crate::leaves::first;
-use crate::program::program_error;
+use crate::modules::program_error;
 use crate::storage::Storage;
 use grpo_backend_tpu::aot::Variant;
 use grpo_backend_tpu::program::{MeshShape, Numerics, Pass, Role, Spec};
@@ -146,7 +146,7 @@ impl TrainPrograms {
         };
         let (hidden, vocab, layout) = (config.hidden_size, config.vocab_size, HeadLayout::VocabHidden);
         // A device holds a shard of the tile: with more tokens in it, the head and its gradient are read and written less often.
-        let shards = self.decoder.split().parts(Axis::Vocab);
+        let shards = self.decoder.axis_rules().parts(Axis::Vocab);
         let workspace_budget = self.tiling.workspace_budget.saturating_mul(shards);
         let request = PlanRequest {
             loss: grpo_policy::loss_of_model(loss, config)?.into(),
@@ -208,7 +208,7 @@ impl TrainPrograms {
         let sum = |p: &Parameter| f.argument(&format!("{}.sum", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
         let begun: Vec<Value> = trained.iter().map(sum).collect();
         begun.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
-        begun.iter().zip(&trained).for_each(|(sum, p)| self.decoder.split().argument(sum, &p.axes));
+        begun.iter().zip(&trained).for_each(|(sum, p)| self.decoder.axis_rules().argument(sum, &p.axes));
         let batch = self.batch(&f, &spec, of_values, shape);
         let Gradients { sums, of_loss, others } = self.gradients(NAME, &spec, &weights, Some(begun), batch, shape)?;
         let sums = trained.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
@@ -285,7 +285,7 @@ impl TrainPrograms {
     }
 
     fn optimizer_with(&self, check: Check) -> Result<Module> {
-        apply_module(&self.decoder.trained(), self.storage(), self.optimizer, check, self.decoder.split())
+        apply_module(&self.decoder.trained(), self.storage(), self.optimizer, check, self.decoder.axis_rules())
     }
 
     /// Declares the rows of a micro-batch without a loss as the next arguments.
@@ -388,7 +388,7 @@ impl TrainPrograms {
             rows.counted = counted.first().filter(|_| outputs.routers).cloned();
             rows.routed = routed.first().cloned();
             let (x, routers) = self.decoder.residual(&weights, &rows, self.save.clone())?;
-            let hidden = self.split_hidden(&take_rows(self.decoder.split(), &x, predicting, predicts));
+            let hidden = self.split_hidden(&take_rows(self.decoder.axis_rules(), &x, predicting, predicts));
             let hidden = self.decoder.final_norm(&weights, &hidden);
             let values = outputs.values.then(|| self.decoder.values(&weights, &hidden));
             let routers = routers
@@ -458,28 +458,28 @@ pub(crate) fn default_tiling() -> Tiling {
 ///
 /// On a mesh, every device gets all of `x`, and all cotangents in the backward pass, in the dtype of `x`, and gathers its own rows from
 /// them. The partitioner alone would add up f32 rows of all tokens.
-fn take_rows(split: &Split, x: &Value, predicting: &Value, predicts: &Value) -> Value {
+fn take_rows(rules: &AxisRules, x: &Value, predicting: &Value, predicts: &Value) -> Value {
     let [b, t, h] = x.dims();
     let (tokens, n) = (b * t, predicting.shape()[0]);
     // Its own rows first: otherwise the partitioner gathers what the value was rounded from.
     let whole = |value: &Value| {
         let mut axes = vec![None; value.shape().len()];
         axes[0] = Some(Axis::Batch);
-        let own = split.constrain(value, &axes);
+        let own = rules.constrain(value, &axes);
         axes[0] = None;
-        split.constrain(&own, &axes)
+        rules.constrain(&own, &axes)
     };
     // libtpu gathers f32 rows on the sparse cores, but generates a megabyte of code for bf16 rows. On a mesh, f32 would be twice the bytes of
     // all rows for the sake of a few.
-    let x = if split.rules().is_some() { x.clone() } else { x.convert(Dtype::F32) };
+    let x = if rules.is_sharded() { x.clone() } else { x.convert(Dtype::F32) };
     let arguments = [&x, predicting, predicts];
     let types = arguments.map(|value| value.ty().clone());
     let forward = trace(&types, |_, a| {
-        let own = split.constrain(&a[1], &[Axis::Batch]);
+        let own = rules.constrain(&a[1], &[Axis::Batch]);
         vec![rows_at(&whole(&a[0]).reshape(&[tokens, h]), &own), a[2].clone()]
     });
     let backward = trace(&[types[2].clone(), TensorType::new(x.dtype(), [n, h])], |_, a| {
-        let predicts = split.constrain(&a[0], &[Axis::Batch, Axis::Length]);
+        let predicts = rules.constrain(&a[0], &[Axis::Batch, Axis::Length]);
         let own = rows_at(&whole(&a[1]), &predicts);
         let predicts_one = predicts.lt(&predicts.like(n as i64)).broadcast_in_dim(own.shape(), &[0, 1]);
         vec![predicts_one.select(&own, &own.like(0.0))]
@@ -489,6 +489,6 @@ fn take_rows(split: &Split, x: &Value, predicting: &Value, predicts: &Value) -> 
 }
 
 mod gradients;
-mod split;
+mod sharding;
 #[cfg(test)]
 mod tests;

@@ -16,24 +16,24 @@ pub(in crate::train) const ROUTED: [Option<Axis>; 4] = [None, Some(Axis::Batch),
 impl TrainPrograms {
     /// Shards hidden states `[N, H]` by rows.
     pub(super) fn split_hidden(&self, hidden: &Value) -> Value {
-        self.decoder.split().constrain(hidden, &HIDDEN)
+        self.decoder.axis_rules().constrain(hidden, &HIDDEN)
     }
 
     /// Shards the operands of the loss head. Every device gets all columns of both before the loop over tiles: with sharded columns, every
     /// tile of logits would need an all-reduce.
     pub(super) fn operands_of_head(&self, hidden: &Value, head: &Value) -> [Value; 2] {
-        let split = self.decoder.split();
-        let head = split.constrain(head, &LM_HEAD);
+        let rules = self.decoder.axis_rules();
+        let head = rules.constrain(head, &LM_HEAD);
         [
-            split.constrain(&self.split_hidden(hidden), &[None::<Axis>; 2]),
-            split.constrain(&head, &[Some(Axis::Vocab), None]),
+            rules.constrain(&self.split_hidden(hidden), &[None::<Axis>; 2]),
+            rules.constrain(&head, &[Some(Axis::Vocab), None]),
         ]
     }
 
     /// Shards the gradient of hidden states by rows. Devices hold all rows and some columns of it: they first select their rows, then
     /// exchange columns.
     pub(super) fn rows_of_gradient(&self, dhidden: &Value) -> Value {
-        self.split_hidden(&self.decoder.split().constrain_from_the_last(dhidden, &HIDDEN))
+        self.split_hidden(&self.decoder.axis_rules().constrain_from_the_last(dhidden, &HIDDEN))
     }
 
     /// Builds the operations of the loss head.
@@ -44,8 +44,8 @@ impl TrainPrograms {
         pass: Pass,
         arguments: Vec<(Role, Value)>,
     ) -> Result<Vec<(Role, Value)>> {
-        let split = self.decoder.split();
-        let of_head = split.sharding(&[None::<Axis>; 2]).zip(split.sharding(&[Some(Axis::Vocab), None]));
+        let rules = self.decoder.axis_rules();
+        let of_head = rules.sharding(&[None::<Axis>; 2]).zip(rules.sharding(&[Some(Axis::Vocab), None]));
         let of_head = of_head.map(|(rows, weight)| HeadSplit { rows, weight });
         let results = spec.operations(f, pass, arguments, of_head)?;
         Ok(results.into_iter().map(|(role, value)| (role, self.split_gradient(role, &value))).collect())
@@ -55,8 +55,8 @@ impl TrainPrograms {
     /// all tokens.
     pub(super) fn split_gradient(&self, role: Role, value: &Value) -> Value {
         match role {
-            Role::GradHidden => self.decoder.split().constrain(value, &[None, Some(Axis::Embed)]),
-            Role::GradLmHead => self.decoder.split().constrain(value, &LM_HEAD),
+            Role::GradHidden => self.decoder.axis_rules().constrain(value, &[None, Some(Axis::Embed)]),
+            Role::GradLmHead => self.decoder.axis_rules().constrain(value, &LM_HEAD),
             _ => value.clone(),
         }
     }
@@ -64,9 +64,9 @@ impl TrainPrograms {
     /// Checks that rows `[B, T]` and hidden states `[N, H]` shard evenly.
     pub(in crate::train) fn check_split(&self, shape: TrainShape) -> Result<()> {
         let TrainShape { rows, length, tokens, .. } = shape;
-        let (split, hidden) = (self.decoder.split(), self.config().hidden_size);
-        split.check("the rows of a micro-batch", &[(Axis::Batch, rows), (Axis::Length, length)])?;
-        split.check("the completion tokens of a micro-batch", &[(Axis::Batch, tokens), (Axis::Embed, hidden)])
+        let (rules, hidden) = (self.decoder.axis_rules(), self.config().hidden_size);
+        rules.check("the rows of a micro-batch", &[(Axis::Batch, rows), (Axis::Length, length)])?;
+        rules.check("the completion tokens of a micro-batch", &[(Axis::Batch, tokens), (Axis::Embed, hidden)])
     }
 
     /// Finishes the program with `results`. The first ones are gradients of `trained`, sharded like the parameters; the others are
@@ -78,9 +78,9 @@ impl TrainPrograms {
         trained: &[Parameter],
         results: impl IntoIterator<Item = (&'a str, &'a Value)>,
     ) -> Result<Module> {
-        let split = self.decoder.split();
-        trained.iter().enumerate().for_each(|(i, parameter)| split.result(f, i, &parameter.axes));
-        split.finish(f.clone(), name, results)
+        let rules = self.decoder.axis_rules();
+        trained.iter().enumerate().for_each(|(i, parameter)| rules.result(f, i, &parameter.axes));
+        rules.finish(f.clone(), name, results)
     }
 
     /// Declares the rows of a micro-batch as the next arguments.
@@ -91,7 +91,7 @@ impl TrainPrograms {
                 4 => &ROUTED[..],
                 rank => &[Some(Axis::Batch), None][..rank],
             };
-            self.decoder.split().argument(&argument, axes);
+            self.decoder.axis_rules().argument(&argument, axes);
             argument
         };
         self.row_types(shape).into_iter().map(declare).collect()
@@ -100,13 +100,13 @@ impl TrainPrograms {
     /// Declares a token table of the loss as the next argument.
     pub(super) fn declare_table(&self, f: &Builder, spec: &Spec, role: Role) -> Value {
         let argument = f.argument(role.name(), spec.type_of(role));
-        self.decoder.split().argument(&argument, table_axes(role));
+        self.decoder.axis_rules().argument(&argument, table_axes(role));
         argument
     }
 
     /// Copies a token table to all devices, for the loss head.
     pub(super) fn whole_table(&self, table: &Value) -> Value {
-        self.decoder.split().constrain(table, &vec![None::<Axis>; table.shape().len()])
+        self.decoder.axis_rules().constrain(table, &vec![None::<Axis>; table.shape().len()])
     }
 }
 

@@ -1,11 +1,11 @@
 //! Assignment of tensor dimensions to the axes of a device mesh.
 
-use super::{Axis, Parameter};
-use crate::decoder::greatest_common_divisor;
+use crate::decoder::{Axis, Parameter};
 use grpo_models::ModelConfig;
 use grpo_stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType};
 
-/// A table from logical axes ([`Axis`]) to axes of a mesh, as in MaxText: programs name logical axes, a run chooses the mesh axes.
+/// A table from logical axes ([`Axis`]) to axes of a mesh, as in MaxText: programs name logical axes, a run chooses the mesh axes. The default, as
+/// every mesh of one device, shards nothing: programs are for one device.
 ///
 /// ```
 /// use grpo_policy_pjrt::decoder::{Axis, AxisRules, Role, parameters};
@@ -18,14 +18,21 @@ use grpo_stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType};
 /// let sharding = rules.parameter(gate)?;
 /// assert_eq!([sharding.axes(0), sharding.axes(1), sharding.axes(2)], [vec![], vec!["tensor"], vec!["fsdp"]]);
 /// // The batch dimension of activations uses `fsdp`, so their embed dimension cannot.
-/// let hidden = rules.sharding(&[Axis::Batch, Axis::Embed])?;
+/// let hidden = rules.sharding(&[Axis::Batch, Axis::Embed]).expect("several devices");
 /// assert_eq!([hidden.axes(0), hidden.axes(1)], [vec!["data", "fsdp"], vec![]]);
+/// assert!(AxisRules::default().sharding(&[Axis::Batch]).is_none());
 /// # Ok::<(), grpo_stablehlo::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AxisRules {
     mesh: Mesh,
     rules: Vec<(Axis, Vec<String>)>,
+}
+
+impl Default for AxisRules {
+    fn default() -> Self {
+        Self { mesh: legal(Mesh::new("mesh", [("data", 1)])), rules: vec![] }
+    }
 }
 
 impl AxisRules {
@@ -96,6 +103,11 @@ impl AxisRules {
         self
     }
 
+    /// Returns the rules for programs that process one token per sequence: the residual stream is not sharded along tokens.
+    pub(crate) fn for_rollout(&self) -> Self {
+        legal(self.clone().with(Axis::Length, &[]))
+    }
+
     /// Returns the rules with key/value heads over the axes `own`, and over the first of two axes of `sizes` into which the axis `name` is divided.
     fn with_replicas(self, mut own: Vec<String>, name: &str, [shards, copies]: [usize; 2]) -> Self {
         let mut rules = self;
@@ -160,33 +172,35 @@ impl AxisRules {
         &self.mesh
     }
 
+    /// Returns `true` if there are several devices; otherwise no tensor has a sharding.
+    pub fn is_sharded(&self) -> bool {
+        self.mesh.devices() > 1
+    }
+
     /// Returns the sharding of a tensor with these logical axes: each mesh axis shards the first dimension that requests it. Dimensions that
-    /// are `None` are not sharded.
-    ///
-    /// # Errors
-    /// Never fails for tables from [`AxisRules::new`] and [`AxisRules::with`].
-    pub fn sharding<A: Copy + Into<Option<Axis>>>(&self, dimensions: &[A]) -> Result<Sharding> {
-        self.sharding_in_order(dimensions, 0..dimensions.len())
+    /// are `None` are not sharded. `None` on one device.
+    pub fn sharding<A: Copy + Into<Option<Axis>>>(&self, dimensions: &[A]) -> Option<Sharding> {
+        self.is_sharded().then(|| self.sharding_in_order(dimensions, 0..dimensions.len()))
     }
 
     /// Like [`AxisRules::sharding`], but each mesh axis shards the last dimension that requests it.
-    pub(super) fn sharding_from_the_last(&self, dimensions: &[Axis]) -> Result<Sharding> {
-        self.sharding_in_order(dimensions, (0..dimensions.len()).rev())
+    pub(super) fn sharding_from_the_last(&self, dimensions: &[Axis]) -> Option<Sharding> {
+        self.is_sharded().then(|| self.sharding_in_order(dimensions, (0..dimensions.len()).rev()))
     }
 
     fn sharding_in_order<A: Copy + Into<Option<Axis>>>(
         &self,
         dimensions: &[A],
         order: impl Iterator<Item = usize>,
-    ) -> Result<Sharding> {
+    ) -> Sharding {
         let mut used: Vec<&str> = vec![];
-        let mut split: Vec<Vec<&str>> = vec![vec![]; dimensions.len()];
+        let mut axes: Vec<Vec<&str>> = vec![vec![]; dimensions.len()];
         for place in order {
             let asked = dimensions[place].into().map_or(vec![], |axis| self.axes(axis)).into_iter();
-            split[place] = asked.filter(|axis| !used.contains(axis)).collect();
-            used.extend(&split[place]);
+            axes[place] = asked.filter(|axis| !used.contains(axis)).collect();
+            used.extend(&axes[place]);
         }
-        self.mesh.sharding(&split.iter().map(Vec::as_slice).collect::<Vec<_>>())
+        legal(self.mesh.sharding(&axes.iter().map(Vec::as_slice).collect::<Vec<_>>()))
     }
 
     /// Returns the number of rows of an embedding of `vocab` tokens on all devices together. If the mesh axes of the vocabulary do not divide it,
@@ -224,23 +238,42 @@ impl AxisRules {
     /// # Errors
     /// [`Error::Split`] if another dimension is not divisible by its mesh axes.
     pub fn parameter(&self, parameter: &Parameter) -> Result<Sharding> {
-        let sharding = self.sharding(&parameter.axes)?;
+        let sharding = self.sharding_in_order(&parameter.axes, 0..parameter.axes.len());
         sharding.part(&TensorType::new(Dtype::F32, self.padded(parameter.clone()).shape))?;
         Ok(sharding)
     }
 
+    /// Returns the parameters with their padding ([`AxisRules::padded`]).
+    pub(crate) fn all_padded(&self, table: Vec<Parameter>) -> Vec<Parameter> {
+        table.into_iter().map(|parameter| self.padded(parameter)).collect()
+    }
+
     /// Returns the number of elements of a parameter on each device, with padding; all of them if the parameter does not shard evenly.
     pub fn elements(&self, parameter: &Parameter) -> usize {
-        let ty = TensorType::new(Dtype::F32, self.padded(parameter.clone()).shape);
-        let part = self.sharding(&parameter.axes).and_then(|sharding| sharding.part(&ty));
-        part.unwrap_or(ty).elements()
+        self.shard(&self.padded(parameter.clone())).into_iter().product()
     }
+
+    /// Returns the shape of a parameter's shard; the whole shape if it does not shard evenly.
+    pub(crate) fn shard(&self, parameter: &Parameter) -> Vec<usize> {
+        let part = |sharding: Sharding| sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..])).ok();
+        self.sharding(&parameter.axes).and_then(part).map_or_else(|| parameter.shape.clone(), |part| part.shape)
+    }
+}
+
+/// Returns a mesh or a sharding that a table of axis rules makes.
+pub(super) fn legal<T>(result: Result<T>) -> T {
+    result.unwrap_or_else(|_| unreachable!("a table names axes of its mesh, and each of them once"))
+}
+
+/// Returns the greatest common divisor.
+pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Role, parameters};
     use super::*;
+    use crate::decoder::{Role, parameters};
     use grpo_models::ModelConfig;
     use grpo_stablehlo::Builder;
 
@@ -400,9 +433,9 @@ mod tests {
             let rules = AxisRules::new(&mesh(&[("fsdp", devices), ("tensor", 1)]));
             let f = Builder::new();
             let x = f.argument("x", TensorType::new(Dtype::F32, [4, 8]));
-            let sharding = rules.sharding(&[Axis::Batch, Axis::Embed]).expect("a sharding");
-            f.shard(&x, &sharding);
-            f.finish("rows", &[("y", &x.tanh().constrain(&sharding))]).expect("a program").to_string()
+            rules.argument(&x, &[Axis::Batch, Axis::Embed]);
+            let y = rules.constrain(&x.tanh(), &[Axis::Batch, Axis::Embed]);
+            rules.finish(f, "rows", [("y", &y)]).expect("a program").to_string()
         };
         assert!(text(2).contains("sdy.sharding_constraint %1 <@mesh, [{\"fsdp\"}, {}]>"), "{}", text(2));
         assert!(!text(1).contains("sdy") && text(1).contains("mhlo.num_partitions = 1"), "{}", text(1));
