@@ -4,13 +4,11 @@
 
 use super::blockwise::Blockwise;
 use super::layer_loop::Layer;
-use super::layer_ops::{Broadcast, Dims, dot};
-use super::traced::last_columns;
+use super::layer_ops::{Broadcast, Dims, dot, last_columns};
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
 use crate::leaves::Leaves;
 use grpo_models::{AttentionHeads, LayerSpec, Mixer};
 use grpo_stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Value};
-use std::num::NonZeroUsize;
 use std::slice::Iter;
 
 /// Score of masked pairs: far below any score, but finite, so that no softmax becomes NaN.
@@ -54,37 +52,6 @@ impl Projected {
         let heads = self.by_head();
         let (queries, keys) = (rotary.rotated_queries(&heads.queries, result), rotary.rotated(&heads.keys, result));
         Self { queries, keys, ..heads }
-    }
-}
-
-/// How attention among the tokens of a row is computed. All variants use f32 for sums and statistics, and agree up to rounding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Attention {
-    /// `Blockwise` with [`Attention::BLOCK`] for rows longer than one block, otherwise `Materialised`.
-    #[default]
-    Auto,
-    /// Materialises the scores of all pairs of tokens for all heads: memory grows with the square of the length.
-    Materialised,
-    /// Computes blocks with running maxima and sums, as FlashAttention does: memory grows with the length, and blocks above the diagonal
-    /// are skipped. The backward pass recomputes the scores.
-    Blockwise {
-        /// The largest number of tokens of a block.
-        block: NonZeroUsize,
-    },
-}
-
-impl Attention {
-    /// Block size of [`Attention::Auto`]. The TPU compiler estimates, for a layer of Qwen2.5-0.5B with 8 rows of 1024 tokens, for attention
-    /// and its derivative: 2.0 ms with blocks of 512, 2.2 ms with 256, 2.9 ms with 128, and 2.9 ms materialised.
-    pub const BLOCK: NonZeroUsize = NonZeroUsize::new(512).expect("above 0");
-
-    /// Returns the block size for rows of `length` tokens, or `None` if the scores are materialised.
-    pub fn block(self, length: usize) -> Option<usize> {
-        match self {
-            Self::Auto => Some(Self::BLOCK.get()).filter(|block| length > *block),
-            Self::Materialised => None,
-            Self::Blockwise { block } => Some(block.get()),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::attention::Projected;
 use super::layer_loop::Layer;
-use super::layer_ops::Broadcast;
+use super::layer_ops::{Broadcast, last_columns, scaled};
 use super::{Axis, Decoder, Heads, Matrix, Role, Rotaries, Routing};
 use grpo_decoder::{BlockSpec, LayerOps, Mlp, Norm, Projection, Residual, block};
 use grpo_models::{Activation, Mixer};
@@ -193,17 +193,4 @@ impl<C: LayerCache> LayerOps for Traced<'_, C> {
         let factor = self.layer.parameters[Role::LayerScalar].convert(Dtype::F32).reshape(&[]);
         Ok((&wide * factor.broadcast_in_dim(wide.shape(), &[])).convert(self.decoder.compute.dtype()))
     }
-}
-
-/// Returns `x` times `factor`, without an operation if it is 1.
-pub(super) fn scaled(x: Value, factor: f64) -> Value {
-    if factor == 1.0 { x } else { &x * x.like(factor) }
-}
-
-/// Returns the given columns of the last dimension.
-pub(super) fn last_columns(x: &Value, columns: std::ops::Range<usize>) -> Value {
-    let (mut start, mut limit) = (vec![0; x.shape().len()], x.shape().to_vec());
-    let last = limit.len() - 1;
-    (start[last], limit[last]) = (columns.start, columns.end);
-    x.slice(&start, &limit)
 }

@@ -9,8 +9,7 @@
 mod inverse;
 mod rule;
 
-use super::layer_ops::{Broadcast, Dims, dot, layer_at, put_layer};
-use super::traced::last_columns;
+use super::layer_ops::{Broadcast, Dims, dot, last_columns, layer_at, put_layer};
 use super::{Axis, Compute, Decoder, Layer, Matrix, ParameterValues, Role, zeros};
 use crate::leaves::leaves;
 use grpo_models::{LinearAttention, ModelConfig};

@@ -4,14 +4,14 @@
 //! Legend: B rows, T tokens of a row, H hidden size, E experts, k experts of a token, I width of an expert's MLP.
 
 mod adapters;
+mod blocks;
 mod grouped;
 #[cfg(test)]
 mod tests;
 
-pub use grouped::ExpertProducts;
+pub use blocks::ExpertProducts;
 
-use super::layer_ops::{Broadcast, Dims};
-use super::traced::last_columns;
+use super::layer_ops::{Broadcast, Dims, last_columns};
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, zeros};
 use crate::leaves::leaves;
 use grouped::BlockLoop;

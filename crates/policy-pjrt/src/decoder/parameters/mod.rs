@@ -4,11 +4,13 @@
 //! of a Gated DeltaNet: Hv value heads, Dv their width, C channels of the convolution.
 
 mod axis;
+mod matrix;
 mod role;
 mod table;
 mod values;
 
 pub use axis::Axis;
+pub use matrix::Matrix;
 pub use role::Role;
 pub use table::parameters;
 pub use values::ParameterValues;

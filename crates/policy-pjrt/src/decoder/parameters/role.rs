@@ -1,6 +1,6 @@
 //! Roles of parameters.
 
-use crate::decoder::Matrix;
+use super::Matrix;
 use grpo_models::Mixer;
 
 /// The role of a parameter in the decoder.
@@ -86,7 +86,7 @@ impl Role {
     ];
 
     /// Returns the norm of a layer with this module name.
-    pub(in crate::decoder) fn of_norm(module: &str) -> Option<Self> {
+    pub(crate) fn of_norm(module: &str) -> Option<Self> {
         Self::NORMS.into_iter().find(|(_, name)| *name == module).map(|(role, _)| role)
     }
 

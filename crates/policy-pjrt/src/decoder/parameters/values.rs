@@ -1,7 +1,7 @@
 //! Parameters as values of a program.
 
+use super::Matrix;
 use super::{Parameter, ParameterId, Role};
-use crate::decoder::Matrix;
 use grpo_stablehlo::{Dtype, TensorType, Value};
 use std::collections::BTreeMap;
 
