@@ -146,11 +146,11 @@ pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &
     let mut illegal: Vec<Illegal> = vec![];
     let (mut candidates, trained) = (vec![], trained(config, shape)?);
     let recomputations = recomputations(config, shape, prompt)?;
-    for sizes in factorizations(devices.count) {
-        let training = match checked("policy.mesh", sizes, shape, &config.policy.logical_axis_rules) {
+    for mesh in factorizations(devices.count) {
+        let training = match checked("policy.mesh", mesh, shape, &config.policy.logical_axis_rules) {
             Ok(rules) => rules,
             Err(error) => {
-                let (mesh, reason) = (of_sizes(sizes), error.to_string());
+                let reason = error.to_string();
                 match illegal.iter_mut().find(|group| group.reason == reason) {
                     Some(group) => group.meshes.push(mesh),
                     None => illegal.push(Illegal { meshes: vec![mesh], reason }),
@@ -181,8 +181,8 @@ pub fn plan(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &
 fn training_rules(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devices: &Devices) -> Result<AxisRules> {
     let (table, saved) = (&config.policy.logical_axis_rules, saved_bytes(config, shape, prompt)?);
     let (mut candidates, trained) = (vec![], trained(config, shape)?);
-    for sizes in factorizations(devices.count) {
-        let Ok(training) = checked("policy.mesh", sizes, shape, table) else { continue };
+    for mesh in factorizations(devices.count) {
+        let Ok(training) = checked("policy.mesh", mesh, shape, table) else { continue };
         let rollout = rollout_rules(config, shape, prompt, &training, devices)?;
         let meshes = MeshRules { training, rollout };
         candidates.push(candidate(config, shape, prompt, trained, &meshes, devices, saved)?);
@@ -204,7 +204,7 @@ fn training_rules(config: &TrainConfig, shape: &ModelConfig, prompt: usize, devi
         devices.chip.name,
         if others.is_empty() { "none".to_owned() } else { others.join(", ") }
     );
-    checked("policy.mesh", best.sizes("policy.mesh", devices.count)?, shape, table)
+    checked("policy.mesh", best, shape, table)
 }
 
 /// Returns the axis rules on which sampling is predicted to be fastest. Weights are copied over `data` and sharded over `tensor`; a mesh that
@@ -222,8 +222,8 @@ fn rollout_rules(
     let (table, options) = (&config.policy.logical_axis_rules, policy_options(config, shape)?);
     let mut best: Option<(f64, AxisRules)> = None;
     for tensor in divisors(devices.count).into_iter().rev() {
-        let sizes = [devices.count / tensor, 1, tensor];
-        let Ok(rollout) = checked("rollout.mesh", sizes, shape, table) else { continue };
+        let mesh = of_sizes([devices.count / tensor, 1, tensor]);
+        let Ok(rollout) = checked("rollout.mesh", mesh, shape, table) else { continue };
         if !can_move(shape, training, &rollout) {
             continue;
         }
@@ -308,12 +308,12 @@ fn rank(candidates: &mut [Candidate]) {
     });
 }
 
-/// Returns the sizes of data, fsdp and tensor whose product is `count`.
-fn factorizations(count: usize) -> Vec<[usize; 3]> {
-    let pairs = divisors(count)
-        .into_iter()
-        .flat_map(|tensor| divisors(count / tensor).into_iter().map(move |data| [data, count / tensor / data, tensor]));
-    pairs.collect()
+/// Returns the meshes of `count` devices.
+fn factorizations(count: usize) -> Vec<MeshConfig> {
+    let with = |tensor: usize| {
+        divisors(count / tensor).into_iter().map(move |data| of_sizes([data, count / tensor / data, tensor]))
+    };
+    divisors(count).into_iter().flat_map(with).collect()
 }
 
 /// Returns the divisors of a number, ascending.
@@ -383,7 +383,8 @@ fn mesh_config(rules: &AxisRules) -> MeshConfig {
     of_sizes([size("data"), size("fsdp"), size("tensor")])
 }
 
-fn of_sizes(sizes: [usize; 3]) -> MeshConfig {
+/// Returns a mesh with these sizes of data, fsdp and tensor.
+pub(crate) fn of_sizes(sizes: [usize; 3]) -> MeshConfig {
     let [data, fsdp, tensor] = sizes.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
     MeshConfig { data, fsdp, tensor }
 }

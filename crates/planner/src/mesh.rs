@@ -1,7 +1,7 @@
 //! The meshes of a run on several devices: of training, and of sampling.
 
 use crate::error::Result;
-use crate::{Devices, rollout_rules, training_rules};
+use crate::{Devices, of_sizes, rollout_rules, training_rules};
 use grpo_models::ModelConfig;
 use grpo_policy_pjrt::common_refinement;
 use grpo_policy_pjrt::decoder::{Axis, AxisRules};
@@ -52,12 +52,14 @@ impl MeshRules {
         let Some(choice) = &config.policy.mesh else { return Ok(None) };
         let table = &config.policy.logical_axis_rules;
         let training = match choice {
-            MeshChoice::Axes(axes) => checked("policy.mesh", axes.sizes("policy.mesh", devices.count)?, shape, table)?,
+            MeshChoice::Axes(mesh) => {
+                checked("policy.mesh", mesh.on_devices("policy.mesh", devices.count)?, shape, table)?
+            }
             MeshChoice::Auto => training_rules(config, shape, prompt, devices)?,
         };
         let rollout = match &config.rollout.mesh {
-            Some(MeshChoice::Axes(axes)) => {
-                let rollout = checked("rollout.mesh", axes.sizes("rollout.mesh", devices.count)?, shape, table)?;
+            Some(MeshChoice::Axes(mesh)) => {
+                let rollout = checked("rollout.mesh", mesh.on_devices("rollout.mesh", devices.count)?, shape, table)?;
                 let expected =
                     "a mesh whose groups of neighbouring devices contain, or are contained in, those of policy.mesh";
                 check(can_move(shape, &training, &rollout), "rollout.mesh", expected, rollout.mesh())?;
@@ -76,18 +78,14 @@ impl MeshRules {
 pub fn default_axis_rules(key: &str, mesh: &MeshConfig) -> Result<AxisRules> {
     let devices = mesh.devices();
     check(devices.is_some(), key, "1 or more devices on every axis", "-1")?;
-    rules(mesh.sizes(key, devices.unwrap_or(0))?, &LogicalAxisRules::default())
+    rules(*mesh, &LogicalAxisRules::default())
 }
 
 /// Returns the rules of a mesh whose sizes divide the model's dimensions.
-pub(crate) fn checked(
-    key: &str,
-    sizes: [usize; 3],
-    shape: &ModelConfig,
-    table: &LogicalAxisRules,
-) -> Result<AxisRules> {
-    for (axis, size) in MeshAxis::ALL.into_iter().zip(sizes) {
-        let alone = |size: usize| rules(MeshAxis::ALL.map(|other| if other == axis { size } else { 1 }), table);
+pub(crate) fn checked(key: &str, mesh: MeshConfig, shape: &ModelConfig, table: &LogicalAxisRules) -> Result<AxisRules> {
+    for (axis, size) in mesh.axes() {
+        let size = usize::try_from(size).unwrap_or(0);
+        let alone = |size| rules(of_sizes(MeshAxis::ALL.map(|other| if other == axis { size } else { 1 })), table);
         if alone(size)?.check_model(shape).is_err() {
             let legal =
                 (1..=size.max(64)).filter(|size| alone(*size).is_ok_and(|rules| rules.check_model(shape).is_ok()));
@@ -96,7 +94,7 @@ pub(crate) fn checked(
             check(false, &format!("{key}.{}", axis.name()), &expected, size)?;
         }
     }
-    let all = rules(sizes, table)?;
+    let all = rules(mesh, table)?;
     if let Err(error) = all.check_model(shape) {
         // Each axis fits alone, but a dimension does not divide by their product.
         let expected = format!(
@@ -129,10 +127,9 @@ fn dimensions(shape: &ModelConfig) -> String {
     )
 }
 
-/// Returns the axis rules of a mesh with these sizes of data, fsdp and tensor.
-fn rules(sizes: [usize; 3], table: &LogicalAxisRules) -> Result<AxisRules> {
-    let axes = MeshAxis::ALL.map(MeshAxis::name).into_iter().zip(sizes);
-    let mesh = Mesh::new("mesh", axes)?;
+/// Returns the axis rules of a mesh without -1.
+fn rules(mesh: MeshConfig, table: &LogicalAxisRules) -> Result<AxisRules> {
+    let mesh = Mesh::new("mesh", mesh.axes().map(|(axis, size)| (axis.name(), usize::try_from(size).unwrap_or(0))))?;
     let LogicalAxisRules { batch, embed, heads, kv, mlp, expert, vocab, length } = table;
     let changes = [
         (Axis::Batch, batch),

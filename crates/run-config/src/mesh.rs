@@ -93,17 +93,17 @@ impl MeshConfig {
         self.axes().iter().try_fold(1_usize, |all, (_, size)| all.checked_mul(usize::try_from(*size).ok()?))
     }
 
-    /// Returns the sizes of all axes on this number of devices.
+    /// Returns the mesh on this number of devices, without -1.
     ///
     /// ```
     /// let mesh = grpo_run_config::MeshConfig { fsdp: -1, tensor: 2, ..Default::default() };
-    /// assert_eq!(mesh.sizes("policy.mesh", 8)?, [1, 4, 2]);
+    /// assert_eq!(mesh.on_devices("policy.mesh", 8)?.to_string(), "fsdp 4 x tensor 2");
     /// # Ok::<(), grpo_run_config::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`crate::Error::Key`] with `key` if the sizes do not multiply to `devices`.
-    pub fn sizes(&self, key: &str, devices: usize) -> Result<[usize; 3]> {
+    pub fn on_devices(&self, key: &str, devices: usize) -> Result<Self> {
         self.validate(key)?;
         let given: usize = self.axes().iter().filter_map(|(_, size)| usize::try_from(*size).ok()).product();
         let has_rest = self.devices().is_none();
@@ -113,7 +113,9 @@ impl MeshConfig {
             false => format!("axes whose product is the number of devices, {devices} (policy.devices)"),
         };
         check(fits, key, &expected, format!("{given} devices"))?;
-        Ok(self.axes().map(|(_, size)| usize::try_from(size).unwrap_or(devices / given)))
+        let rest = i64::try_from(devices / given).unwrap_or(i64::MAX);
+        let [data, fsdp, tensor] = self.axes().map(|(_, size)| if size == -1 { rest } else { size });
+        Ok(Self { data, fsdp, tensor })
     }
 
     /// Checks that every axis has at least one device, or one axis takes the rest.
@@ -207,7 +209,7 @@ impl TrainConfig {
         if let MeshChoice::Axes(axes) = mesh {
             axes.validate("policy.mesh")?;
             if let Some(devices) = policy.devices {
-                axes.sizes("policy.mesh", devices)?;
+                axes.on_devices("policy.mesh", devices)?;
             }
         }
         if let Some(MeshChoice::Axes(axes)) = &rollout.mesh {

@@ -30,7 +30,7 @@ impl TrainPrograms {
     pub fn step(&self, loss: &LossConfig, of_values: Option<&ValueLossConfig>, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "step";
         let (spec, table, trained) = (self.spec(loss, shape)?, self.decoder().parameters(), self.decoder().trained());
-        self.check_split(shape)?;
+        self.check_shape(shape)?;
         let (f, rules) = (Builder::new(), self.decoder().axis_rules());
         let frozen = &table[..table.len() - trained.len()];
         let frozen = self.decoder().declare_table(&f, frozen, self.model);

@@ -1,6 +1,7 @@
 //! How the products of experts are computed, and the sizes of the loop over blocks of grouped products.
 //!
-//! Legend: as of grouped products.
+//! Legend: G groups of tokens, D devices that share the experts for the same tokens, n tokens of a group, E experts of a device, k experts of a token, M
+//! blocks, R rows of a block, Q tokens of a chunk.
 
 use super::super::{Axis, AxisRules};
 use grpo_models::Experts;

@@ -1,7 +1,6 @@
 //! Parameters as values of a program.
 
-use super::Matrix;
-use super::{Parameter, ParameterId, Role};
+use super::{Matrix, Parameter, ParameterId, Role};
 use grpo_stablehlo::{Dtype, TensorType, Value};
 use std::collections::BTreeMap;
 

@@ -202,7 +202,7 @@ impl TrainPrograms {
     ) -> Result<Module> {
         const NAME: &str = "gradient";
         let (spec, trained) = (self.spec(loss, shape)?, self.decoder.trained());
-        self.check_split(shape)?;
+        self.check_shape(shape)?;
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
         let sum = |p: &Parameter| f.argument(&format!("{}.sum", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
@@ -227,7 +227,7 @@ impl TrainPrograms {
         if !self.decoder.has_value_head() {
             return Err(grpo_policy::Error::NoValueHead.into());
         }
-        self.check_split(shape)?;
+        self.check_shape(shape)?;
         let table = self.decoder.parameters();
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
@@ -247,7 +247,7 @@ impl TrainPrograms {
     pub fn score(&self, loss: &LossConfig, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "score";
         let (spec, table) = (self.spec(loss, shape)?, self.decoder.parameters());
-        self.check_split(shape)?;
+        self.check_shape(shape)?;
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
         let batch = self.batch_of_scores(&f, &spec, shape);
@@ -348,7 +348,7 @@ impl TrainPrograms {
         };
         let [hidden, head] = self.operands_of_head(&hidden, &head);
         let tables = tables.into_iter().map(|(role, table)| (role, self.whole_table(&table)));
-        let sums = sums.into_iter().map(|(role, sum)| (role, self.split_gradient(role, &sum)));
+        let sums = sums.into_iter().map(|(role, sum)| (role, self.shard_gradient(role, &sum)));
         [(Role::Hidden, hidden), (Role::LmHead, head)].into_iter().chain(tables).chain(sums).collect()
     }
 
@@ -388,7 +388,7 @@ impl TrainPrograms {
             rows.counted = counted.first().filter(|_| outputs.routers).cloned();
             rows.routed = routed.first().cloned();
             let (x, routers) = self.decoder.residual(&weights, &rows, self.save.clone())?;
-            let hidden = self.split_hidden(&take_rows(self.decoder.axis_rules(), &x, predicting, predicts));
+            let hidden = self.shard_hidden(&take_rows(self.decoder.axis_rules(), &x, predicting, predicts));
             let hidden = self.decoder.final_norm(&weights, &hidden);
             let values = outputs.values.then(|| self.decoder.values(&weights, &hidden));
             let routers = routers

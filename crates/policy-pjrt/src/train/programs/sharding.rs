@@ -15,7 +15,7 @@ pub(in crate::train) const ROUTED: [Option<Axis>; 4] = [None, Some(Axis::Batch),
 
 impl TrainPrograms {
     /// Shards hidden states `[N, H]` by rows.
-    pub(super) fn split_hidden(&self, hidden: &Value) -> Value {
+    pub(super) fn shard_hidden(&self, hidden: &Value) -> Value {
         self.decoder.axis_rules().constrain(hidden, &HIDDEN)
     }
 
@@ -25,7 +25,7 @@ impl TrainPrograms {
         let rules = self.decoder.axis_rules();
         let head = rules.constrain(head, &LM_HEAD);
         [
-            rules.constrain(&self.split_hidden(hidden), &[None::<Axis>; 2]),
+            rules.constrain(&self.shard_hidden(hidden), &[None::<Axis>; 2]),
             rules.constrain(&head, &[Some(Axis::Vocab), None]),
         ]
     }
@@ -33,7 +33,7 @@ impl TrainPrograms {
     /// Shards the gradient of hidden states by rows. Devices hold all rows and some columns of it: they first select their rows, then
     /// exchange columns.
     pub(super) fn rows_of_gradient(&self, dhidden: &Value) -> Value {
-        self.split_hidden(&self.decoder.axis_rules().constrain_from_the_last(dhidden, &HIDDEN))
+        self.shard_hidden(&self.decoder.axis_rules().constrain_from_the_last(dhidden, &HIDDEN))
     }
 
     /// Builds the operations of the loss head.
@@ -48,12 +48,12 @@ impl TrainPrograms {
         let of_head = rules.sharding(&[None::<Axis>; 2]).zip(rules.sharding(&[Some(Axis::Vocab), None]));
         let of_head = of_head.map(|(rows, weight)| HeadSplit { rows, weight });
         let results = spec.operations(f, pass, arguments, of_head)?;
-        Ok(results.into_iter().map(|(role, value)| (role, self.split_gradient(role, &value))).collect())
+        Ok(results.into_iter().map(|(role, value)| (role, self.shard_gradient(role, &value))).collect())
     }
 
     /// Constrains the gradients that the loss head takes and returns. Each device computes its columns of the hidden states' gradient, for
     /// all tokens.
-    pub(super) fn split_gradient(&self, role: Role, value: &Value) -> Value {
+    pub(super) fn shard_gradient(&self, role: Role, value: &Value) -> Value {
         match role {
             Role::GradHidden => self.decoder.axis_rules().constrain(value, &[None, Some(Axis::Embed)]),
             Role::GradLmHead => self.decoder.axis_rules().constrain(value, &LM_HEAD),
@@ -62,7 +62,7 @@ impl TrainPrograms {
     }
 
     /// Checks that rows `[B, T]` and hidden states `[N, H]` shard evenly.
-    pub(in crate::train) fn check_split(&self, shape: TrainShape) -> Result<()> {
+    pub(in crate::train) fn check_shape(&self, shape: TrainShape) -> Result<()> {
         let TrainShape { rows, length, tokens, .. } = shape;
         let (rules, hidden) = (self.decoder.axis_rules(), self.config().hidden_size);
         rules.check("the rows of a micro-batch", &[(Axis::Batch, rows), (Axis::Length, length)])?;
