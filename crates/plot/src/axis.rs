@@ -7,8 +7,8 @@ use std::ops::Range;
 const SIZE: f64 = 10.0;
 /// The minimum space between two adjacent labels in pixels.
 const GAP: f64 = 10.0;
-/// The maximum number of decimals of a label.
-const MOST_DECIMALS: f64 = 6.0;
+/// The maximum number of decimals of a label, and of one with a power of ten.
+const MOST_DECIMALS: [usize; 2] = [20, 6];
 /// The maximum number of labels of a logarithmic axis of many decades.
 const MOST_DECADES: usize = 10;
 
@@ -145,16 +145,16 @@ pub fn widest(labels: &[Label]) -> f64 {
 /// Formats the numbers alike: 0.5 and 1.0, 9.5k and 10.0k, 0.5e-6 and 1.0e-6.
 fn formatted(values: Vec<f64>, step: f64) -> Vec<Label> {
     let most = values.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
-    let decimals = |step: f64| (-step.log10() - 1e-9).ceil().clamp(0.0, MOST_DECIMALS) as usize;
+    let decimals = |step: f64| (-step.log10() - 1e-9).ceil().clamp(0.0, MOST_DECIMALS[0] as f64) as usize;
     let text = |value: f64| {
         if value == 0.0 {
             return "0".to_owned();
         }
         if !(1e-3..1e15).contains(&most) {
-            let power = most.log10().floor() as i32;
+            let power = (most.log10() + 1e-12).floor() as i32;
             // 10^power is 0 or infinite for the smallest and largest numbers.
             let scaled = |value: f64| value / 10f64.powi(power / 2) / 10f64.powi(power - power / 2);
-            return format!("{:.*}e{power}", decimals(scaled(step)), scaled(value));
+            return format!("{:.*}e{power}", decimals(scaled(step)).min(MOST_DECIMALS[1]), scaled(value));
         }
         let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
         let unit = units.into_iter().find(|(size, _)| most >= 1e4 && most >= *size);
@@ -200,6 +200,7 @@ mod tests {
             (0.999_99..1.000_01, &["0.999990", "0.999995", "1.000000", "1.000005", "1.000010"]),
             (-4.5e-7..4.5e-7, &["-4e-7", "-2e-7", "0", "2e-7", "4e-7"]),
             (f64::MIN / 1.1..f64::MAX / 1.1, &["-1e308", "0", "1e308"]),
+            (1e-3..1.000_1e-3, &["0.00100000", "0.00100002", "0.00100004", "0.00100006", "0.00100008", "0.00100010"]),
             (f64::NAN..1.0, &[]),
         ] {
             assert_eq!(texts(&labels(&range, 6, false)), expected, "{range:?}");

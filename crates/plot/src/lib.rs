@@ -21,5 +21,9 @@
 mod axis;
 mod svg;
 
+/// The object `axis` in JavaScript, for pages that redraw their charts: `axis.vertical` returns the labels of [`labels`], and `axis.horizontal` as
+/// many as fit by the widths that a browser measures.
+pub const AXIS_SCRIPT: &str = include_str!("axis.js");
+
 pub use axis::{Axis, Chart, Label, horizontal_labels, labels, three_digits, widest};
 pub use svg::{Anchor, COLORS, Point, Svg, shortened, text_width};

@@ -1,5 +1,5 @@
-//! Renders the page: tables are written here, `page/page.js` draws curves and samples from the data of [`crate::data`], and `page/axis.js`
-//! chooses the labels of axes.
+//! Renders the page: tables are written here, and `page/page.js` draws curves and samples from the data of [`crate::data`], with the labels of
+//! [`grpo_plot::AXIS_SCRIPT`].
 
 mod sections;
 
@@ -7,11 +7,12 @@ use crate::html::Html;
 use crate::{Report, data};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use grpo_plot::AXIS_SCRIPT;
 use sections::{configuration, evaluations, every_metric, section, summary, times};
 use sha2::{Digest, Sha256};
 
 const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = concat!(include_str!("axis.js"), include_str!("page.js"));
+const SCRIPT: &str = include_str!("page.js");
 
 impl Report {
     /// Returns the page. It depends on the files only.
@@ -49,7 +50,7 @@ impl Report {
         html.raw("</main>\n<script type=\"application/json\" id=\"data\">")
             .json(&data::json(self))
             .raw("</script>\n<script>");
-        html.raw(SCRIPT).raw("</script>\n</body>\n</html>\n");
+        html.raw(AXIS_SCRIPT).raw(SCRIPT).raw("</script>\n</body>\n</html>\n");
         html.into_string()
     }
 }
@@ -57,8 +58,8 @@ impl Report {
 const NO_SCRIPT: &str = "<noscript><p class=\"note\">This part is drawn by the script of this page, which is switched off.</p></noscript>\n";
 
 fn policy() -> String {
-    let hash = |text: &str| STANDARD.encode(Sha256::digest(text.as_bytes()));
-    let (style, script) = (hash(STYLE), hash(SCRIPT));
+    let hash = |text: String| STANDARD.encode(Sha256::digest(text.as_bytes()));
+    let (style, script) = (hash(STYLE.to_owned()), hash([AXIS_SCRIPT, SCRIPT].concat()));
     format!(
         "default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; base-uri 'none'; form-action 'none'"
     )

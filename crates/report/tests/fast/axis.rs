@@ -1,11 +1,12 @@
-//! Labels of axes: runs `page/axis.js` in a JavaScript engine with given text widths.
+//! Labels of axes: runs [`grpo_plot::AXIS_SCRIPT`] in a JavaScript engine with given text widths.
 
+use grpo_plot::{AXIS_SCRIPT, labels};
 use rquickjs::{Context, Runtime};
 use serde_json::{Value, json};
 
 /// Returns the value of an expression that may use `axis`.
 fn evaluate(expression: &str) -> Value {
-    let script = format!("{}\nJSON.stringify({expression})", include_str!("../../src/page/axis.js"));
+    let script = format!("{AXIS_SCRIPT}\nJSON.stringify({expression})");
     let context = Context::full(&Runtime::new().unwrap()).unwrap();
     let text: String = context.with(|ctx| ctx.eval(script)).unwrap();
     serde_json::from_str(&text).unwrap()
@@ -111,4 +112,16 @@ fn labels_have_the_fewest_digits_that_distinguish_them() {
     assert_eq!(vertical(-6.0, 3.0, 6, log), ["1e-6", "1e-4", "0.01", "1", "100"]);
     assert_eq!(vertical(0.0, 1.0, 6, log), ["1", "2", "5", "10"]);
     assert_eq!(vertical(-0.3, 0.1, 6, log), ["0.6", "0.8", "1.0", "1.2"], "less than a decade");
+}
+
+#[test]
+fn the_page_and_charts_as_svg_have_the_same_labels() {
+    let ranges = evaluate(VERTICAL);
+    let ranges: Vec<[f64; 2]> = serde_json::from_value(ranges).unwrap();
+    for [low, high] in ranges.into_iter().chain([[1e-3, 1.000_1e-3], [1e15, 1.1e15], [-7e9, 3e9]]) {
+        for most in [3, 6, 12] {
+            let texts: Vec<String> = labels(&(low..high), most, false).into_iter().map(|(_, text)| text).collect();
+            assert_eq!(vertical(low, high, most, "{}"), texts, "{low} to {high}, at most {most}");
+        }
+    }
 }
