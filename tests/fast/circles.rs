@@ -1,7 +1,8 @@
 //! Files that import each other in a circle.
 //!
 //! A file uses another one if it imports an item that the other file defines, or writes a path to it. Re-exports are resolved to the file that
-//! defines the item. A declaration `mod` and a re-export alone are no use. Items with `#[cfg(test)]` are ignored.
+//! defines the item. A declaration `mod` and a re-export alone are no use. Items with `#[cfg(test)]` are ignored, and so are modules that a macro
+//! declares: the losses of `grpo-core`.
 
 use crate::tokens::{Token, tokens};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,8 @@ use std::path::{Path, PathBuf};
 /// Largest number of files in a circle.
 const MOST: usize = 3;
 
-/// The numbers of files of the larger circles, by crate. Entries only fall.
+/// The numbers of files of the larger circles, by crate. Entries only fall. That of `grpo-core` stays: a loss is one file, whose keys are a part of
+/// `LossConfig`, and whose formula reads it.
 const KNOWN: &[(&str, &[usize])] = &[
     ("backend-cpu", &[6, 12]),
     ("backend-tpu", &[4]),
@@ -18,7 +20,6 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("grpo-core", &[6]),
     ("models", &[4, 5, 5, 12, 17]),
     ("pjrt", &[7, 9]),
-    ("policy", &[10]),
     ("policy-cpu", &[16]),
     ("policy-pjrt", &[9, 21]),
     ("run", &[14]),

@@ -1,10 +1,10 @@
 //! Estimates the memory of a training before anything is loaded.
 
 use crate::config::ModelConfig;
+use crate::optimizer::OptimizerName;
 use crate::quantization::QuantizedMemory;
 use crate::weights::Dtype;
 use grpo_core::readable_bytes;
-use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Memory by part in bytes: permanent parts, and parts of consecutive phases.
@@ -167,68 +167,6 @@ impl TrainingMemory {
         }
         table.push_in(UPDATES, "gradients (float32)", gradients);
         table
-    }
-}
-
-/// An optimizer, with its name in `transformers`. It decides the update rule and the format of its state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum OptimizerName {
-    /// AdamW with f32 moments.
-    #[default]
-    #[serde(rename = "adamw")]
-    AdamW,
-    /// AdamW with moments in 8 bits and a scale per block of 256 values, as in bitsandbytes. Tensors with fewer than 4096 values have f32
-    /// moments.
-    #[serde(rename = "adamw_8bit")]
-    AdamW8bit,
-    /// SGD with momentum.
-    #[serde(rename = "sgd")]
-    Sgd,
-    /// Muon for the matrices of layers, and AdamW for embeddings, head, norms and biases.
-    #[serde(rename = "muon")]
-    Muon,
-}
-
-/// The factor of Muon's learning rate for a matrix `[A, B]`, with PyTorch's names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdjustLr {
-    /// sqrt(max(1, A / B)), Keller Jordan's.
-    Original,
-    /// 0.2 sqrt(max(A, B)), with which an update has the size of AdamW's (arXiv 2502.16982), so that both rules can share a learning rate.
-    #[default]
-    MatchRmsAdamw,
-}
-
-/// The number of values of 8-bit moments that share a scale.
-pub const MOMENT_BLOCK: usize = 256;
-
-impl OptimizerName {
-    /// Returns the bytes of one moment of this number of weights. 8-bit moments count as if all blocks were full, and small tensors as if
-    /// they had 8 bits, too.
-    pub fn moment_bytes(self, count: u64) -> u64 {
-        let single = Dtype::F32.size() as u64;
-        match self {
-            Self::AdamW | Self::Sgd | Self::Muon => count.saturating_mul(single),
-            Self::AdamW8bit => count.saturating_add(count.div_ceil(MOMENT_BLOCK as u64) * single),
-        }
-    }
-
-    /// Returns the names of the tensors of the state in memory tables, each with the size of the trained weights. For `muon` this is an upper
-    /// bound: matrices of layers have one of the two.
-    pub fn moments(self) -> &'static [&'static str] {
-        match self {
-            Self::AdamW | Self::AdamW8bit | Self::Muon => &["first moments", "second moments"],
-            Self::Sgd => &["momentum buffers"],
-        }
-    }
-
-    /// Returns the name of the format of moments in memory tables.
-    fn moment_label(self) -> &'static str {
-        match self {
-            Self::AdamW | Self::Sgd | Self::Muon => "float32",
-            Self::AdamW8bit => "8 bits",
-        }
     }
 }
 

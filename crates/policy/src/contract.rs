@@ -419,7 +419,8 @@ pub fn eight_bit_moments_are_restored_bit_for_bit_and_only_with_their_optimizer<
 
 pub fn states_of_other_optimizers_are_restored_bit_for_bit<F: Fixture>() {
     let sequences = sequences();
-    for name in [OptimizerName::Sgd, OptimizerName::Muon] {
+    for name in OptimizerName::ALL.into_iter().filter(|name| !name.is_eight_bit() && *name != OptimizerName::default())
+    {
         let config = OptimizerSettings { name, weight_decay: 0.1, ..OptimizerSettings::default() };
         let (mut policy, mut other) = (fresh::<F>(), fresh::<F>());
         policy.reset_optimizer(&config).unwrap();

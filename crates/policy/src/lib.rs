@@ -25,9 +25,9 @@ pub use completion_sampler::CompletionSampler;
 pub use error::{Error, Result};
 pub use initial::{FUSED_MATRICES, InitialWeights};
 pub use optimizer::{
-    AdjustLr, CLIP_EPSILON, CodeBook, MOMENT_CODES, MOMENT_SCALES, Matrices, MomentBlocks, OptimizerBounds,
-    OptimizerName, OptimizerSettings, OptimizerStep, Rule, Slot, UpdateRule, check_moments, check_optimizer,
-    is_moment_codes, moment_codes, moment_tensors, orthogonalised,
+    AdjustLr, CLIP_EPSILON, CodeBook, MOMENT_CODES, MOMENT_SCALES, Matrices, MatrixRule, MomentBlocks, OptimizerBounds,
+    OptimizerName, OptimizerSettings, OptimizerStep, Rule, Slot, UpdateRule, adapter_optimizers, check_moments,
+    check_optimizer, is_moment_codes, moment_codes, moment_tensors, trains_adapters,
 };
 pub use policy::{Policy, Weights, accumulate_and_apply};
 pub use rollout::{

@@ -2,7 +2,8 @@
 
 use crate::{LrSchedulerType, PolicyDtype, TrainConfig};
 use grpo_files::{Layers, Result};
-use grpo_models::GenerationDefaults;
+use grpo_models::{GenerationDefaults, OptimizerName};
+use grpo_policy::trains_adapters;
 
 fn resolve(layers: Result<Layers>) -> crate::Result<TrainConfig> {
     TrainConfig::from_layers(layers?)
@@ -214,8 +215,7 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["grpo.sync_ref_model=true", "loss.beta=0.1", "grpo.ref_model_mixup_alpha=1.5"], &["grpo.ref_model_mixup_alpha"]),
     (&["grpo.sync_ref_model=true", "loss.beta=0.1", "grpo.ref_model_sync_steps=0"], &["grpo.ref_model_sync_steps"]),
     (&["grpo.sync_ref_model=true", "loss.beta=0.1", "lora={r: 4}"], &["the model without adapters"]),
-    (&["optimizer.name=muon", "lora={r: 4}"], &["optimizer.name", "with `lora`", "muon"]),
-    (&["optimizer.name=muon", "optimizer.momentum=1"], &["optimizer.momentum", "in [0, 1)"]),
+    (&["optimizer.momentum=1"], &["optimizer.momentum", "in [0, 1)"]),
     (&["rewards.soft_overlong_punishment={max_completion_len: 4, soft_punish_cache: 5}"], &["soft_punish_cache (5)"]),
     (&["rewards.soft_overlong_punishment={max_completion_len: 20, soft_punish_cache: 4}"], &["begins below"]),
     // The schedule of learning rates.
@@ -274,6 +274,21 @@ fn invalid_settings_are_refused_by_key() {
     for (assignments, words) in REFUSED {
         let text = resolve(set(assignments)).unwrap().validate().unwrap_err().to_string();
         assert!(words.iter().all(|word| text.contains(word)), "{assignments:?}: {text}");
+    }
+}
+
+#[test]
+fn optimizers_of_whole_matrices_are_refused_with_lora() {
+    for name in OptimizerName::ALL {
+        let config = resolve(set(&[&format!("optimizer.name={name}"), "lora={r: 4}"])).unwrap();
+        match config.validate() {
+            Ok(()) => assert!(trains_adapters(name), "{name}"),
+            Err(error) => {
+                let text = error.to_string();
+                let words = ["`optimizer.name`", " with `lora`", &name.to_string()];
+                assert!(!trains_adapters(name) && words.iter().all(|word| text.contains(word)), "{text}");
+            }
+        }
     }
 }
 

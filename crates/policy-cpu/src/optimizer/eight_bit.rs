@@ -6,7 +6,7 @@
 use super::{CHUNK, Largest, Update, chunks, matrices};
 use crate::decoder::{Decoder, Part, parts};
 use grpo_models::{MOMENT_BLOCK, NamedTensor};
-use grpo_policy::{MomentBlocks, OptimizerName, Result, Rule, TensorSink, TensorSource, moment_codes};
+use grpo_policy::{MomentBlocks, OptimizerName, Result, Rule, Slot, TensorSink, TensorSource, moment_codes};
 use rayon::prelude::*;
 
 /// Fewest columns that are transposed at once: a cache line of f32.
@@ -35,6 +35,7 @@ enum Values {
 enum Group<'a> {
     Single(Vec<&'a mut [f32]>),
     EightBit {
+        slots: &'static [Slot],
         /// Number of values of a row.
         row: usize,
         codes: Vec<&'a mut [u8]>,
@@ -47,7 +48,7 @@ impl TensorMoments {
     pub(super) fn zeros(model: &Decoder, name: &str, shape: &[usize], optimizer: OptimizerName) -> Option<Vec<Self>> {
         let parts = parts(model.config(), &model.adapted, name, shape).into_iter();
         let tensors: Vec<Self> = parts.map(|part| Self::zeros_of(part, optimizer)).collect();
-        let is_apart = |tensor: &Self| matches!(tensor.values, Values::EightBit { .. }) || tensor.rule == Rule::Muon;
+        let is_apart = |tensor: &Self| matches!(tensor.values, Values::EightBit { .. }) || tensor.rule.is_of_matrices();
         tensors.iter().any(is_apart).then_some(tensors)
     }
 
@@ -116,7 +117,7 @@ impl TensorMoments {
         gradient: &[f32],
         columns: usize,
     ) {
-        if let (Rule::Muon, Values::Single(slots)) = (self.rule, &mut self.values) {
+        if let (true, Values::Single(slots)) = (self.rule.is_of_matrices(), &mut self.values) {
             return matrices::apply(&self.part, update, values, gradient, &mut slots[0], columns);
         }
         let Part { shape, columns: of_part, first_row, transposed, .. } = self.part.clone();
@@ -182,7 +183,9 @@ impl TensorMoments {
                 let of_group = length / row * blocks.per_row() + (length % row).div_ceil(MOMENT_BLOCK);
                 let codes = chunks(codes.iter_mut().map(|slot| &mut slot[..]), length);
                 let scales = chunks(scales.iter_mut().map(|slot| &mut slot[..]), of_group);
-                codes.into_iter().zip(scales).map(|(codes, scales)| Group::EightBit { row, codes, scales }).collect()
+                let slots = self.rule.slots();
+                let group = |(codes, scales)| Group::EightBit { slots, row, codes, scales };
+                codes.into_iter().zip(scales).map(group).collect()
             }
         }
     }
@@ -191,31 +194,25 @@ impl TensorMoments {
 impl Group<'_> {
     /// Updates values and moments; values and gradient are in the order of the tensor.
     fn step(self, update: &Update, decays: bool, values: &mut [f32], gradient: &[f32]) {
-        let (row, codes, scales) = match self {
+        let (slots, row, mut codes, mut scales) = match self {
             Self::Single(slots) => return update.update(decays, values, gradient, slots),
-            Self::EightBit { row, codes, scales } => (row, codes, scales),
+            Self::EightBit { slots, row, codes, scales } => (slots, row, codes, scales),
         };
-        let books = Rule::AdamW.slots().iter().map(|slot| slot.book);
-        // The codes and the scale of every block, by slot.
-        let of_slot = |(codes, scales)| -> Vec<(&mut [u8], &mut f32)> {
-            let codes: &mut [u8] = codes;
-            let scales: &mut [f32] = scales;
-            codes.chunks_mut(row).flat_map(|row| row.chunks_mut(MOMENT_BLOCK)).zip(scales).collect()
-        };
-        let mut slots: Vec<_> = codes.into_iter().zip(scales).map(|pair| of_slot(pair).into_iter()).collect();
         let mut buffers = vec![[0.0; MOMENT_BLOCK]; slots.len()];
+        let mut moments: Vec<&mut [f32]> = buffers.iter_mut().map(|buffer| &mut buffer[..]).collect();
         let blocks = values.chunks_mut(row).flat_map(|row| row.chunks_mut(MOMENT_BLOCK));
         let blocks = blocks.zip(gradient.chunks(row).flat_map(|row| row.chunks(MOMENT_BLOCK)));
-        for (values, gradient) in blocks {
-            let mut stored: Vec<_> = slots.iter_mut().filter_map(Iterator::next).collect();
-            let mut moments: Vec<&mut [f32]> = buffers.iter_mut().map(|buffer| &mut buffer[..values.len()]).collect();
-            for ((book, (codes, scale)), moment) in books.clone().zip(&stored).zip(&mut moments) {
-                book.dequantize(codes, **scale, moment);
+        let mut first = 0;
+        for (index, (values, gradient)) in blocks.enumerate() {
+            let block = first..first + values.len();
+            for (i, slot) in slots.iter().enumerate() {
+                slot.book.dequantize(&codes[i][block.clone()], scales[i][index], &mut moments[i][..values.len()]);
             }
             update.step.update(decays, update.clip, values, gradient, &mut moments);
-            for ((book, (codes, scale)), moment) in books.clone().zip(&mut stored).zip(&moments) {
-                **scale = book.quantize(moment, codes);
+            for (i, slot) in slots.iter().enumerate() {
+                scales[i][index] = slot.book.quantize(&moments[i][..values.len()], &mut codes[i][block.clone()]);
             }
+            first = block.end;
         }
     }
 }

@@ -1,24 +1,17 @@
 //! AdamW (arXiv 1711.05101), as in PyTorch.
 
-use super::{CodeBook, MOMENT_CODES, MOMENT_SCALES, OptimizerBounds, OptimizerSettings, Slot, UpdateRule};
+use super::bounds::OptimizerBounds;
+use super::code_book::CodeBook;
+use super::settings::OptimizerSettings;
+use super::update_rule::{Slot, UpdateRule};
 use crate::state::MOMENTS;
 use grpo_core::backend_api::real::Real;
 
-/// The averages of gradients and of their squares.
-pub(super) const SLOTS: [Slot; 2] = [
-    Slot {
-        single: MOMENTS[0],
-        eight_bit: [MOMENT_CODES[0], MOMENT_SCALES[0]],
-        book: CodeBook::Signed,
-        is_squared: false,
-    },
-    Slot {
-        single: MOMENTS[1],
-        eight_bit: [MOMENT_CODES[1], MOMENT_SCALES[1]],
-        book: CodeBook::Unsigned,
-        is_squared: true,
-    },
-];
+/// The prefixes of the names of 8-bit codes of first and second moments: whole numbers from 0 to 255 with the shape of the weight.
+pub const MOMENT_CODES: [&str; 2] = ["exp_avg_codes.", "exp_avg_sq_codes."];
+
+/// The prefixes of the names of the scales of 8-bit moments, one per block ([`super::MomentBlocks::scales`]).
+pub const MOMENT_SCALES: [&str; 2] = ["exp_avg_scales.", "exp_avg_sq_scales."];
 
 /// beta1; beta2; the learning rate divided by the first moment's bias correction; the square root of the second moment's bias correction;
 /// epsilon; the factor of weights that decay.
@@ -28,6 +21,22 @@ pub(super) const SCALARS: usize = 6;
 pub(super) struct AdamW;
 
 impl UpdateRule<2, SCALARS> for AdamW {
+    /// The averages of gradients and of their squares.
+    const SLOTS: [Slot; 2] = [
+        Slot {
+            single: MOMENTS[0],
+            eight_bit: [MOMENT_CODES[0], MOMENT_SCALES[0]],
+            book: CodeBook::Signed,
+            is_squared: false,
+        },
+        Slot {
+            single: MOMENTS[1],
+            eight_bit: [MOMENT_CODES[1], MOMENT_SCALES[1]],
+            book: CodeBook::Unsigned,
+            is_squared: true,
+        },
+    ];
+
     fn scalars(config: &OptimizerSettings, step: u64, learning_rate: f64) -> [f64; SCALARS] {
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
         let rate = learning_rate / correction(config.adam_beta1);

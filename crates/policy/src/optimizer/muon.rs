@@ -9,17 +9,10 @@
 //! Matrices of layers have this rule, each expert's matrix for itself; embeddings, the head, norms and biases have AdamW's. PyTorch computes the
 //! iteration in bf16, this crate in f32.
 
-use super::{CodeBook, OptimizerBounds, OptimizerSettings, Slot};
+use super::bounds::OptimizerBounds;
+use super::settings::{AdjustLr, OptimizerSettings};
+use super::update_rule::{Matrices, MatrixRule, Slot};
 use grpo_core::backend_api::real::Real;
-use grpo_models::AdjustLr;
-
-/// The average of gradients.
-pub(super) const SLOTS: [Slot; 1] = [Slot {
-    single: "momentum_buffer.",
-    eight_bit: ["momentum_buffer_codes.", "momentum_buffer_scales."],
-    book: CodeBook::Signed,
-    is_squared: false,
-}];
 
 /// The momentum; the learning rate times [`AdjustLr::Original`], or 0; the same of [`AdjustLr::MatchRmsAdamw`]; the factor of weights that decay.
 pub(super) const SCALARS: usize = 4;
@@ -35,67 +28,93 @@ const LARGEST: f64 = 2.0;
 /// A bound on the factor of the learning rate, for matrices of up to 2^32 rows or columns.
 const LARGEST_FACTOR: f64 = 65_536.0;
 
-/// A stack of matrices, with the coarse operations of the iteration.
-pub trait Matrices: Sized {
-    /// Returns the numbers of rows and columns of a matrix.
-    fn dims(&self) -> [usize; 2];
-    /// Returns the transposes.
-    fn transposed(&self) -> Self;
-    /// Returns each matrix X times its transpose, X X^T.
-    fn gram(&self) -> Self;
-    /// Returns the products of the matrices with those of `other`.
-    fn product(&self, other: &Self) -> Self;
-    /// Returns `a` times these matrices plus `b` times `other`.
-    fn combined(&self, a: f64, other: &Self, b: f64) -> Self;
-    /// Returns each matrix divided by its 2-norm over all elements, or by `smallest` if that is larger.
-    fn normalised(&self, smallest: f64) -> Self;
-}
+/// The rule above; the three functions of [`MatrixRule`] are its lines.
+pub(super) struct Muon;
 
-/// Returns matrices with the singular vectors of `matrices` and singular values near 1, by five iterations of Newton and Schulz.
-pub fn orthogonalised<M: Matrices>(matrices: &M) -> M {
-    let [a, b, c] = COEFFICIENTS;
-    let [rows, columns] = matrices.dims();
-    let is_tall = rows > columns;
-    let mut x = if is_tall { matrices.transposed().normalised(EPSILON) } else { matrices.normalised(EPSILON) };
-    for _ in 0..ITERATIONS {
-        let gram = x.gram();
-        let polynomial = gram.combined(b, &gram.product(&gram), c);
-        x = x.combined(a, &polynomial.product(&x), 1.0);
+impl MatrixRule<SCALARS> for Muon {
+    /// The average of gradients.
+    const SLOTS: [Slot; 1] = [Slot::MOMENTUM];
+
+    fn scalars(config: &OptimizerSettings, _: u64, learning_rate: f64) -> [f64; SCALARS] {
+        let rate = |adjust| if config.adjust_lr_fn == adjust { learning_rate } else { 0.0 };
+        let decay = 1.0 - learning_rate * config.weight_decay;
+        let momentum = config.momentum.unwrap_or(0.95);
+        [momentum, rate(AdjustLr::Original), rate(AdjustLr::MatchRmsAdamw), decay]
     }
-    if is_tall { x.transposed() } else { x }
+
+    #[inline(always)]
+    fn direction<R: Real>(scalars: &[R; SCALARS], gradient: R, buffer: R) -> (R, R) {
+        let momentum = scalars[0].clone();
+        let one = momentum.constant(1.0);
+        let buffer = momentum.clone() * buffer + (one - momentum.clone()) * gradient.clone();
+        (gradient.clone() + momentum * (buffer.clone() - gradient), buffer)
+    }
+
+    /// Returns matrices with the singular vectors of `directions` and singular values near 1, by five iterations of Newton and Schulz.
+    fn transformed<M: Matrices>(directions: &M) -> M {
+        let [a, b, c] = COEFFICIENTS;
+        let [rows, columns] = directions.dims();
+        let is_tall = rows > columns;
+        let mut x = if is_tall { directions.transposed().normalised(EPSILON) } else { directions.normalised(EPSILON) };
+        for _ in 0..ITERATIONS {
+            let gram = x.gram();
+            let polynomial = gram.combined(b, &gram.product(&gram), c);
+            x = x.combined(a, &polynomial.product(&x), 1.0);
+        }
+        if is_tall { x.transposed() } else { x }
+    }
+
+    #[inline(always)]
+    fn next<R: Real>(scalars: &[R; SCALARS], [rows, columns]: [usize; 2], value: R, direction: R) -> R {
+        let [rows, columns] = [rows as f64, columns as f64];
+        let [_, original, match_rms, decay] = scalars.clone();
+        let original = original.clone() * original.constant((rows / columns).max(1.0).sqrt());
+        let match_rms = match_rms.clone() * match_rms.constant(0.2 * rows.max(columns).sqrt());
+        value * decay - (original + match_rms) * direction
+    }
+
+    /// The buffer is an average of the gradient's elements.
+    fn bounds(scalars: &[f64; SCALARS], before: OptimizerBounds, gradient: f64) -> Option<OptimizerBounds> {
+        let [_, original, match_rms, decay] = *scalars;
+        let rate = original + match_rms;
+        let moments = before.moments.max(gradient) * OptimizerBounds::ROUNDING;
+        let weights = before.weights * decay.abs().max(1.0) + rate.abs() * LARGEST_FACTOR * LARGEST;
+        Some(OptimizerBounds { weights, moments })
+    }
 }
 
-pub(super) fn scalars(config: &OptimizerSettings, learning_rate: f64) -> [f64; SCALARS] {
-    let rate = |adjust| if config.adjust_lr_fn == adjust { learning_rate } else { 0.0 };
-    let decay = 1.0 - learning_rate * config.weight_decay;
-    let momentum = config.momentum.unwrap_or(0.95);
-    [momentum, rate(AdjustLr::Original), rate(AdjustLr::MatchRmsAdamw), decay]
-}
+#[cfg(test)]
+mod tests {
+    use super::super::{OptimizerName, Rule, check_optimizer};
 
-/// Returns an element of the matrix that is orthogonalised, and of the buffer, after a step.
-#[inline(always)]
-pub(super) fn direction<R: Real>(scalars: &[R; SCALARS], gradient: R, buffer: R) -> (R, R) {
-    let momentum = scalars[0].clone();
-    let one = momentum.constant(1.0);
-    let buffer = momentum.clone() * buffer + (one - momentum.clone()) * gradient.clone();
-    (gradient.clone() + momentum * (buffer.clone() - gradient), buffer)
-}
+    #[test]
+    fn muon_updates_matrices_of_layers_and_no_others() {
+        let rule = |name: &str, shape: &[usize]| Rule::of(OptimizerName::Muon, name, shape);
+        for (name, shape) in [
+            ("model.layers.0.mlp.up_proj.weight", &[6, 10][..]),
+            ("model.layers.1.mlp.experts.0.gate_proj.weight", &[6, 10]),
+            ("model.layers.1.mlp.experts.gate_up_proj", &[4, 6, 10]),
+            ("model.layers.1.mlp.gate.weight", &[4, 10]),
+        ] {
+            assert!(rule(name, shape).is_of_matrices(), "{name}");
+        }
+        for (name, shape) in [
+            ("model.embed_tokens.weight", &[32, 10][..]),
+            ("lm_head.weight", &[32, 10]),
+            ("model.layers.0.input_layernorm.weight", &[10]),
+            ("model.layers.1.mlp.experts.gate_up_proj_bias", &[4, 20]),
+            ("model.layers.0.linear_attn.conv1d.weight", &[20, 1, 4]),
+            ("v_head.summary.weight", &[1, 10]),
+        ] {
+            assert_eq!(rule(name, shape), Rule::of_elements(OptimizerName::AdamW), "{name}");
+        }
+    }
 
-/// Returns a weight of a matrix of this size after a step, given the element of the orthogonalised matrix.
-#[inline(always)]
-pub(super) fn next<R: Real>(scalars: &[R; SCALARS], [rows, columns]: [usize; 2], value: R, direction: R) -> R {
-    let [rows, columns] = [rows as f64, columns as f64];
-    let [_, original, match_rms, decay] = scalars.clone();
-    let original = original.clone() * original.constant((rows / columns).max(1.0).sqrt());
-    let match_rms = match_rms.clone() * match_rms.constant(0.2 * rows.max(columns).sqrt());
-    value * decay - (original + match_rms) * direction
-}
-
-/// The buffer is an average of the gradient's elements.
-pub(super) fn bounds(scalars: &[f64; SCALARS], before: OptimizerBounds, gradient: f64) -> OptimizerBounds {
-    let [_, original, match_rms, decay] = *scalars;
-    let rate = original + match_rms;
-    let moments = before.moments.max(gradient) * OptimizerBounds::ROUNDING;
-    let weights = before.weights * decay.abs().max(1.0) + rate.abs() * LARGEST_FACTOR * LARGEST;
-    OptimizerBounds { weights, moments }
+    #[test]
+    fn muon_is_refused_for_adapters() {
+        let error = check_optimizer(OptimizerName::Muon, true).unwrap_err().to_string();
+        assert!(error.contains("optimizer.name") && error.contains("of adapters: `adamw`, `adamw_8bit`"), "{error}");
+        check_optimizer(OptimizerName::Muon, false).unwrap();
+        check_optimizer(OptimizerName::AdamW8bit, true).unwrap();
+    }
 }

@@ -1,15 +1,9 @@
 //! Stochastic gradient descent with momentum, as in PyTorch: without dampening, and with weight decay as a part of the gradient.
 
-use super::{CodeBook, OptimizerBounds, OptimizerSettings, Slot, UpdateRule};
+use super::bounds::OptimizerBounds;
+use super::settings::OptimizerSettings;
+use super::update_rule::{Slot, UpdateRule};
 use grpo_core::backend_api::real::Real;
-
-/// The sum of gradients.
-pub(super) const SLOTS: [Slot; 1] = [Slot {
-    single: "momentum_buffer.",
-    eight_bit: ["momentum_buffer_codes.", "momentum_buffer_scales."],
-    book: CodeBook::Signed,
-    is_squared: false,
-}];
 
 /// The momentum; the learning rate; the weight decay.
 pub(super) const SCALARS: usize = 3;
@@ -18,6 +12,9 @@ pub(super) const SCALARS: usize = 3;
 pub(super) struct Sgd;
 
 impl UpdateRule<1, SCALARS> for Sgd {
+    /// The sum of gradients.
+    const SLOTS: [Slot; 1] = [Slot::MOMENTUM];
+
     fn scalars(config: &OptimizerSettings, _: u64, learning_rate: f64) -> [f64; SCALARS] {
         [config.momentum.unwrap_or(0.9), learning_rate, config.weight_decay]
     }

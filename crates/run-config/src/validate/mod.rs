@@ -8,7 +8,8 @@ use crate::{
     EVAL_PROBLEMS, LrSchedulerKwargs, LrSchedulerType, ModelSource, OptimizerConfig, Result, TrainConfig, check,
 };
 use grpo_core::{LossAggMode, LossConfig};
-use grpo_models::{CharTokenizer, ModelConfig, OptimizerName};
+use grpo_models::{CharTokenizer, ModelConfig};
+use grpo_policy::{adapter_optimizers, trains_adapters};
 use grpo_rewards::Rewards;
 
 /// The maximum number of sequences of a step or an evaluation.
@@ -66,8 +67,9 @@ impl TrainConfig {
         self.data.validate()?;
         self.optimizer.validate("optimizer")?;
         self.warmup.optimizer.validate("warmup.optimizer")?;
-        let is_muon = self.optimizer.settings.name == OptimizerName::Muon;
-        check(self.lora.is_none() || !is_muon, "optimizer.name", "adamw, adamw_8bit or sgd with `lora`", "muon")?;
+        let name = self.optimizer.settings.name;
+        let expected = format!("{} with `lora`", adapter_optimizers());
+        check(self.lora.is_none() || trains_adapters(name), "optimizer.name", &expected, name)?;
         if let Some(target) = self.warmup.until_pass_at_1 {
             check((0.0..=1.0).contains(&target), "warmup.until_pass_at_1", "in [0, 1]", target)?;
         }
@@ -87,6 +89,17 @@ impl TrainConfig {
         self.validate_distributed()?;
         self.validate_sampling()?;
         self.validate_engine()?;
+        self.validate_logits()?;
+        self.validate_counts()?;
+        self.validate_ends(vocab, context)?;
+        self.validate_parts_of_a_step()?;
+        self.validate_algorithm()?;
+        self.loss().validate()?;
+        self.validate_environments()
+    }
+
+    /// Checks that the loss transforms logits as rollouts do.
+    fn validate_logits(&self) -> Result<()> {
         let t = self.rollout.temperature();
         check(
             self.loss.temperature == LossConfig::default().temperature || self.loss.temperature == t,
@@ -97,7 +110,11 @@ impl TrainConfig {
         let plain = "left out: rollouts sample from the model's logits as they are";
         check(self.loss.logit_scale == 1.0, "loss.logit_scale", plain, self.loss.logit_scale)?;
         let cap = self.loss.final_logit_softcapping;
-        check(cap.is_none(), "loss.final_logit_softcapping", plain, cap.unwrap_or_default())?;
+        check(cap.is_none(), "loss.final_logit_softcapping", plain, cap.unwrap_or_default())
+    }
+
+    /// Checks the numbers of sequences, tokens and steps.
+    fn validate_counts(&self) -> Result<()> {
         // Limits are far above trainable sizes and far below sizes that overflow an allocation.
         for (key, count, limit) in [
             ("warmup.batch_size", self.warmup.batch_size, MAX_SEQUENCES),
@@ -129,6 +146,11 @@ impl TrainConfig {
             let few = groups.checked_mul(per_group).is_some_and(|all| all <= MAX_SEQUENCES);
             check(few, key, &expected, format!("{per_group} for each of {groups} prompts"))?;
         }
+        Ok(())
+    }
+
+    /// Checks what ends a completion.
+    fn validate_ends(&self, vocab: usize, context: usize) -> Result<()> {
         // A prompt has at least two tokens, and the last token of a completion is never an input.
         for (key, longest) in [
             ("rollout.max_completion_length", self.rollout.max_completion_length),
@@ -143,7 +165,11 @@ impl TrainConfig {
             check(false, "rollout.stop_token_ids", &format!("ids below {vocab}, the size of the vocabulary"), id)?;
         }
         let has_empty = self.rollout.stop.iter().flatten().any(String::is_empty);
-        check(!has_empty, "rollout.stop", "texts that are not empty", "an empty text")?;
+        check(!has_empty, "rollout.stop", "texts that are not empty", "an empty text")
+    }
+
+    /// Checks that a step is divided evenly, and by the section `grpo` alone.
+    fn validate_parts_of_a_step(&self) -> Result<()> {
         let splits = self.grpo.steps_per_generation;
         check(
             self.grpo.prompts_per_step.is_multiple_of(splits),
@@ -169,10 +195,7 @@ impl TrainConfig {
             "grpo.gradient_accumulation_steps",
             &format!("a divisor of the {update} sequences of an update, for loss_agg_mode token-mean-legacy"),
             self.grpo.gradient_accumulation_steps,
-        )?;
-        self.validate_algorithm()?;
-        self.loss().validate()?;
-        self.validate_environments()
+        )
     }
 }
 

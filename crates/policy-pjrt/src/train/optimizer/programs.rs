@@ -43,7 +43,7 @@ impl Numbers {
         gradient: &Value,
     ) -> (Value, Vec<Value>) {
         let gradient = Element(gradient.clone()) * Element(clip.clone());
-        if let (Rule::Muon, [buffer]) = (rule, moments) {
+        if let (true, [buffer]) = (rule.is_of_matrices(), moments) {
             let (value, buffer) = self.0.next_matrices(Element(value.clone()), gradient, Element(buffer.clone()));
             return (value.0, vec![buffer.0]);
         }
