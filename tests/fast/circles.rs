@@ -23,7 +23,6 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("policy-cpu", &[16]),
     ("policy-pjrt", &[9, 21]),
     ("run", &[14]),
-    ("run-config", &[6]),
     ("stablehlo", &[5, 9]),
     ("trainer", &[15]),
 ];

@@ -1,6 +1,6 @@
 //! The section `distributed`: the processes of a run on several hosts, with JAX's names.
 
-use crate::{PolicyDevice, Result, TrainConfig, check};
+use crate::error::{Result, check};
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
@@ -75,31 +75,9 @@ impl DistributedConfig {
     }
 }
 
-impl TrainConfig {
-    /// Checks the section `distributed` with the rest of the configuration.
-    pub(super) fn validate_distributed(&self) -> Result<()> {
-        self.distributed.validate()?;
-        match self.distributed.num_processes {
-            Some(num_processes) => self.validate_processes(num_processes),
-            None => Ok(()),
-        }
-    }
-
-    /// Checks the configuration of a run with this number of processes, which libtpu's environment may say: TPUs and GPUs of several
-    /// processes form one mesh.
-    ///
-    /// # Errors
-    /// [`crate::Error::Key`].
-    pub fn validate_processes(&self, num_processes: usize) -> Result<()> {
-        let is_of_mesh = matches!(self.policy.device, PolicyDevice::PjrtTpu | PolicyDevice::PjrtCuda);
-        let expected = format!("a mesh of the devices of all {num_processes} processes, such as {{fsdp: -1}}");
-        check(num_processes == 1 || !is_of_mesh || self.policy.mesh.is_some(), "policy.mesh", &expected, "null")
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::TrainConfig;
     use rstest::rstest;
 
     #[rstest]

@@ -1,6 +1,6 @@
 //! The keys of meshes of devices, with the names of tunix and MaxText.
 
-use crate::{Result, TrainConfig, check};
+use crate::error::{Result, check};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -119,7 +119,7 @@ impl MeshConfig {
     }
 
     /// Checks that every axis has at least one device, or one axis takes the rest.
-    fn validate(&self, key: &str) -> Result<()> {
+    pub(crate) fn validate(&self, key: &str) -> Result<()> {
         for (axis, size) in self.axes() {
             let expected = "1 or more devices, or -1 for the remaining ones";
             check(size > 0 || size == -1, &format!("{key}.{}", axis.name()), expected, size)?;
@@ -192,29 +192,4 @@ pub struct LogicalAxisRules {
     pub vocab: Option<Vec<MeshAxis>>,
     /// The mesh axes that shard the tokens of a row in the residual stream, Megatron's sequence parallelism with `[tensor]`.
     pub length: Option<Vec<MeshAxis>>,
-}
-
-impl TrainConfig {
-    /// Checks the keys of meshes as far as they do not depend on the model and the devices.
-    pub(super) fn validate_mesh(&self) -> Result<()> {
-        let (policy, rollout) = (&self.policy, &self.rollout);
-        let Some(mesh) = &policy.mesh else {
-            let of_mesh = "left out: it is for a run with policy.mesh";
-            check(policy.devices.is_none(), "policy.devices", of_mesh, format!("{:?}", policy.devices))?;
-            let no_rules = policy.logical_axis_rules == LogicalAxisRules::default();
-            check(no_rules, "policy.logical_axis_rules", of_mesh, "rules")?;
-            return check(rollout.mesh.is_none(), "rollout.mesh", of_mesh, "a mesh");
-        };
-        check(policy.devices != Some(0), "policy.devices", "1 or more", 0)?;
-        if let MeshChoice::Axes(axes) = mesh {
-            axes.validate("policy.mesh")?;
-            if let Some(devices) = policy.devices {
-                axes.on_devices("policy.mesh", devices)?;
-            }
-        }
-        if let Some(MeshChoice::Axes(axes)) = &rollout.mesh {
-            axes.validate("rollout.mesh")?;
-        }
-        Ok(())
-    }
 }

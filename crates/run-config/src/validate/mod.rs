@@ -1,7 +1,11 @@
 //! Checks a configuration beyond the types of its keys.
 
 mod algorithm;
+mod distributed;
 mod engine;
+mod mesh;
+mod multi_turn;
+mod policy;
 mod sampling;
 
 use crate::{
