@@ -10,7 +10,7 @@ use grpo_policy::{
 };
 use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use grpo_run::Run;
-use grpo_trainer::{Parts, TrainConfig, Trainer};
+use grpo_trainer::{TrainConfig, Trainer};
 use std::sync::atomic::AtomicBool;
 
 /// Defines methods that call the wrapped policy.
@@ -80,7 +80,7 @@ fn a_device_that_is_lost_in_a_step_leaves_a_run_that_the_named_command_goes_on_w
     let host = TrainConfig::from_layers(layers).expect("the configuration is legal");
 
     // The weights of the seed, on XLA's CPU.
-    let mut parts = Parts::from_config(&host).expect("the parts of the host");
+    let mut parts = grpo_setup::parts(&host).expect("the parts of the host");
     let mut weights = Vec::new();
     parts.policy.export_model(&mut weights).expect("the weights of the host");
     let installed = install(Kind::Cpu, |_| {}).expect("the plugin can be installed");

@@ -24,7 +24,6 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("policy-pjrt", &[9, 21]),
     ("run", &[14]),
     ("stablehlo", &[5, 9]),
-    ("trainer", &[15]),
 ];
 
 type Names = Vec<String>;

@@ -27,13 +27,12 @@ const PROMISED: [&str; 9] = [
 ];
 
 /// Modules that exist for other crates of this workspace. They have no promise.
-const INTERNAL: [&str; 6] = [
+const INTERNAL: [&str; 5] = [
     "grpo_backend_tpu::compile_options",
     "grpo_backend_tpu::devices",
     "grpo_backend_tpu::mosaic",
     "grpo_backend_tpu::program",
     "grpo_rewards::programs",
-    "grpo_trainer::device",
 ];
 
 /// The public API of each published library.

@@ -128,7 +128,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let mut config = TrainConfig::from_layers(layers(&args)?)?;
     anyhow::ensure!(!config.data.files.is_empty(), "no data: expected files, or data.files in the configuration");
     config.data.validate()?;
-    grpo_trainer::expand_paths(&mut config.data)?;
+    grpo_setup::expand_paths(&mut config.data)?;
     config.data.check_files()?;
     let ModelSource::Pretrained(model) = &config.model else {
         anyhow::bail!("no model: expected --model FOLDER, or `model` in the configuration")
@@ -137,14 +137,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let folder =
         ModelFolder::open(&grpo_models::Hub::from_env().locate_tokenizer(&model, config.model_revision.as_deref())?)?;
     let config = config.with_context(folder.config().max_position_embeddings);
-    let tokenizer = grpo_trainer::open_tokenizer(&folder, &config.data)?;
+    let tokenizer = grpo_setup::open_tokenizer(&folder, &config.data)?;
     let (mut summary, report, items, tried) = summarise(&args, &config, &folder, &tokenizer)?;
     // A reward program may be missing, or never answer. Everything else is printed first.
     if !args.json {
         emit(&data_text::rows(&summary))?;
     }
     let rewards = Rewards::new(&config.rewards)?;
-    let checked = grpo_trainer::check_rows(&config.data, &report, &rewards, tokenizer.has_chat_template());
+    let checked = grpo_setup::check_rows(&config.data, &report, &rewards, tokenizer.has_chat_template());
     summary.problem = checked.err().map(|error| format!("{:#}", anyhow::Error::from(error)));
     if rewards.needing_answers().next().is_none() {
         summary.likely_answer_column = report.likely_answer_column().map(str::to_owned);
@@ -209,7 +209,7 @@ fn summarise(
         let prompts: Vec<&Prompt> = prompts.iter().collect();
         let prompts = &prompts[..];
         // Not up to a limit: all lengths are shown.
-        let found = grpo_trainer::count_tokens(tokenizer, &config.data, prompts, 0);
+        let found = grpo_setup::count_tokens(tokenizer, &config.data, prompts, 0);
         let (lengths, special) = &mut *seen.borrow_mut();
         for (prompt, length) in prompts.iter().zip(&found) {
             lengths.extend(length.as_ref().ok());

@@ -223,7 +223,7 @@ fn stop_on_signal(saying: &'static str, has_begun: &Arc<AtomicBool>) -> anyhow::
     ctrlc::set_handler(move || {
         if !has_begun.load(Ordering::Relaxed) || flag.swap(true, Ordering::Relaxed) {
             // 130 is 128 + SIGINT, as in shells. Checkpoints are atomic, so only the current step is lost.
-            grpo_trainer::kill_reward_programs();
+            grpo_rewards::kill_programs();
             std::process::exit(130);
         }
         let _ = writeln!(std::io::stderr(), "\n{saying}; once more to quit at once");

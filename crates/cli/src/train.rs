@@ -138,7 +138,7 @@ fn end_with_peers(store: &Arc<Store>) {
             std::thread::sleep(limit);
             tracing::error!("{error}; this process is ended, because it has gone on for {} seconds", limit.as_secs());
             // Checkpoints are atomic, so only the current step is lost.
-            grpo_trainer::kill_reward_programs();
+            grpo_rewards::kill_programs();
             std::process::exit(2);
         }
     });

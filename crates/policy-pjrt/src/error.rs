@@ -3,6 +3,7 @@
 use grpo_backend_tpu::devices::TensorError;
 use grpo_core::readable_bytes;
 use grpo_models::MemoryTable;
+use grpo_policy::DeviceFailure;
 
 /// `Result` of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -251,12 +252,21 @@ impl From<TensorError> for Error {
 
 impl From<Error> for grpo_policy::Error {
     fn from(error: Error) -> Self {
-        match error {
-            Error::Policy(error) => error,
-            Error::Model(error) => error.into(),
-            Error::Loss(error) => error.into(),
-            other => Self::other(other),
-        }
+        let failure = match &error {
+            Error::TooLarge { .. } => DeviceFailure::TooLarge,
+            Error::OutOfMemory { program, .. } => DeviceFailure::OutOfMemory { program: program.clone() },
+            Error::TimedOut { .. } => DeviceFailure::TimedOut,
+            Error::NotFinite { .. } => DeviceFailure::NotFinite,
+            _ => {
+                return match error {
+                    Error::Policy(error) => error,
+                    Error::Model(error) => error.into(),
+                    Error::Loss(error) => error.into(),
+                    other => Self::other(other),
+                };
+            }
+        };
+        Self::Device { failure, source: error.into() }
     }
 }
 

@@ -54,9 +54,34 @@ pub enum Error {
     /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
+    /// The policy's device failed in a way that its user can answer.
+    #[error("{source}")]
+    Device {
+        /// The kind of the failure.
+        failure: DeviceFailure,
+        /// The error of the implementation.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An error of a library that the implementation uses.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// A failure of a policy's device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceFailure {
+    /// The policy needs more memory than the device has, found before anything was loaded.
+    TooLarge,
+    /// The memory is exhausted.
+    OutOfMemory {
+        /// The name of the program that needs it; `None` for a tensor.
+        program: Option<String>,
+    },
+    /// The device did not finish within its time limit.
+    TimedOut,
+    /// The device computed numbers that are not finite.
+    NotFinite,
 }
 
 impl Error {

@@ -22,7 +22,7 @@ mod state;
 mod update;
 
 pub use completion_sampler::CompletionSampler;
-pub use error::{Error, Result};
+pub use error::{DeviceFailure, Error, Result};
 pub use initial::{FUSED_MATRICES, InitialWeights};
 pub use optimizer::{
     AdjustLr, CLIP_EPSILON, CodeBook, MOMENT_CODES, MOMENT_SCALES, Matrices, MatrixRule, MomentBlocks, OptimizerBounds,

@@ -14,6 +14,7 @@ use prompts::exceeds;
 pub use prompts::{encode_prompt, encode_prompts, opens_think};
 
 use conversation::{Conversations, Ended};
+use grpo_agents::endpoint::Rules;
 use grpo_agents::{Endpoint, Environments};
 use grpo_data::{History, Item};
 use grpo_distributed::Store;
@@ -103,6 +104,20 @@ impl Completed {
     pub fn transcript(&self, i: usize) -> &str {
         self.conversations.get(i).map_or(&self.texts[i], |conversed| &conversed.transcript)
     }
+}
+
+/// Opens the endpoint of `rollout.endpoint`, for the agents of a run.
+///
+/// # Errors
+/// [`grpo_agents::Error`] for an address that cannot be used.
+pub fn open_endpoint(rollout: &RolloutConfig) -> Result<Endpoint> {
+    let rules = Rules {
+        temperature: rollout.temperature(),
+        top_p: rollout.top_p.unwrap_or(1.0),
+        stop: rollout.stop.clone().unwrap_or_default(),
+        is_strict: rollout.endpoint_strict,
+    };
+    Ok(Endpoint::open(rollout.endpoint.as_deref(), rules)?)
 }
 
 /// Samples completions with a policy, an engine and environments.

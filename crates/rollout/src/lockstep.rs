@@ -38,7 +38,7 @@ impl Sampled {
 }
 
 /// Returns `true` if this process leads its run, or is its only one.
-pub(crate) fn leads(store: Option<&Store>) -> bool {
+pub fn leads(store: Option<&Store>) -> bool {
     store.is_none_or(Store::is_leader)
 }
 

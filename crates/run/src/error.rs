@@ -113,6 +113,18 @@ pub enum Error {
     /// An error of the trainer or its policy.
     #[error(transparent)]
     Trainer(#[from] grpo_trainer::Error),
+    /// A run that does not fit into memory, or servers that do not answer.
+    #[error(transparent)]
+    Setup(Box<grpo_setup::Error>),
+}
+
+impl From<grpo_setup::Error> for Error {
+    fn from(error: grpo_setup::Error) -> Self {
+        match error {
+            grpo_setup::Error::Trainer(error) => Self::Trainer(error),
+            other => Self::Setup(Box::new(other)),
+        }
+    }
 }
 
 impl From<grpo_policy::Error> for Error {

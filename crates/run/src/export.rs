@@ -8,7 +8,7 @@ use grpo_models::{
 };
 use grpo_policy::{Policy, StateGroup};
 use grpo_run_config::{ModelSource, TrainConfig};
-use grpo_trainer::{export_policy, open_model};
+use grpo_setup::{export_policy, open_model};
 use std::path::Path;
 
 /// Writes the weights of `policy`, which was made from `config`, to the folder `target`. An existing folder is replaced if `replace` is

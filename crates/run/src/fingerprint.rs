@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use grpo_files::{open_regular, read_regular};
 use grpo_models::ModelFolder;
 use grpo_run_config::TrainConfig;
-use grpo_trainer::open_model;
+use grpo_setup::open_model;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

@@ -18,7 +18,8 @@ use grpo_data::RowIndex;
 use grpo_files::{JsonLines, counted, read_regular, read_rows, redacted};
 use grpo_policy::{PolicyState, TensorSource};
 use grpo_run_config::{TrainConfig, check};
-use grpo_trainer::{Prepared, TrainState, Trainer, export_policy, open_model};
+use grpo_setup::{Prepared, export_policy, open_model};
+use grpo_trainer::{TrainState, Trainer};
 use std::path::{Path, PathBuf};
 
 /// The largest summary.json that is read, in bytes.
@@ -264,11 +265,13 @@ fn restore<T: TensorSource>(
             rayon::current_num_threads()
         );
     }
+    let is_device_failure = |error: &grpo_trainer::Error| {
+        use grpo_policy::Error::{Device, Other};
+        matches!(error, grpo_trainer::Error::Policy(Other(_) | Device { .. }) | grpo_trainer::Error::Exhausted { .. })
+    };
     trainer.restore(state).map_err(|error| match error {
         // A failing device is not a damaged checkpoint.
-        grpo_trainer::Error::Policy(grpo_policy::Error::Other(_)) | grpo_trainer::Error::Exhausted { .. } => {
-            error.into()
-        }
+        error if is_device_failure(&error) => error.into(),
         error => Error::Checkpoint { path: path.to_owned(), reason: error.to_string(), advice: String::new() },
     })
 }

@@ -9,7 +9,7 @@ use grpo_policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use grpo_run::{Ending, Follower, Run};
 use grpo_stablehlo::Mesh;
 use grpo_testkit::xla_cpu::{QUICK, program_cache};
-use grpo_trainer::{Parts, TrainConfig, Trainer};
+use grpo_trainer::{TrainConfig, Trainer};
 use serde_json::Value;
 use std::net::TcpListener;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn trainer(config: TrainConfig, runtime: &Runtime, store: Option<&Arc<Store>>) -
     let shape = config.model.shape().unwrap();
     let options = PjrtPolicyOptions::default();
     let policy = PjrtPolicy::new(runtime, shape, config.seed, config.loss(), options).unwrap();
-    let mut parts = Parts::from_config(&config).unwrap();
+    let mut parts = grpo_setup::parts(&config).unwrap();
     (parts.policy, parts.store) = (Box::new(policy), store.cloned());
     Trainer::with_parts(config, parts).unwrap()
 }

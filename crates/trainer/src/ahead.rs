@@ -5,7 +5,7 @@
 //! ones, so none is older, unless a server reports other weights: such completions are dropped, counted, and sampled again.
 
 use crate::error::Result;
-use crate::factory::Parts;
+use crate::parts::Parts;
 use grpo_data::Item;
 use grpo_policy::{Completion, Pending, Sampling};
 use grpo_rng::Purpose;

@@ -4,7 +4,7 @@
 //! leader computes them and sends them to the others, with a digest of the completions that it has scored.
 
 use crate::error::{Error, Result};
-use crate::factory::Parts;
+use crate::parts::Parts;
 use grpo_distributed::Store;
 use grpo_rewards::{Reward, RewardFailure, RewardInput};
 use grpo_rollout::lockstep::{Sampled, share_list};

@@ -26,7 +26,7 @@ pub(super) fn checks() -> Vec<Check> {
     let xdg = |name, folder| Cache { name, folder, variable: "XDG_CACHE_HOME" };
     let caches = [
         xdg("plugins", plugins.clone()),
-        xdg("programs", grpo_trainer::device::compile_cache()),
+        xdg("programs", grpo_setup::device::compile_cache()),
         xdg("analyses", aot::user_cache()),
         Cache { name: "hub", folder: Some(hub.cache.clone()), variable: "HF_HUB_CACHE" },
     ];

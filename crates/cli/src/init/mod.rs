@@ -101,7 +101,7 @@ fn choose(args: &Args) -> anyhow::Result<(Settings, Seen)> {
     };
     let folder =
         ModelFolder::open(&grpo_models::Hub::from_env().locate_tokenizer(name, config.model_revision.as_deref())?)?;
-    let tokenizer = grpo_trainer::open_tokenizer(&folder, &config.data)?;
+    let tokenizer = grpo_setup::open_tokenizer(&folder, &config.data)?;
     let columns = Columns::read(&config.data.files)?;
     let files = config.data.files.iter().map(|file| file.path.display().to_string()).collect::<Vec<_>>().join(", ");
     ensure!(columns.rows > 0, "{files}: expected rows, got an empty file");
@@ -112,7 +112,7 @@ fn choose(args: &Args) -> anyhow::Result<(Settings, Seen)> {
     let trained = settings.choose_training(folder.config(), &rows, grpo_models::available_memory());
     let config = settings.config()?;
     let rewards = grpo_rewards::Rewards::new(&config.rewards)?;
-    grpo_trainer::check_rows(&config.data, &rows.report, &rewards, tokenizer.has_chat_template())?;
+    grpo_setup::check_rows(&config.data, &rows.report, &rewards, tokenizer.has_chat_template())?;
     let template = if tokenizer.has_chat_template() { "a chat template" } else { "no chat template" };
     let shape = folder.config();
     let weights = counted(shape.parameter_count(), "weight");

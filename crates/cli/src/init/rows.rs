@@ -48,7 +48,7 @@ impl Rows {
     ) -> anyhow::Result<Self> {
         let lengths = RefCell::new(vec![]);
         let count = |prompts: &[&Prompt], _| {
-            let found = grpo_trainer::count_tokens(tokenizer, &config.data, prompts, 0);
+            let found = grpo_setup::count_tokens(tokenizer, &config.data, prompts, 0);
             lengths.borrow_mut().extend(found.iter().flatten());
             found
         };

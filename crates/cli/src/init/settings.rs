@@ -60,7 +60,7 @@ impl Settings {
     pub(super) fn config(&self) -> anyhow::Result<TrainConfig> {
         let chosen = Layers::new().value("the settings that `grpo init` has chosen", self.chosen.clone())?;
         let mut config = TrainConfig::from_layers(self.user_layers.clone().over(chosen))?;
-        grpo_trainer::expand_paths(&mut config.data)?;
+        grpo_setup::expand_paths(&mut config.data)?;
         Ok(config)
     }
 

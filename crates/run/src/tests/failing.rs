@@ -30,7 +30,7 @@ fn failed_after(
     replace: impl FnOnce(Arc<AtomicBool>, &mut Parts),
 ) -> Error {
     let fails = Arc::new(AtomicBool::new(false));
-    let mut parts = Parts::from_config(&config).unwrap();
+    let mut parts = grpo_setup::parts(&config).unwrap();
     replace(Arc::clone(&fails), &mut parts);
     let mut run = Run::start_with(Trainer::with_parts(config, parts).unwrap(), Some(path)).unwrap();
     run.run(&mut after(row, || fails.store(true, Ordering::Relaxed)), &AtomicBool::new(false)).unwrap_err()

@@ -1,7 +1,10 @@
 //! Builds the training batch of a step, with advantages, from scored completions.
 
+use super::context::StepContext;
 use super::generate::{Group, greedy_rewards};
-use super::{PhaseTimes, Sample, StepContext, pass_micro_batches};
+use super::passes::{pass_micro_batches, rows_of};
+use super::sample::Sample;
+use super::times::PhaseTimes;
 use crate::error::Result;
 use crate::micro_batch::sequence_batches;
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, RewardValues};
@@ -12,7 +15,6 @@ use grpo_core::{Advantages, Metrics, TokenBatch};
 use grpo_policy::{RoutedExperts, Sequence, SequenceBatch, Weights, token_batch};
 use grpo_rewards::{Reward, Rewards};
 use std::borrow::Cow;
-use std::ops::Range;
 
 /// The completions of one step, ready for training.
 pub(super) struct Generation {
@@ -104,12 +106,6 @@ impl Generation {
         }
         Ok(Self { batch, sampler_logp, sequences, routed_experts, samples, sample_of })
     }
-}
-
-/// Returns the sequences of some samples.
-pub(super) fn rows_of(sample_of: &[usize], samples: Range<usize>) -> Range<usize> {
-    let first = |sample: usize| sample_of.partition_point(|of| *of < sample);
-    first(samples.start)..first(samples.end)
 }
 
 /// Returns the tokens with one sequence per sample, as estimators of advantages read them.

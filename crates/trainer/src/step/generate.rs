@@ -1,6 +1,8 @@
 //! Samples and scores groups of completions; with dynamic sampling, until enough groups pass the filter.
 
-use super::{PhaseTimes, Sample, StepContext};
+use super::context::StepContext;
+use super::sample::Sample;
+use super::times::PhaseTimes;
 use crate::ahead::Drawn;
 use crate::error::{Error, Result};
 use grpo_core::Metrics;

@@ -1,7 +1,8 @@
 //! The speed of a step.
 
-use super::StepContext;
 use super::advantage::Generation;
+use super::context::StepContext;
+use super::passes::pass_micro_batches;
 use grpo_core::TokenBatch;
 use grpo_models::{ModelConfig, TokenCounts};
 use grpo_policy::Sequence;
@@ -31,7 +32,7 @@ impl Speed {
     ) -> Self {
         let grpo = &context.config.grpo;
         let policy = &*context.parts.policy;
-        let parts = super::pass_micro_batches(grpo, &generation.sample_of);
+        let parts = pass_micro_batches(grpo, &generation.sample_of);
         let (tokens, counts) = work(policy.model_config(), &generation.sequences, &generation.batch, parts);
         let passes = if context.config.lora.is_some() { 2.0 } else { 3.0 };
         let iterations = grpo.num_iterations as f64;

@@ -1,7 +1,9 @@
 //! One optimizer step on a part of the generated batch.
 
-use super::advantage::{Generation, rows_of};
-use super::{Sample, StepContext, micro_batches};
+use super::advantage::Generation;
+use super::context::StepContext;
+use super::passes::{micro_batches, rows_of};
+use super::sample::Sample;
 use crate::error::{Error, Result};
 use crate::micro_batch::sequence_batches;
 use crate::updates::check_scores;

@@ -4,8 +4,7 @@ mod rows;
 mod state;
 mod warnings;
 
-pub(crate) use rows::Rows;
-pub use rows::rows_to_try;
+pub use rows::{Rows, rows_to_try};
 pub use state::{Counters, TrainState};
 
 use crate::ahead::Ahead;
@@ -13,8 +12,8 @@ use crate::coefficients::Coefficients;
 use crate::drift::Drift;
 use crate::error::{Error, Result};
 use crate::eval::{EvalReport, evaluate, greedy};
-use crate::factory::Parts;
-use crate::prepared::{Overview, Prepared};
+use crate::overview::Overview;
+use crate::parts::Parts;
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
@@ -23,6 +22,7 @@ use grpo_data::{Dataset, Item};
 use grpo_distributed::Store;
 use grpo_policy::Policy;
 use grpo_rewards::{Failures, Rewards};
+use grpo_rollout::{lockstep::leads, open_endpoint};
 use grpo_run_config::TrainConfig;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,24 +61,12 @@ pub struct Trainer {
     drift: Drift,
 }
 
-/// Returns `true` if this process leads the run.
-pub(crate) fn leads(store: Option<&Arc<Store>>) -> bool {
-    store.is_none_or(|store| store.is_leader())
-}
-
 impl Trainer {
-    /// Creates a run at step 0 from the parts that the configuration names.
+    /// Creates a run at step 0 from parts.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Model`], [`Error::Data`], [`Error::Rewards`] or [`Error::Loss`] for an invalid configuration.
-    pub fn new(config: TrainConfig) -> Result<Self> {
-        Prepared::new(config)?.trainer()
-    }
-
-    /// Creates a run at step 0 from your own parts; [`Parts`] has an example.
-    ///
-    /// # Errors
-    /// The errors of [`Trainer::new`].
+    /// [`Error::Config`], [`Error::Model`], [`Error::Data`], [`Error::Rewards`] or [`Error::Loss`] for a configuration that is invalid or does
+    /// not fit the parts.
     pub fn with_parts(config: TrainConfig, mut parts: Parts) -> Result<Self> {
         let context = parts.policy.context_length();
         let config = config.with_context(context);
@@ -90,7 +78,7 @@ impl Trainer {
             &*parts.dataset,
             &parts.rewards,
             false,
-            leads(parts.store.as_ref()),
+            leads(parts.store.as_deref()),
         )?
         .with_environments(
             &config,
@@ -102,8 +90,15 @@ impl Trainer {
         Self::begin(config, parts, rows, None)
     }
 
-    /// Creates a run at step 0 from parts whose rows were checked.
-    pub(crate) fn begin(config: TrainConfig, mut parts: Parts, rows: Rows, overview: Option<Overview>) -> Result<Self> {
+    /// Creates a run at step 0 from parts whose rows were checked before, with facts about the run.
+    ///
+    /// # Errors
+    /// [`Error::Config`] and [`Error::Policy`] for a policy that does not fit the configuration; [`Error::Environments`] without an endpoint.
+    pub fn with_checked_rows(config: TrainConfig, parts: Parts, rows: Rows, overview: Overview) -> Result<Self> {
+        Self::begin(config, parts, rows, Some(overview))
+    }
+
+    fn begin(config: TrainConfig, mut parts: Parts, rows: Rows, overview: Option<Overview>) -> Result<Self> {
         check_value_head(&config, &*parts.policy)?;
         if config.grpo.use_kl_in_reward && config.loss.beta != 0.0 {
             tracing::warn!(
@@ -115,8 +110,8 @@ impl Trainer {
             let Updates { config, total_steps, .. } = updates(&config, warm);
             warn_of_long_warmup(section, &config, total_steps);
         }
-        if parts.environments.has_agents() && parts.endpoint.is_none() && leads(parts.store.as_ref()) {
-            parts.endpoint = Some(crate::engine::endpoint(&config)?);
+        if parts.environments.has_agents() && parts.endpoint.is_none() && leads(parts.store.as_deref()) {
+            parts.endpoint = Some(open_endpoint(&config.rollout)?);
         }
         if let Some(endpoint) = &parts.endpoint {
             tracing::info!("agents ask the policy for messages at {}", endpoint.base_url());

@@ -1,7 +1,7 @@
 //! The rows that a run fixes at its start, and their checks.
 
 use crate::error::Result;
-use crate::eval::PassRule;
+use crate::pass_rule::PassRule;
 use grpo_agents::Environments;
 use grpo_data::{Dataset, Item};
 use grpo_distributed::Store;
@@ -16,13 +16,13 @@ const PROBE_PROBLEMS: usize = 128;
 
 /// The rows of a run that are fixed at its start.
 #[derive(Default)]
-pub(crate) struct Rows {
+pub struct Rows {
     /// The rows of evaluations; empty if evaluation is off.
-    pub(crate) held_out: Vec<Item>,
+    pub(super) held_out: Vec<Item>,
     /// The training rows that decide when the warm-up may end.
     pub(super) probe: Vec<Item>,
     /// The result of the check of environments and chat template on some rows.
-    pub(crate) checked: CheckedEnvironments,
+    checked: CheckedEnvironments,
 }
 
 impl Rows {
@@ -31,7 +31,7 @@ impl Rows {
     ///
     /// # Errors
     /// [`Error::Config`] and [`Error::Data`] for rows; [`Error::Rewards`] for a failing function.
-    pub(crate) fn checked(
+    pub fn checked(
         config: &TrainConfig,
         tokenizer: &dyn Tokenizer,
         context: usize,
@@ -71,7 +71,7 @@ impl Rows {
     ///
     /// # Errors
     /// [`Error::Environments`], [`Error::Model`] and [`Error::Config`].
-    pub(crate) fn with_environments(
+    pub fn with_environments(
         mut self,
         config: &TrainConfig,
         tokenizer: &dyn Tokenizer,
@@ -92,6 +92,16 @@ impl Rows {
             format!("room for it in the context, {context} tokens, behind {added} tokens of tools and environments",);
         check(found < context, "rollout.max_completion_length", &expected, longest)?;
         Ok(self)
+    }
+
+    /// Returns the number of rows of an evaluation; 0 if evaluation is off.
+    pub fn num_held_out(&self) -> usize {
+        self.held_out.len()
+    }
+
+    /// Returns the result of the check of environments and chat template.
+    pub fn environments(&self) -> &CheckedEnvironments {
+        &self.checked
     }
 }
 
