@@ -22,7 +22,6 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("pjrt", &[7, 9]),
     ("policy-cpu", &[16]),
     ("policy-pjrt", &[9, 21]),
-    ("run", &[14]),
     ("stablehlo", &[5, 9]),
 ];
 

@@ -1,11 +1,7 @@
 //! The best evaluation of a run, by `run.metric_for_best_model`, and early stopping.
 
-use super::Run;
-use super::checkpoint::CheckpointId;
 use super::jsonl::{MetricsRow, is_same_rule};
 use crate::error::Result;
-use crate::processes::{Command, lead};
-use crate::shared::SharedTensors;
 use grpo_run_config::RunOptions;
 use grpo_trainer::coefficients::Exact;
 use serde::{Deserialize, Serialize};
@@ -32,7 +28,7 @@ impl Best {
     ///
     /// # Errors
     /// [`grpo_run_config::Error::Key`] if the evaluation lacks the metric.
-    fn after(before: Option<&Self>, options: &RunOptions, row: &MetricsRow) -> Result<Option<(Self, bool)>> {
+    pub(crate) fn after(before: Option<&Self>, options: &RunOptions, row: &MetricsRow) -> Result<Option<(Self, bool)>> {
         let Some(metric) = options.metric_for_best_model.as_deref() else { return Ok(None) };
         let metric = if metric.starts_with(PREFIX) { metric.to_owned() } else { format!("{PREFIX}{metric}") };
         let Some(found) = row.values.get(&metric) else {
@@ -76,48 +72,6 @@ impl Best {
 
 /// The prefix of evaluation metrics, optional in `run.metric_for_best_model`.
 const PREFIX: &str = "eval/";
-
-impl Run {
-    /// Returns the best evaluation so far; `None` without `run.metric_for_best_model` and before the first evaluation.
-    pub fn best(&self) -> Option<&Best> {
-        self.best.as_ref()
-    }
-
-    /// Compares an evaluation with the best one so far. Returns `true` if it is better.
-    pub(super) fn observe(&mut self, row: &MetricsRow) -> Result<bool> {
-        let Some((best, is_better)) = Best::after(self.best.as_ref(), &self.trainer.config().run, row)? else {
-            return Ok(false);
-        };
-        self.best = Some(best);
-        Ok(is_better)
-    }
-
-    /// Returns `true` if the last `run.early_stopping_patience` evaluations brought no improvement.
-    pub(super) fn stops_early(&self) -> bool {
-        let patience = self.trainer.config().run.early_stopping_patience;
-        let counter = self.best.as_ref().map_or(0, |best| best.early_stopping_patience_counter);
-        patience.is_some_and(|patience| counter >= patience)
-    }
-
-    /// Returns the checkpoint of the best evaluation.
-    pub(super) fn best_checkpoint(&self) -> Option<CheckpointId> {
-        self.best.as_ref().map(|best| CheckpointId::Grpo(best.step))
-    }
-
-    /// With `run.load_best_model_at_end`, loads the weights of the best checkpoint into the policy.
-    pub(super) fn load_best(&mut self) -> Result<()> {
-        let Some(best) = self.best_checkpoint().filter(|_| self.trainer.config().run.load_best_model_at_end) else {
-            return Ok(());
-        };
-        if best == self.position {
-            return Ok(());
-        }
-        let (_, state) = self.checkpoints.read(best)?;
-        let Some(store) = self.trainer.store().cloned() else { return Ok(self.trainer.load_weights(&state.policy)?) };
-        lead(Some(&store), &Command::LoadBest)?;
-        Ok(self.trainer.load_weights(&SharedTensors::new(&store, Some(&state.policy))?)?)
-    }
-}
 
 #[cfg(test)]
 mod tests {

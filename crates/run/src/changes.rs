@@ -4,7 +4,8 @@
 //! checkpoints. Weights, AdamW moments and counters are kept. A change of any other key would make it a different run and is refused
 //! with the name of the key. Checkpoints store a hash of all other keys, so all checkpoints of a run have the same hash.
 
-use super::checkpoint::{CheckpointId, sha256};
+use super::checkpoint::CheckpointId;
+use super::digest::sha256;
 use super::dir::RunDir;
 use crate::error::{Error, Result};
 use grpo_files::{redact_at, sync_folder};

@@ -105,7 +105,7 @@ mod tests {
         let current = std::env::current_dir().unwrap();
         for (name, expected) in [
             ("src", current.join("src").display().to_string()),
-            ("./src/tests", current.join("src/tests").display().to_string()),
+            ("./src/checkpoint", current.join("src/checkpoint").display().to_string()),
             ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct".into()),
             (&*current.display().to_string(), current.display().to_string()),
         ] {

@@ -12,7 +12,7 @@
 //! resume, too: `cp -p`, `rsync -t` and `touch -r` keep the time of modification, so equal size and time do not mean equal content.
 
 use super::changes::{Change, differences};
-use super::checkpoint::{hex, sha256};
+use super::digest::{hex, sha256};
 use super::dir::{RunDir, write_json};
 use crate::error::{Error, Result};
 use grpo_files::{open_regular, read_regular};

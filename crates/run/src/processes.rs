@@ -4,7 +4,7 @@
 //! checkpoint and the end of the run are decided once.
 
 use super::changes::leaves;
-use super::checkpoint::sha256;
+use super::digest::sha256;
 use super::members::Members;
 use crate::error::{Error, Result};
 use grpo_distributed::{Options, Store};

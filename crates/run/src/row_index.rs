@@ -3,7 +3,7 @@
 //! The index is valid only for the same fingerprint of tokenizer, chat template and data files, the same section `data`, and the same
 //! lengths that decide which rows are dropped. If one of them has changed, or the file is damaged, the rows are read again.
 
-use super::checkpoint::sha256;
+use super::digest::sha256;
 use super::dir::RunDir;
 use super::fingerprint::Fingerprint;
 use crate::error::{Error, Result};

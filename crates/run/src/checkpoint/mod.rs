@@ -17,6 +17,7 @@ mod tensors;
 pub use id::CheckpointId;
 
 use super::best::Best;
+use super::digest::{hex, sha256};
 use super::dir::set_aside;
 use crate::error::{Error, Result};
 use grpo_files::{read_regular, sync_folder};
@@ -24,7 +25,6 @@ use grpo_policy::{StateGroup, Weights};
 use grpo_trainer::coefficients::CoefficientState;
 use grpo_trainer::{Counters, TrainState};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -253,16 +253,6 @@ impl Checkpoints {
         }
         Ok(names)
     }
-}
-
-/// Returns the SHA-256 in hexadecimal.
-pub(crate) fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
-/// Returns bytes in hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns the layouts of all groups, by file, and checks that all values are finite.

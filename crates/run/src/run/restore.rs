@@ -1,19 +1,19 @@
 //! Resumes and exports runs from their checkpoints.
 
 use super::Run;
-use super::changes::{self, Change, config_hash};
-use super::checkpoint::{CheckpointId, Checkpoints, SavedState, StoredTensors};
-use super::dir::{RunDir, set_aside};
-use super::fingerprint;
-use super::follower;
-use super::jsonl::{MetricsRow, RowKind};
-use super::logs;
-use super::processes::{self, Beginning, report, share};
-use super::row_index;
-use super::shared::share_state;
-use super::summary::Summary;
+use crate::changes::{self, Change, config_hash};
+use crate::checkpoint::{CheckpointId, Checkpoints, SavedState, StoredTensors};
+use crate::dir::{RunDir, set_aside};
 use crate::error::{Error, Result};
 use crate::export::export;
+use crate::fingerprint;
+use crate::follower;
+use crate::jsonl::{MetricsRow, RowKind};
+use crate::logs;
+use crate::processes::{self, Beginning, report, share};
+use crate::row_index;
+use crate::shared::share_state;
+use crate::summary::Summary;
 use grpo_data::RowIndex;
 use grpo_files::{JsonLines, counted, read_regular, read_rows, redacted};
 use grpo_policy::{PolicyState, TensorSource};
