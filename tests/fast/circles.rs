@@ -16,7 +16,6 @@ const MOST: usize = 3;
 const KNOWN: &[(&str, &[usize])] = &[
     ("backend-cpu", &[6, 12]),
     ("backend-tpu", &[4]),
-    ("cli", &[30]),
     ("grpo-core", &[6]),
     ("models", &[4, 5, 5, 12, 17]),
     ("pjrt", &[7, 9]),

@@ -1,10 +1,11 @@
 //! `grpo aot` for a run: its training step and its rollout on absent devices.
 
-use crate::aot::{Args, Compiled, compile_all, expect_reports, run_worker};
+use crate::aot_worker::{Args, Compiled, compile_all, expect_reports, run_worker};
 use crate::bench_layers::BenchArgs;
 use crate::commented::commented;
 use crate::compiling::Compiling;
-use crate::{Outcome, aot_run_text, emit, emit_document, emit_json, layers};
+use crate::output::{Outcome, emit, emit_document, emit_json};
+use crate::{aot_run_text, layers};
 use anyhow::{Context, bail};
 use grpo_aot::{Memory, ProcessShards, ProgramName, RunPrograms, RunSizes, Times};
 use grpo_backend_tpu::aot::{Chip, Report, Target};

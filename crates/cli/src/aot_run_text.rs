@@ -1,8 +1,8 @@
 //! Formats the reports of a run's programs as tables.
 
-use crate::aot::Compiled;
 use crate::aot_run::Document;
-use crate::aot_text::{bytes, milliseconds, rates};
+use crate::aot_worker::Compiled;
+use crate::estimates::{bytes, milliseconds, rates};
 use crate::table::Sheet;
 use grpo_aot::{Memory, ProcessShards, Times};
 use grpo_backend_tpu::aot::Report;

@@ -1,9 +1,10 @@
 //! Formats compilers' reports as a table.
 
-use crate::aot::{Compiled, Document};
+use crate::aot::Document;
+use crate::aot_worker::Compiled;
+use crate::estimates::{bytes, milliseconds, rates, tiles};
 use crate::table::Sheet;
-use grpo_backend_tpu::aot::{Chip, Report};
-use grpo_backend_tpu::program::Blocking;
+use grpo_backend_tpu::aot::Report;
 use std::fmt::Write;
 
 const HEADER: [&str; 11] = [
@@ -66,29 +67,4 @@ fn row(name: &str, report: &Report) -> [String; 11] {
         time(report.estimate_cycles_seconds),
         milliseconds(report.floor.seconds),
     ]
-}
-
-/// Formats the peak rates and the memory of a device.
-pub(crate) fn rates(chip: Chip) -> String {
-    let (flops, bandwidth) = (chip.peak_flops / 1e12, chip.bandwidth / 1e9);
-    format!("{flops:.0} TFLOP/s, {bandwidth:.0} GB/s, {}", bytes(chip.memory))
-}
-
-/// Returns `2048 tokens`, `4096 columns`, or `-`.
-pub(crate) fn tiles(blocking: Option<Blocking>) -> String {
-    blocking.map_or("-".into(), |blocking| blocking.to_string())
-}
-
-pub(crate) fn milliseconds(seconds: f64) -> String {
-    format!("{:.2} ms", 1e3 * seconds)
-}
-
-/// Formats a number of bytes with a unit in powers of ten.
-pub(crate) fn bytes(bytes: u64) -> String {
-    match bytes as f64 {
-        b if b >= 1e9 => format!("{:.3} GB", b / 1e9),
-        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
-        b if b >= 1e3 => format!("{:.1} kB", b / 1e3),
-        b => format!("{b} B"),
-    }
 }

@@ -1,8 +1,9 @@
 //! `grpo bench`: measures variants of the loss on this machine's devices, or a model on this CPU.
 
 use crate::bench_layers::BenchFiles;
+use crate::output::{Outcome, emit, emit_document};
 use crate::progress::{fitted, phase_fields};
-use crate::{Outcome, bench_model, bench_text, emit, emit_document, terminal};
+use crate::{bench_model, bench_text, terminal};
 use anyhow::{Context, bail};
 use console::Term;
 use grpo_bench::assertion::Assertion;
@@ -201,7 +202,7 @@ impl Args {
 /// Calls `run` with a function that shows the progress, and stops on a signal.
 fn measured<T>(run: impl FnOnce(&mut dyn FnMut(&str) -> bench::Result<()>) -> bench::Result<T>) -> anyhow::Result<T> {
     let (bar, mut tell) = progress();
-    let stop = crate::stop_on_signal("stopping after this step", &Arc::new(true.into()))?;
+    let stop = crate::signals::stop_on_signal("stopping after this step", &Arc::new(true.into()))?;
     let document = run(&mut |what| {
         tell(what);
         if stop.load(Ordering::Relaxed) { Err(bench::Error::Stopped) } else { Ok(()) }

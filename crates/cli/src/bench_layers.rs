@@ -1,6 +1,7 @@
 //! Arguments that subcommands share: configurations of `configs/bench/`, and the target devices of `grpo aot` and `grpo plan`.
 
-use crate::{emit_document, layers};
+use crate::layers;
+use crate::output::emit_document;
 use anyhow::{Context, bail};
 use grpo_backend_tpu::aot::{Compiler, Target, user_cache};
 use grpo_bench::config::BenchConfig;

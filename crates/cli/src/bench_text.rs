@@ -1,6 +1,6 @@
 //! Formats measurements as tables of at most 100 columns, or as lists on narrower terminals.
 
-use crate::aot_text::{bytes, tiles};
+use crate::estimates::{bytes, tiles};
 use crate::table::Sheet;
 use grpo_bench::report::{Case, Claim, Document, Machine, Measured, Outcome};
 use grpo_files::counted;

@@ -1,6 +1,6 @@
 //! `grpo bench-worker`: the process that `grpo bench` starts for each variant.
 
-use crate::Outcome;
+use crate::output::Outcome;
 use grpo_bench::worker::serve;
 
 pub(crate) fn run() -> anyhow::Result<Outcome> {

@@ -1,7 +1,8 @@
 //! `grpo data`: shows the prompts and rewards that a policy will get from data files.
 
 use crate::data_text;
-use crate::{Outcome, emit, emit_json, layers};
+use crate::layers;
+use crate::output::{Outcome, emit, emit_json};
 use anyhow::Context;
 use grpo_data::{DataReport, Item, Prompt, PromptEncoder};
 use grpo_files::Layers;

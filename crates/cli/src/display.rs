@@ -2,7 +2,7 @@
 
 use crate::compiling::Compiling;
 use crate::completions;
-use crate::emit;
+use crate::output::emit;
 use crate::overview;
 use crate::progress::{Field, fitted, joined};
 use crate::table::Sheet;

@@ -1,6 +1,7 @@
 //! The subcommand `grpo export`.
 
-use crate::{Outcome, emit, start_folder};
+use crate::output::{Outcome, emit};
+use crate::start_folder;
 use anyhow::Context;
 use grpo_run::Run;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! `grpo gradcheck`: checks gradients on reduced problems of a benchmark.
 
 use crate::bench_layers::BenchFiles;
+use crate::output::{Outcome, emit, emit_json};
 use crate::parity::table;
-use crate::{Outcome, emit, emit_json};
 use grpo_bench::config::ShapeConfig;
 use grpo_check::gradcheck::{self, CaseReport, Limits, Options};
 use grpo_files::counted;

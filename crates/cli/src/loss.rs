@@ -1,6 +1,7 @@
 //! `grpo loss`: evaluates a batch file and writes loss, log-probabilities, entropies and gradients to a file.
 
-use crate::{Outcome, emit_document, is_stdout, loss_input::LossInput};
+use crate::loss_input::LossInput;
+use crate::output::{Outcome, emit_document, is_stdout};
 use anyhow::Context;
 use grpo_check::{loss_file, parity};
 use grpo_core::Implementation;

@@ -11,6 +11,7 @@ mod aot;
 mod aot_run;
 mod aot_run_text;
 mod aot_text;
+mod aot_worker;
 mod bench;
 mod bench_layers;
 mod bench_model;
@@ -24,6 +25,7 @@ mod data;
 mod data_text;
 mod display;
 mod doctor;
+mod estimates;
 mod export;
 mod gradcheck;
 mod init;
@@ -31,32 +33,31 @@ mod layers;
 mod logs;
 mod loss;
 mod loss_input;
+mod output;
 mod overview;
 mod parity;
 mod parity_model;
 mod plan;
+mod plan_args;
 mod plan_loss;
 mod plan_run;
 mod plan_run_text;
 mod plugin;
 mod progress;
 mod report;
+mod signals;
 mod start_folder;
 mod table;
 mod terminal;
 mod threads;
 mod train;
 
-use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use compiling::Compiling;
-use grpo_files::{printable, printable_line};
-use serde::Serialize;
-use std::io::{ErrorKind, Write};
-use std::path::Path;
+use grpo_files::printable_line;
+use output::Outcome;
+use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// GRPO: train, and check the loss.
 #[derive(Debug, Parser)]
@@ -89,7 +90,7 @@ enum Command {
     /// Evaluate the loss of a batch file; write loss, log-probabilities, entropies and gradients.
     Loss(loss::Args),
     /// Compile the loss, or a run's programs, for an absent TPU or GPU; report memory and estimated time.
-    Aot(aot::Args),
+    Aot(aot_worker::Args),
     /// Check processor, memory, plugins, caches, Python and the Hub; say what to do about problems.
     Doctor(doctor::Args),
     /// Measure the loss on this CPU or on attached devices, against floors measured in the same run.
@@ -98,7 +99,7 @@ enum Command {
     #[command(hide = true)]
     BenchWorker,
     /// Choose mesh, micro-batch and recomputation of a run, or the chunk of a loss, for a TPU or GPU.
-    Plan(plan::Args),
+    Plan(plan_args::Args),
     /// Install and list PJRT plugins: the compilers and runtimes of TPUs, GPUs and XLA's CPU.
     Plugin(plugin::Args),
 }
@@ -126,17 +127,6 @@ fn command_line() -> clap::Command {
     }
     template += &format!("\n{header}Options:{header:#}\n{{options}}{{after-help}}");
     command.help_template(template)
-}
-
-/// The outcome of a command that did not fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// The command did its work.
-    Done,
-    /// The command worked, but a check failed.
-    CheckFailed,
-    /// The command was stopped by a signal; its progress is saved and can be continued.
-    Stopped,
 }
 
 /// Parses the arguments, runs the command, maps its result to an exit code.
@@ -178,58 +168,6 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
-}
-
-/// Writes `text` to standard output with control characters escaped. A closed pipe (`| head`) is not an error.
-///
-/// # Errors
-/// Other errors of writing to standard output.
-pub(crate) fn emit(text: &str) -> anyhow::Result<()> {
-    emit_document(&printable(text))
-}
-
-/// Writes a document for programs (JSON, YAML, HTML) to standard output unchanged; otherwise like [`emit`].
-///
-/// # Errors
-/// The errors of [`emit`].
-pub(crate) fn emit_document(text: &str) -> anyhow::Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(anyhow::Error::from(error).context("cannot write to standard output"))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Writes a document as JSON to standard output; see [`emit_document`].
-///
-/// # Errors
-/// The errors of [`emit`].
-pub(crate) fn emit_json(document: &impl Serialize) -> anyhow::Result<()> {
-    emit_document(&format!("{}\n", serde_json::to_string_pretty(document)?))
-}
-
-/// Returns `true` for the paths that mean standard output.
-pub(crate) fn is_stdout(path: &Path) -> bool {
-    ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"].iter().any(|name| path.as_os_str() == *name)
-}
-
-/// Returns a flag that the first SIGINT or SIGTERM sets, printing `saying`; the second one ends the process. Until `has_begun` is set, the first
-/// one ends the process, because there is nothing to save yet.
-fn stop_on_signal(saying: &'static str, has_begun: &Arc<AtomicBool>) -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let (flag, has_begun) = (Arc::clone(&stop), Arc::clone(has_begun));
-    ctrlc::set_handler(move || {
-        if !has_begun.load(Ordering::Relaxed) || flag.swap(true, Ordering::Relaxed) {
-            // 130 is 128 + SIGINT, as in shells. Checkpoints are atomic, so only the current step is lost.
-            grpo_rewards::kill_programs();
-            std::process::exit(130);
-        }
-        let _ = writeln!(std::io::stderr(), "\n{saying}; once more to quit at once");
-    })
-    .context("cannot handle Ctrl-C")?;
-    Ok(stop)
 }
 
 #[cfg(test)]

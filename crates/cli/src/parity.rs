@@ -1,6 +1,7 @@
 //! `grpo parity`: compares an implementation of the loss with batch files and the f64 oracle, or a decoder with transformers' results.
 
-use crate::{Outcome, emit, emit_json, loss_input::LossInput, table::Sheet};
+use crate::output::{Outcome, emit, emit_json};
+use crate::{loss_input::LossInput, table::Sheet};
 use anyhow::Context;
 use grpo_check::parity::{self, Check, FileReport, Row};
 use grpo_core::Implementation;

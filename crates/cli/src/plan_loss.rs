@@ -1,9 +1,9 @@
 //! `grpo plan` of a benchmark: the largest tile of the loss that fits into a device's memory.
 
-use crate::aot_text::{bytes, milliseconds, tiles};
-use crate::plan::Args;
+use crate::estimates::{bytes, milliseconds, tiles};
+use crate::output::{Outcome, emit, emit_document, emit_json};
+use crate::plan_args::Args;
 use crate::table::Sheet;
-use crate::{Outcome, emit, emit_document, emit_json};
 use anyhow::Context;
 use grpo_backend_tpu::aot::{Fit, Report};
 use grpo_backend_tpu::program::Blocking;

@@ -1,12 +1,13 @@
 //! `grpo plan` of a run: meshes, micro-batches and recomputation by a cost model, and the compiler's numbers for the best.
 
-use crate::aot::{self, Compiled, compile_all, expect_reports};
 use crate::aot_run::is_out_of_memory;
+use crate::aot_worker::{self, Compiled, compile_all, expect_reports};
 use crate::bench_layers::BenchArgs;
 use crate::commented::commented;
 use crate::compiling::Compiling;
-use crate::plan::Args;
-use crate::{Outcome, emit, emit_document, emit_json, layers, plan_run_text};
+use crate::output::{Outcome, emit, emit_document, emit_json};
+use crate::plan_args::Args;
+use crate::{layers, plan_run_text};
 use anyhow::{Context, bail};
 use grpo_aot::{ProgramName, RunPrograms};
 use grpo_backend_tpu::aot::{Chip, Target};
@@ -219,7 +220,7 @@ fn compiled_names(programs: &RunPrograms) -> Vec<ProgramName> {
 }
 
 /// Returns the arguments of `grpo aot` for the run with these settings.
-fn worker_args(args: &Args, config: &TrainConfig, settings: &Settings) -> aot::Args {
+fn worker_args(args: &Args, config: &TrainConfig, settings: &Settings) -> aot_worker::Args {
     let BenchArgs { config: path, set, target, plugin, .. } = &args.bench;
     let mut set = set.clone();
     // A number of devices in the file would not fit the mesh.
@@ -231,7 +232,7 @@ fn worker_args(args: &Args, config: &TrainConfig, settings: &Settings) -> aot::A
     let bench =
         BenchArgs { config: path.clone(), set, print_config: false, target: target.clone(), plugin: plugin.clone() };
     let recompile = args.recompile;
-    aot::Args { bench, variants: vec![], json: true, recompile, emit: None, assert: vec![], worker: false }
+    aot_worker::Args { bench, variants: vec![], json: true, recompile, emit: None, assert: vec![], worker: false }
 }
 
 /// Returns the numbers of a candidate from the reports of its programs.

@@ -1,6 +1,6 @@
 //! Formats the plan of a run as tables.
 
-use crate::aot_text::bytes;
+use crate::estimates::bytes;
 use crate::plan_run::{CompiledPrograms, Document, Row};
 use crate::table::Sheet;
 use grpo_files::counted;

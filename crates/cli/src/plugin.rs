@@ -1,6 +1,7 @@
 //! `grpo plugin`: installs and lists PJRT plugins.
 
-use crate::{Outcome, child, emit, emit_document, emit_json, table::Sheet};
+use crate::output::{Outcome, emit, emit_document, emit_json};
+use crate::{child, table::Sheet};
 use anyhow::Context;
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};

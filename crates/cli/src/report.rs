@@ -1,6 +1,6 @@
 //! The subcommand `grpo report`.
 
-use crate::{Outcome, emit, emit_document, is_stdout};
+use crate::output::{Outcome, emit, emit_document, is_stdout};
 use anyhow::{Context, bail};
 use grpo_files::{check_output, counted, open_regular, write_output};
 use grpo_report::Report;

@@ -4,7 +4,8 @@ use crate::commented::commented;
 use crate::compiling::Compiling;
 use crate::display::Display;
 use crate::layers::LayerArgs;
-use crate::{Outcome, emit_document, start_folder};
+use crate::output::{Outcome, emit_document};
+use crate::start_folder;
 use grpo_distributed::Store;
 use grpo_files::{ENV_PREFIX, Layers, to_yaml};
 use grpo_run::{Ending, Follower, Run, is_follower};
@@ -62,7 +63,7 @@ pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
         compiling.silence();
     }
     let has_begun = Arc::new(AtomicBool::new(false));
-    let stop = crate::stop_on_signal("stopping after this step", &has_begun)?;
+    let stop = crate::signals::stop_on_signal("stopping after this step", &has_begun)?;
     if let Some(mut follower) = follower(&args)? {
         has_begun.store(true, Ordering::Relaxed);
         compiling.silence();

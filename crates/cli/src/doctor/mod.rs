@@ -14,7 +14,7 @@ mod python;
 mod text;
 mod threads;
 
-use crate::{Outcome, emit_document, emit_json};
+use crate::output::{Outcome, emit_document, emit_json};
 use anyhow::Context;
 use check::{Check, Status};
 use serde::Serialize;

@@ -5,8 +5,8 @@ mod file;
 mod rows;
 mod settings;
 
+use crate::output::{Outcome, emit, emit_document, is_stdout};
 use crate::overview::weighted;
-use crate::{Outcome, emit, emit_document, is_stdout};
 use anyhow::{Context, bail, ensure};
 use columns::Roles;
 use grpo_data::Columns;

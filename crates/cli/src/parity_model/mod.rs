@@ -4,7 +4,8 @@ mod compared;
 
 use self::compared::Compared;
 use crate::loss_input::BACKENDS;
-use crate::{Outcome, emit, emit_json, parity};
+use crate::output::{Outcome, emit, emit_json};
+use crate::parity;
 use anyhow::Context;
 use clap::builder::PossibleValuesParser;
 use grpo_backend_cpu::CpuBackend;
