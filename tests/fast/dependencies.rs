@@ -1,4 +1,4 @@
-//! The number of packages that a build of the trainer downloads.
+//! The packages that a build of the trainer downloads, and those that its loop compiles.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,4 +55,41 @@ fn building_downloads_fewer_than_300_packages() {
         assert!(names.iter().any(|package| package.starts_with(name)), "{name}is not among {names:?}");
     }
     assert!(names.len() < MOST, "{} packages, and fewer than {MOST} are the aim:\n{names:?}", names.len());
+}
+
+/// The beginnings of the names of packages that the training loop must not compile: tensor libraries, devices, and clients and servers of HTTP.
+const NOT_IN_THE_LOOP: [&str; 14] = [
+    "burn",
+    "candle",
+    "grpo-backend-",
+    "grpo-burn",
+    "grpo-pjrt",
+    "grpo-policy-",
+    "grpo-stablehlo",
+    "http",
+    "hyper",
+    "rustls",
+    "tiny_http",
+    "tungstenite",
+    "ureq",
+    "xla",
+];
+
+/// Returns the packages of a build of `package` that begin as [`NOT_IN_THE_LOOP`], with the features of this package alone.
+fn not_in_the_loop(package: &str) -> BTreeSet<String> {
+    let tree = ["tree", "--locked", "--edges", "normal,build", "--prefix", "none", "--no-default-features"];
+    let tree = cargo(&[&tree[..], &["--package", package]].concat());
+    let names = tree.lines().filter_map(|line| line.split(' ').next());
+    let is_named = |name: &&str| NOT_IN_THE_LOOP.iter().any(|start| name.starts_with(start));
+    names.filter(is_named).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_training_loop_compiles_no_tensor_library_no_device_and_no_http() {
+    assert_eq!(not_in_the_loop("grpo-trainer"), BTreeSet::new());
+    // What a configuration names is built above the loop.
+    let built = not_in_the_loop("grpo-setup");
+    for name in ["burn-core", "grpo-pjrt", "grpo-policy-cpu", "grpo-stablehlo", "httparse", "tungstenite", "ureq"] {
+        assert!(built.contains(name), "{name} is not among {built:?}");
+    }
 }

@@ -30,6 +30,7 @@ pub struct Connection {
 }
 
 impl Connection {
+    #[cfg(feature = "http")]
     pub(crate) fn new(base_url: String, api_key: String, clock: Arc<Clock>, has_ended: Arc<AtomicBool>) -> Self {
         Self { base_url, api_key, clock, has_ended }
     }
@@ -79,6 +80,7 @@ impl Default for Times {
 }
 
 /// A request that waits for its answer, until it is dropped.
+#[cfg(feature = "http")]
 pub(crate) struct Waiting<'a>(&'a Clock);
 
 impl Clock {
@@ -86,6 +88,7 @@ impl Clock {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cfg(feature = "http")]
     /// Counts a request; `None` if `most` are waiting.
     pub(crate) fn wait(&self, most: usize) -> Option<Waiting<'_>> {
         let mut times = self.lock();
@@ -98,6 +101,7 @@ impl Clock {
     }
 }
 
+#[cfg(feature = "http")]
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut times = self.0.lock();

@@ -7,6 +7,7 @@ use crate::config::{BuiltIn, EnvironmentConfig, Source};
 use crate::described::Described;
 use crate::environment::{Environment, Failure, Outcome};
 use crate::error::{Error, Result, check};
+#[cfg(feature = "http")]
 use crate::openenv::OpenEnv;
 use crate::program::EnvironmentProgram;
 use grpo_data::Item;
@@ -110,7 +111,7 @@ impl Kind {
         Ok(match config.source(name)? {
             Source::BuiltIn(BuiltIn::Calculator) => Self::Turns(Arc::new(Calculator::default())),
             Source::BuiltIn(BuiltIn::WordGuess) => Self::Turns(Arc::new(WordGuess::default())),
-            Source::Server => Self::Turns(Arc::new(OpenEnv::new(name, config)?)),
+            Source::Server => Self::Turns(server(config, name)?),
             Source::Program => Self::Turns(Arc::new(EnvironmentProgram::new(name, config)?)),
             Source::Agent => Self::Agent(Arc::new(AgentProgram::new(name, config)?)),
         })
@@ -130,6 +131,20 @@ impl Kind {
             Source::Server | Source::Program => Self::Turns(Arc::new(Described(config.tools.clone()))),
         })
     }
+}
+
+/// Returns an environment that is a server.
+#[cfg(feature = "http")]
+fn server(config: &EnvironmentConfig, name: &str) -> Result<Arc<dyn Environment>> {
+    Ok(Arc::new(OpenEnv::new(name, config)?))
+}
+
+#[cfg(not(feature = "http"))]
+fn server(config: &EnvironmentConfig, name: &str) -> Result<Arc<dyn Environment>> {
+    let key = format!("environments.{name}.url");
+    let found = grpo_files::redact_url(config.url.as_deref().unwrap_or_default());
+    let expected = "no server, or a build with the feature `http` of grpo-agents".to_owned();
+    Err(grpo_files::KeyError { key, expected, found }.into())
 }
 
 impl Environments {

@@ -12,6 +12,7 @@ pub mod endpoint;
 mod environment;
 mod environments;
 mod error;
+#[cfg(feature = "http")]
 mod openenv;
 mod program;
 mod reasoning;
@@ -25,6 +26,7 @@ pub use endpoint::Endpoint;
 pub use environment::{Environment, Episode, Failure, Outcome, Reply, Start, check_messages};
 pub use environments::Environments;
 pub use error::{Error, Result};
+#[cfg(feature = "http")]
 pub use openenv::OpenEnv;
 pub use program::EnvironmentProgram;
 pub use reasoning::{ReasoningParser, opens_thoughts, reasoning_tags};

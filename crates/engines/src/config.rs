@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+#[cfg(feature = "http")]
 use std::time::Duration;
 
 /// The largest number of servers.
@@ -87,6 +88,7 @@ impl ServerConfig {
     }
 
     /// Returns the time for a request.
+    #[cfg(feature = "http")]
     pub(crate) fn time(&self) -> Duration {
         Duration::try_from_secs_f64(self.timeout).unwrap_or(Duration::from_secs(600))
     }

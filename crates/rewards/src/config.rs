@@ -6,7 +6,9 @@ use crate::built_in::{
     Partial, Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat,
 };
 use crate::error::{Result, check};
-use crate::external::{Http, HttpConfig, Program, ProgramConfig};
+#[cfg(feature = "http")]
+use crate::external::Http;
+use crate::external::{HttpConfig, Program, ProgramConfig};
 use crate::reward_fn::RewardFn;
 use grpo_core::rewards::SoftOverlong;
 use serde::{Deserialize, Serialize};
@@ -138,7 +140,7 @@ impl RewardConfig {
         }
         for (name, http) in self.http.iter().filter(|(_, http)| http.weight != 0.0) {
             check_name("http", name, http.weight)?;
-            terms.push((Box::new(Http::new(name, http.clone(), seed)?), http.weight));
+            terms.push((endpoint(name, http, seed)?, http.weight));
         }
         let names: Vec<&str> = terms.iter().map(|(term, _)| term.name()).collect();
         if let Some(twice) = (1..names.len()).find(|i| names[..*i].contains(&names[*i])) {
@@ -149,10 +151,37 @@ impl RewardConfig {
     }
 }
 
+/// Returns the reward function that is an HTTP endpoint.
+#[cfg(feature = "http")]
+fn endpoint(name: &str, config: &HttpConfig, seed: u64) -> Result<Box<dyn RewardFn>> {
+    Ok(Box::new(Http::new(name, config.clone(), seed)?))
+}
+
+#[cfg(not(feature = "http"))]
+fn endpoint(name: &str, config: &HttpConfig, _: u64) -> Result<Box<dyn RewardFn>> {
+    let (key, found) = (format!("rewards.http.{name}"), grpo_files::redact_url(&config.url));
+    let expected = "no endpoint, or a build with the feature `http` of grpo-rewards".to_owned();
+    Err(grpo_files::KeyError { key, expected, found }.into())
+}
+
 /// Checks a name, which becomes a part of metrics and keys.
 fn check_name(section: &str, name: &str, weight: f32) -> Result<()> {
     let legal = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     let ok = (1..=100).contains(&name.len()) && name.chars().all(legal);
     check(ok, &format!("rewards.{section}"), "names of 1 to 100 letters, digits, `-` and `_`", format!("`{name}`"))?;
     Ok(check(weight.is_finite(), &format!("rewards.{section}.{name}.weight"), "a finite number", weight)?)
+}
+
+#[cfg(all(test, not(feature = "http")))]
+mod tests {
+    use super::*;
+    use crate::Rewards;
+
+    #[test]
+    fn an_endpoint_without_http_is_an_error_that_names_the_feature() {
+        let http = [("judge".to_owned(), HttpConfig::new("http://user:secret@localhost"))].into();
+        let text = Rewards::new(&RewardConfig { http, ..RewardConfig::default() }).err().unwrap().to_string();
+        assert!(text.contains("rewards.http.judge") && text.contains("feature `http` of grpo-rewards"), "{text}");
+        assert!(!text.contains("secret"), "{text}");
+    }
 }

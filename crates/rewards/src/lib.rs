@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-//! A [`RewardFn`] scores completions; [`Rewards`] is a weighted sum of built-in functions ([`RewardConfig`]), a [`Program`], an [`Http`]
+//! A [`RewardFn`] scores completions; [`Rewards`] is a weighted sum of built-in functions ([`RewardConfig`]), a [`Program`], an HTTP
 //! endpoint, or your own functions. A completion that a function fails to score has no reward; the run continues, and [`Failures`] counts
 //! failures.
 #![forbid(unsafe_code)]
@@ -26,7 +26,9 @@ pub use built_in::{
 };
 pub use config::RewardConfig;
 pub use error::{Error, Result};
-pub use external::{Http, HttpConfig, Program, ProgramConfig, kill_programs};
+#[cfg(feature = "http")]
+pub use external::Http;
+pub use external::{HttpConfig, Program, ProgramConfig, kill_programs};
 pub use failures::Failures;
 pub use reward_fn::{Conversation, RewardFailure, RewardFn, RewardInput, Score};
 pub use thoughts::ThoughtMarks;

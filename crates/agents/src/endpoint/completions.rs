@@ -3,8 +3,8 @@
 use super::chat::usage;
 use super::events::{Body, Events};
 use super::fields::{Fields, expected};
-use super::request::{ApiError, ChatReply, ChatRequest, MODEL, now, pieces};
-use super::{Parsed, Render};
+use super::protocol::{Parsed, Render, now, pieces};
+use super::request::{ApiError, ChatReply, ChatRequest, MODEL};
 use serde_json::{Value, json};
 
 /// Fields that are read.

@@ -2,8 +2,8 @@
 
 use super::events::{Body, Events};
 use super::fields::{Fields, expected};
-use super::request::{ApiError, ChatReply, ChatRequest, MODEL, check_last, pieces, text_of, tool_call};
-use super::{Parsed, Render};
+use super::protocol::{Parsed, Render, check_last, pieces, text_of, tool_call};
+use super::request::{ApiError, ChatReply, ChatRequest, MODEL};
 use grpo_files::{long_integers_as_digits, mark_long_integers};
 use serde_json::{Value, json};
 

@@ -1,11 +1,18 @@
-//! Requests and replies of the endpoint, in the form that all of its protocols share, and their errors.
+//! Conversations, requests and replies of the endpoint, in the form that all of its protocols share, and their errors.
 
-use super::fields::expected;
-use grpo_files::{long_integers_as_digits, mark_long_integers};
+use crate::agent::Agent;
+use crate::environment::Failure;
+use crate::error::Result;
+use grpo_data::Item;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
-use std::time::{SystemTime, UNIX_EPOCH};
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
+/// The key of the address.
+pub(super) const KEY: &str = "rollout.endpoint";
 /// The name of the model. A client may write any other name, too.
 pub(crate) const MODEL: &str = "policy";
 
@@ -57,17 +64,6 @@ impl ApiError {
     pub fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
-
-    /// Returns the error in OpenAI's form.
-    pub(super) fn openai(&self) -> Value {
-        let kind = match self.status {
-            401 => "authentication_error",
-            429 => "rate_limit_error",
-            500.. => "server_error",
-            _ => "invalid_request_error",
-        };
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
-    }
 }
 
 /// A request for the next message of the assistant.
@@ -109,74 +105,69 @@ pub struct ChatReply {
     pub tokens: Vec<(String, f32)>,
 }
 
-impl ChatReply {
-    /// Returns the text of the message.
-    pub(super) fn text(&self) -> &str {
-        self.message["content"].as_str().unwrap_or_default()
-    }
+/// A conversation that an agent is to hold.
+pub struct Job<'a> {
+    /// The agent. Jobs of the same agent share its workers.
+    pub agent: Arc<dyn Agent>,
+    /// The row.
+    pub row: &'a Item,
+}
 
-    /// Returns the id, the name and the arguments as text of each tool call.
-    pub(super) fn calls<'a>(&'a self) -> Vec<(&'a str, &'a str, String)> {
-        let calls = self.message["tool_calls"].as_array().into_iter().flatten();
-        let call = |call: &'a Value| {
-            let function = &call["function"];
-            let [id, name] = [&call["id"], &function["name"]].map(|text| text.as_str().unwrap_or_default());
-            (id, name, long_integers_as_digits(function["arguments"].to_string()))
-        };
-        calls.map(call).collect()
+/// The results of [`Endpoint::hold`].
+#[derive(Debug, Default)]
+pub struct Held {
+    /// The rewards of the jobs, or their failures.
+    pub outcomes: Vec<std::result::Result<Option<f32>, Failure>>,
+    /// The time in which no request was being answered.
+    pub waited: Duration,
+}
+
+/// A request of an agent. Its client is answered with an error if it is dropped.
+#[derive(Debug)]
+pub struct Asked {
+    /// The index of the job.
+    pub job: usize,
+    /// The request.
+    pub request: ChatRequest,
+    pub(super) reply: Sender<Replied>,
+}
+
+/// The reply to a request, and the sender of its receipt.
+pub(super) type Replied = (std::result::Result<ChatReply, ApiError>, Sender<bool>);
+
+/// The delivery of a reply to its client.
+#[derive(Debug)]
+pub struct Delivery(Receiver<bool>);
+
+impl Delivery {
+    /// Waits until the reply was written. Returns `false` if the client no longer waits for it, the conversation has ended, or the reply was an
+    /// error.
+    pub fn is_complete(self) -> bool {
+        self.0.recv().unwrap_or(false)
     }
 }
 
-/// Returns the seconds since 1970.
-pub(super) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
+impl Asked {
+    /// Returns a request of another process, whose answer nobody reads.
+    pub fn unread(job: usize, request: ChatRequest) -> Self {
+        Self { job, request, reply: channel().0 }
+    }
 
-/// Splits a text into pieces, as a model that writes would send it.
-pub(super) fn pieces(text: &str) -> Vec<String> {
-    const PIECE: usize = 32;
-    let characters: Vec<char> = text.chars().collect();
-    characters.chunks(PIECE).map(|piece| piece.iter().collect()).collect()
-}
-
-/// Returns the text of a content: a text, or a list of parts that are texts of one of the types `kinds`.
-pub(super) fn text_of(content: &Value, kinds: &[&str]) -> Option<String> {
-    let part = |part: &Value| {
-        part["text"].as_str().filter(|_| kinds.iter().any(|kind| part["type"] == *kind)).map(str::to_owned)
-    };
-    match content {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(parts) => parts.iter().map(part).collect(),
-        _ => None,
+    /// Answers the request. An agent that has ended does not read it.
+    pub fn answer(self, reply: std::result::Result<ChatReply, ApiError>) -> Delivery {
+        let (receipt, delivered) = channel();
+        let _ = self.reply.send((reply, receipt));
+        Delivery(delivered)
     }
 }
 
-/// Returns a call with its arguments as an object, as chat templates expect it. `arguments` are an object, or its text.
-pub(super) fn tool_call(at: &str, id: &Value, name: &Value, arguments: &Value) -> Result<Value, ApiError> {
-    let Some(name) = name.as_str() else {
-        return Err(expected(format!("{at}.name"), "the name of a tool", Some(name)));
-    };
-    let object = match arguments {
-        Value::String(text) if text.is_empty() => Some(Map::new()),
-        Value::String(text) => serde_json::from_str(&mark_long_integers(text)).ok(),
-        Value::Object(arguments) => Some(arguments.clone()),
-        _ => None,
-    };
-    let Some(object) = object else {
-        return Err(expected(format!("{at}.arguments"), "a JSON object as text", Some(arguments)));
-    };
-    let mut result = json!({"type": "function", "function": {"name": name, "arguments": object}});
-    if let Some(id) = id.as_str() {
-        result["id"] = id.into();
-    }
-    Ok(result)
-}
-
-/// Checks that the last message is not the assistant's.
-pub(super) fn check_last(messages: &[Value], param: &str) -> Result<(), ApiError> {
-    if messages.last().is_some_and(|last| last["role"] == "assistant") {
-        let last = format!("{param}[{}].role", messages.len() - 1);
-        return Err(ApiError::param(last, "the last message must be one of the user, a tool or the system"));
-    }
-    Ok(())
+/// Reads an address.
+///
+/// # Errors
+/// [`Error::Config`].
+pub fn socket_address(address: &str) -> Result<SocketAddr> {
+    address.parse().map_err(|_| {
+        let expected = "an address with a port, such as 127.0.0.1:8000".to_owned();
+        grpo_files::KeyError { key: KEY.into(), expected, found: format!("`{address}`") }.into()
+    })
 }

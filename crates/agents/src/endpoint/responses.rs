@@ -2,8 +2,8 @@
 
 use super::events::{Body, Events};
 use super::fields::{Fields, expected};
-use super::request::{ApiError, ChatReply, ChatRequest, MODEL, check_last, now, pieces, text_of, tool_call};
-use super::{Parsed, Render};
+use super::protocol::{Parsed, Render, check_last, now, pieces, text_of, tool_call};
+use super::request::{ApiError, ChatReply, ChatRequest, MODEL};
 use serde_json::{Value, json};
 
 /// Fields that are read.

@@ -3,9 +3,10 @@
 use super::connection::Head;
 use super::events::Body;
 use super::fields::Fields;
+use super::hold::{Event, MOST_PARALLEL, Open, Shared};
 use super::http::{Answer, Handler};
-use super::request::{ApiError, MODEL};
-use super::{Asked, Event, MOST_PARALLEL, Open, Shared, chat, completions, messages, responses};
+use super::request::{ApiError, Asked, MODEL};
+use super::{chat, completions, messages, responses};
 use serde_json::{Value, json};
 use std::result::Result;
 use std::sync::atomic::Ordering;

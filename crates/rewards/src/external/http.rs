@@ -1,15 +1,14 @@
 //! An HTTP endpoint that scores completions.
 
-use super::message::{answer, batch_size, expand, parsed, question, seconds, shown, timeout};
+use super::http_config::HttpConfig;
+use super::message::{answer, expand, parsed, question, seconds, shown};
 use super::score_batches;
 use crate::error::{Result, check};
-use crate::reward_fn::{RewardFailure, RewardFn, RewardInput, Score, one};
+use crate::reward_fn::{RewardFailure, RewardFn, RewardInput, Score};
 use grpo_files::{Secrets, long_integers_as_digits, redact_url};
 use grpo_rng::{Purpose, stable_hash, stream};
 use rand::RngExt;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,55 +25,6 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// The maximum number of concurrent requests.
 const MAX_CONCURRENCY: usize = 256;
-
-/// The settings of an HTTP reward.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HttpConfig {
-    /// The address to which completions are posted: `http://` or, with the feature `https`, `https://`. `${NAME}` here and in headers is an
-    /// environment variable, so that secrets need not be in files. Redirects are not followed.
-    pub url: String,
-    /// The weight of the reward.
-    #[serde(default = "one")]
-    pub weight: f32,
-    /// The maximum number of completions per request.
-    #[serde(default = "batch_size")]
-    pub batch_size: usize,
-    /// The time in seconds for a request and its response.
-    #[serde(default = "timeout")]
-    pub timeout: f64,
-    /// The number of retries of a request after a timeout, a failed connection, or a status of 429 or 500 to 599.
-    #[serde(default = "retries")]
-    pub retries: u32,
-    /// The maximum number of concurrent requests.
-    #[serde(default = "concurrency")]
-    pub concurrency: usize,
-    /// The headers of each request.
-    #[serde(default)]
-    pub headers: BTreeMap<String, String>,
-}
-
-fn retries() -> u32 {
-    5
-}
-fn concurrency() -> usize {
-    4
-}
-
-impl HttpConfig {
-    /// Returns the settings of an endpoint, with the defaults.
-    pub fn new(url: impl Into<String>) -> Self {
-        Self {
-            url: url.into(),
-            weight: one(),
-            batch_size: batch_size(),
-            timeout: timeout(),
-            retries: retries(),
-            concurrency: concurrency(),
-            headers: BTreeMap::new(),
-        }
-    }
-}
 
 /// A reward function that is an HTTP endpoint.
 ///

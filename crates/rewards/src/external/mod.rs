@@ -1,14 +1,18 @@
 //! Reward functions outside of this process: programs and HTTP endpoints, which exchange the same JSON.
 
 mod group;
+#[cfg(feature = "http")]
 mod http;
+mod http_config;
 mod message;
 pub(crate) mod process;
 mod program;
 mod worker;
 
 pub use group::kill_programs;
-pub use http::{Http, HttpConfig};
+#[cfg(feature = "http")]
+pub use http::Http;
+pub use http_config::HttpConfig;
 pub use message::{answer, expand, parsed, seconds, shown};
 pub use program::{MAX_WORKERS, Program, ProgramConfig};
 pub use worker::back_off;

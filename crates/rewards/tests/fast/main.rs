@@ -2,7 +2,7 @@
 
 mod answers;
 mod built_in;
-#[cfg(unix)]
+#[cfg(all(unix, feature = "http"))]
 mod http;
 mod math;
 #[cfg(unix)]
