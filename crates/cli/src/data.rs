@@ -202,7 +202,7 @@ fn summarise(
     let longest = folder.config().max_position_embeddings.saturating_sub(config.rollout.max_completion_length());
     // As conversations begin, with the tools that the configuration names. Programs and servers are not started.
     let environments = grpo_trainer::agents::Environments::described(&config.environments)?;
-    let shown = |item: &Item| grpo_rollout::with_tools(&environments, item).into_owned();
+    let shown = |item: &Item| grpo_conversations::with_tools(&environments, item).into_owned();
     let seen = RefCell::new((vec![], 0));
     let count = |prompts: &[&Prompt], _| {
         // A prompt alone does not name one of several environments.
@@ -234,7 +234,7 @@ fn summarise(
         *sources.entry(item.source.to_string()).or_default() += 1;
     }
     let prompts = items.iter().take(args.show).map(|item| {
-        let ids = grpo_rollout::encode_prompt(tokenizer, &shown(item))?;
+        let ids = grpo_conversations::encode_prompt(tokenizer, &shown(item))?;
         let prompt = tokenizer.decode_with_special(&ids)?;
         Ok(Row { source: item.source.to_string(), prompt, tokens: ids.len(), answer: item.answer.clone() })
     });
@@ -308,8 +308,10 @@ fn judge(rewards: &Rewards, works: &[usize], tokenizer: &HfTokenizer, items: &[&
     for (of, text) in [("answer", answer), ("completion", completion)] {
         let rows = items.iter().filter_map(|item| Some((*item, text(item)?)));
         let rows = rows.map(|(item, completion)| {
-            let opens_think =
-                grpo_rollout::opens_think(tokenizer, &grpo_rollout::encode_prompt(tokenizer, &item.prompt)?);
+            let opens_think = grpo_conversations::opens_think(
+                tokenizer,
+                &grpo_conversations::encode_prompt(tokenizer, &item.prompt)?,
+            );
             Ok((item, completion, tokenizer.encode_completion(completion)?, opens_think))
         });
         let rows = rows.collect::<anyhow::Result<Vec<_>>>()?;

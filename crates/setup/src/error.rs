@@ -48,7 +48,7 @@ errors_of_parts!(
     grpo_models::Error,
     grpo_policy::Error,
     grpo_rewards::Error,
-    grpo_rollout::Error,
+    grpo_conversations::Error,
     grpo_run_config::Error,
 );
 

@@ -84,7 +84,7 @@ pub fn open_data(
 /// Counts the tokens of prompts on all threads. Results of at most `limit` may be upper bounds.
 ///
 /// # Errors
-/// Each prompt has its own result: the errors of [`grpo_rollout::encode_prompt`], and an error for a text with special-token strings if
+/// Each prompt has its own result: the errors of [`grpo_conversations::encode_prompt`], and an error for a text with special-token strings if
 /// `data.prompts_are_rendered` is not set. Prompts behind the first with an error may be left out, with an error that says so: a template
 /// may take seconds until it exceeds its limit of steps.
 pub fn count_tokens(

@@ -6,10 +6,10 @@
 
 use crate::error::Result;
 use crate::parts::Parts;
+use grpo_conversations::{Completed, encode_prompts};
 use grpo_data::Item;
 use grpo_policy::{Completion, Pending, Sampling};
 use grpo_rng::Purpose;
-use grpo_rollout::{Completed, encode_prompts};
 use grpo_run_config::TrainConfig;
 use std::collections::VecDeque;
 

@@ -110,15 +110,15 @@ impl From<grpo_policy::Error> for Error {
     }
 }
 
-impl From<grpo_rollout::Error> for Error {
-    fn from(error: grpo_rollout::Error) -> Self {
+impl From<grpo_conversations::Error> for Error {
+    fn from(error: grpo_conversations::Error) -> Self {
         match error {
-            grpo_rollout::Error::Config(error) => Self::Config(error),
-            grpo_rollout::Error::Model(error) => Self::Model(error),
-            grpo_rollout::Error::Policy(error) => error.into(),
-            grpo_rollout::Error::Environments(error) => Self::Environments(error),
-            grpo_rollout::Error::Processes(error) => Self::Processes(error),
-            grpo_rollout::Error::OtherCompletions { process } => Self::OtherCompletions { process },
+            grpo_conversations::Error::Config(error) => Self::Config(error),
+            grpo_conversations::Error::Model(error) => Self::Model(error),
+            grpo_conversations::Error::Policy(error) => error.into(),
+            grpo_conversations::Error::Environments(error) => Self::Environments(error),
+            grpo_conversations::Error::Processes(error) => Self::Processes(error),
+            grpo_conversations::Error::OtherCompletions { process } => Self::OtherCompletions { process },
             other => Self::Policy(grpo_policy::Error::other(other)),
         }
     }

@@ -3,10 +3,10 @@
 use crate::error::Result;
 use crate::parts::Parts;
 pub use crate::pass_rule::PassRule;
+use grpo_conversations::Completed;
 use grpo_data::Item;
 use grpo_policy::Sampling;
 use grpo_rewards::{Correct, Reward, RewardFn, RewardInput, Rewards};
-use grpo_rollout::Completed;
 use grpo_run_config::TrainConfig;
 use std::borrow::Cow;
 use std::collections::BTreeMap;

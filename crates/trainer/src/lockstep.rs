@@ -5,9 +5,9 @@
 
 use crate::error::{Error, Result};
 use crate::parts::Parts;
+use grpo_conversations::lockstep::{Sampled, share_list};
 use grpo_distributed::Store;
 use grpo_rewards::{Reward, RewardFailure, RewardInput};
-use grpo_rollout::lockstep::{Sampled, share_list};
 use serde::{Deserialize, Serialize};
 
 /// The name of the broadcast.

@@ -1,12 +1,12 @@
 //! The replaceable parts of a run.
 
 use grpo_agents::{Endpoint, Environments};
+use grpo_conversations::Rollout;
 use grpo_data::Dataset;
 use grpo_distributed::Store;
 use grpo_models::Tokenizer;
 use grpo_policy::{Policy, PolicyEngine, RolloutEngine};
 use grpo_rewards::Rewards;
-use grpo_rollout::Rollout;
 use grpo_run_config::TrainConfig;
 use std::sync::Arc;
 

@@ -4,11 +4,11 @@ use crate::error::{Error, Result};
 use crate::micro_batch::{sequence_batches, split_evenly};
 use crate::updates::{Update, Updates};
 use grpo_agents::Environments;
+use grpo_conversations::{encode_prompt, with_tools};
 use grpo_core::LossOutput;
 use grpo_data::Item;
 use grpo_models::Tokenizer;
 use grpo_policy::{Policy, Sequence, StepLoss, token_batch};
-use grpo_rollout::{encode_prompt, with_tools};
 
 /// The report of one warm-up step.
 #[derive(Clone, Debug, PartialEq)]

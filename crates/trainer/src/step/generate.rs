@@ -5,12 +5,12 @@ use super::sample::Sample;
 use super::times::PhaseTimes;
 use crate::ahead::Drawn;
 use crate::error::{Error, Result};
+use grpo_conversations::{Completed, Conversed};
 use grpo_core::Metrics;
 use grpo_data::Item;
 use grpo_policy::{Completion, Sampling};
 use grpo_rewards::{Failures, Reward, RewardInput, Rewards};
 use grpo_rng::Purpose;
-use grpo_rollout::{Completed, Conversed};
 use grpo_run_config::{FilterGroupsConfig, REWARD};
 
 /// A prompt and its completions.

@@ -1,10 +1,10 @@
 //! Metrics of a step that are known before its first update, by TRL's names.
 
 use super::generate::Group;
+use grpo_conversations::Conversed;
 use grpo_core::Metrics;
 use grpo_data::History;
 use grpo_rewards::Rewards;
-use grpo_rollout::Conversed;
 use grpo_run_config::TrainConfig;
 
 /// Records rewards and lengths of all samples, including groups that were filtered out.

@@ -3,11 +3,11 @@
 use crate::error::Result;
 use crate::pass_rule::PassRule;
 use grpo_agents::Environments;
+use grpo_conversations::{CheckedEnvironments, check_environments, encode_prompt};
 use grpo_data::{Dataset, Item};
 use grpo_distributed::Store;
 use grpo_models::Tokenizer;
 use grpo_rewards::{RewardInput, Rewards};
-use grpo_rollout::{CheckedEnvironments, check_environments, encode_prompt};
 use grpo_run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
 use std::collections::BTreeSet;
 
