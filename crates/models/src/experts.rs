@@ -1,7 +1,6 @@
 //! Mixtures of experts (arXiv 1701.06538): a router sends each token to some of the layer's MLPs.
 
 use crate::error::{Result, between, check};
-use crate::parameters::{LayerMatrix, Parameter};
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
@@ -105,37 +104,7 @@ pub struct SharedExpert {
     pub is_gated: bool,
 }
 
-impl SharedExpert {
-    /// Returns the module of the MLP within a layer.
-    pub(crate) fn module(self) -> &'static str {
-        if self.is_gated { "mlp.shared_expert" } else { "mlp.shared_experts" }
-    }
-
-    /// Returns the matrices; `hidden` is the width of the residual stream.
-    pub(crate) fn matrices(self, hidden: usize) -> Vec<LayerMatrix> {
-        let wide = self.intermediate_size;
-        let of = |name, output, input| LayerMatrix { name, output, input, biased: false };
-        let [gate, up, down] = match self.is_gated {
-            true => ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"],
-            false => ["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"],
-        };
-        let mlp = [of(gate, wide, hidden), of(up, wide, hidden), of(down, hidden, wide)];
-        mlp.into_iter().chain(self.is_gated.then(|| of("mlp.shared_expert_gate", 1, hidden))).collect()
-    }
-}
-
-/// The end of the name of a router's correction bias, which is never trained and f32 in files.
-pub(crate) const CORRECTION_BIAS: &str = "e_score_correction_bias";
-
-/// The path of the experts within a layer.
-pub(crate) const EXPERTS: &str = "mlp.experts";
-
 impl Experts {
-    /// Returns the module of the router within a layer: `mlp.gate`, or `mlp.router` in gpt-oss.
-    pub fn router(&self) -> &'static str {
-        if self.clamped.is_some() { "mlp.router" } else { "mlp.gate" }
-    }
-
     pub(crate) fn validate(&self, layers: usize) -> Result<()> {
         for (key, value, limit) in [
             ("model.experts.num_experts", self.num_experts, 1 << 12),
@@ -168,35 +137,5 @@ impl Experts {
             check(range.contains(&value), key, &between(&range), value)?;
         }
         Ok(())
-    }
-
-    /// Returns the tensors of a layer's router and experts; `prefix` is the layer's name, `hidden` the width of the residual stream.
-    ///
-    /// # Shapes
-    /// The router is `[E, H]`, its correction bias `[E]`. `gate_proj` and `up_proj` of an expert are `[I, H]`, `down_proj` is `[H, I]`. In gpt-oss, `gate_up_proj` is
-    /// `[E, H, 2I]`, `down_proj` is `[E, I, H]`, and their biases are `[E, 2I]` and `[E, H]`.
-    pub(crate) fn parameters(&self, prefix: &str, hidden: usize) -> Vec<Parameter> {
-        let (count, wide) = (self.num_experts, self.moe_intermediate_size);
-        let of = |name: &str, shape: &[usize]| Parameter { name: format!("{prefix}.{name}"), shape: shape.to_vec() };
-        let mut list = vec![of(&format!("{}.weight", self.router()), &[count, hidden])];
-        if self.sigmoid.is_some() {
-            list.push(of(&format!("{}.{CORRECTION_BIAS}", self.router()), &[count]));
-        }
-        if self.clamped.is_some() {
-            list.push(of("mlp.router.bias", &[count]));
-            for (name, input, output) in [("gate_up_proj", hidden, 2 * wide), ("down_proj", wide, hidden)] {
-                list.push(of(&format!("{EXPERTS}.{name}"), &[count, input, output]));
-                list.push(of(&format!("{EXPERTS}.{name}_bias"), &[count, output]));
-            }
-            return list;
-        }
-        for expert in 0..count {
-            for (name, output, input) in
-                [("gate_proj", wide, hidden), ("up_proj", wide, hidden), ("down_proj", hidden, wide)]
-            {
-                list.push(of(&format!("{EXPERTS}.{expert}.{name}.weight"), &[output, input]));
-            }
-        }
-        list
     }
 }

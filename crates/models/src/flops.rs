@@ -1,9 +1,7 @@
 //! The floating-point operations of a model.
 
 use crate::config::ModelConfig;
-use crate::experts::EXPERTS;
-use crate::names::{EMBEDDING, HEAD};
-use crate::parameters::Parameter;
+use crate::parameters::Initial;
 
 /// The tokens of sequences, counted for [`ModelConfig::forward_flops`].
 ///
@@ -49,12 +47,13 @@ impl ModelConfig {
     /// and pair of tokens in attention, 6 Dk Dv for each token and value head of a Gated DeltaNet (two products with the state, and its
     /// update), and 2 H V for each token with logits. A backward pass through trained weights needs twice as many.
     pub fn forward_flops(&self, counts: &TokenCounts) -> f64 {
-        let is_matrix = |p: &Parameter| p.shape.len() >= 2 && ![EMBEDDING, HEAD].contains(&&*p.name);
-        let matrices = self.parameters().into_iter().filter(|p| is_matrix(p) && !p.name.ends_with("bias"));
+        let matrices = self.tensors().filter(|(row, _, tensor)| {
+            row.role.is_of_layers() && row.initial != Initial::Zeros && tensor.shape.len() >= 2
+        });
         // A token uses a part of the experts.
         let share = self.experts.as_ref().map_or(1.0, |of| of.num_experts_per_tok as f64 / of.num_experts as f64);
-        let used = |p: Parameter| p.len() as f64 * if p.name.contains(EXPERTS) { share } else { 1.0 };
-        let weights = matrices.map(used).sum::<f64>();
+        let used = matrices.map(|(row, _, p)| p.len() as f64 * if row.role.is_of_experts() { share } else { 1.0 });
+        let weights = used.sum::<f64>();
         let states = self.linear_attention.map_or(0, |of| self.linear_attention_layers() * of.state());
         let recurrent = 6.0 * states as f64;
         let head = (self.vocab_size * self.hidden_size) as f64;

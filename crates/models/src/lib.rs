@@ -50,7 +50,7 @@ pub use lora::{AdaptedExperts, AdaptedMatrix, Adapter, AdapterOptions, AdapterWr
 pub use memory::{MemoryTable, Trained, TrainedMemory, TrainingMemory, UPDATES};
 pub use names::text_tensor;
 pub use optimizer::{MOMENT_BLOCK, OptimizerName};
-pub use parameters::{LayerMatrix, Parameter};
+pub use parameters::{Axis, Initial, LayerMatrix, Matrix, PARAMETERS, Parameter, ParameterSpec, Role};
 pub use process_memory::{MemoryLimit, MemoryLimits, available_memory, resident_memory};
 pub use quantization::{Quantization, QuantizedMatrix, QuantizedMemory};
 pub use rope::Rotary;

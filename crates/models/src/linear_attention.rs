@@ -1,7 +1,6 @@
 //! Linear attention: the sizes and tensors of a Gated DeltaNet.
 
 use crate::error::{Result, check};
-use crate::parameters::{LayerMatrix, Parameter};
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
@@ -93,34 +92,5 @@ impl LinearAttention {
             "a multiple of linear_num_key_heads",
             format!("{values} for {keys} key heads"),
         )
-    }
-
-    /// Returns the matrices of a layer's Gated DeltaNet, by the names of `transformers`.
-    pub(crate) fn matrices(&self, hidden: usize) -> Vec<LayerMatrix> {
-        let of = |name, output, input| LayerMatrix { name, output, input, biased: false };
-        vec![
-            of("linear_attn.in_proj_qkv", self.conv_channels(), hidden),
-            of("linear_attn.in_proj_z", self.values(), hidden),
-            of("linear_attn.in_proj_b", self.linear_num_value_heads, hidden),
-            of("linear_attn.in_proj_a", self.linear_num_value_heads, hidden),
-            of("linear_attn.out_proj", hidden, self.values()),
-        ]
-    }
-
-    /// Returns the tensors of a layer's Gated DeltaNet without its matrices; `prefix` is the layer's name.
-    ///
-    /// # Shapes
-    /// `conv1d` `[C, 1, L]`, `A_log` and `dt_bias` `[Hv]`, `norm` `[Dv]`.
-    pub(crate) fn parameters(&self, prefix: &str) -> Vec<Parameter> {
-        let of = |name: &str, shape: &[usize]| Parameter {
-            name: format!("{prefix}.linear_attn.{name}"),
-            shape: shape.to_vec(),
-        };
-        vec![
-            of("conv1d.weight", &[self.conv_channels(), 1, self.linear_conv_kernel_dim]),
-            of("A_log", &[self.linear_num_value_heads]),
-            of("dt_bias", &[self.linear_num_value_heads]),
-            of("norm.weight", &[self.linear_value_head_dim]),
-        ]
     }
 }

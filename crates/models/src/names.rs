@@ -6,6 +6,10 @@ use std::borrow::Cow;
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The name of the head of an untied model.
 pub(crate) const HEAD: &str = "lm_head.weight";
+/// The end of the name of a router's correction bias, which is f32 in files.
+pub(crate) const CORRECTION_BIAS: &str = "e_score_correction_bias";
+/// The path of the experts within a layer.
+pub(crate) const EXPERTS: &str = "mlp.experts";
 /// The module name of the head.
 pub(crate) const HEAD_MODULE: &str = "lm_head";
 /// PEFT's prefix of module names.

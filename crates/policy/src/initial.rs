@@ -2,34 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::state::TensorSource;
-use grpo_models::{LoraConfig, ModelConfig, Parameter};
+use grpo_models::{AdaptedMatrix, Initial, LoraConfig, ModelConfig, PARAMETERS, Parameter, ParameterSpec};
 use grpo_rng::{normal_weights, uniform_weights};
 use std::borrow::Cow;
-
-/// The random matrices of a layer, and the matrices of `transformers` that each may consist of: random matrices are `[in, out]`, and
-/// matrices with the same input are columns of one of them. A model has either the parts or, with `fused_projections`, the whole matrix.
-pub const FUSED_MATRICES: [(&str, &[&str]); 9] = [
-    ("attn.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"]),
-    ("attn.o_proj", &["self_attn.o_proj"]),
-    (
-        "attn.in_proj",
-        &["linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_b", "linear_attn.in_proj_a"],
-    ),
-    ("attn.out_proj", &["linear_attn.out_proj"]),
-    ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"]),
-    ("mlp.down_proj", &["mlp.down_proj"]),
-    (
-        "mlp.shared.gate_up_proj",
-        &[
-            "mlp.shared_expert.gate_proj",
-            "mlp.shared_expert.up_proj",
-            "mlp.shared_experts.gate_proj",
-            "mlp.shared_experts.up_proj",
-        ],
-    ),
-    ("mlp.shared.down_proj", &["mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"]),
-    ("mlp.shared_gate", &["mlp.shared_expert_gate"]),
-];
 
 /// Initial weights as a [`TensorSource`] with the names and shapes of `transformers` and PEFT. Values are computed when they are read, and
 /// depend on the configuration and the seed only.
@@ -87,8 +62,10 @@ impl InitialWeights {
     /// [`Error::Model`] for an invalid configuration.
     pub fn of_model(config: &ModelConfig, seed: u64) -> Result<Self> {
         config.validate()?;
-        let parameters = config.parameters();
-        let tensors = parameters.iter().map(|parameter| (parameter.clone(), of_model(config, &parameters, parameter)));
+        let tensors = config.tensors().map(|(row, layer, parameter)| {
+            let distribution = of_model(config, row, layer, &parameter.name);
+            (parameter, distribution)
+        });
         Ok(Self { seed, tensors: tensors.collect() })
     }
 
@@ -99,21 +76,7 @@ impl InitialWeights {
     pub fn of_adapters(config: &ModelConfig, lora: &LoraConfig, seed: u64) -> Result<Self> {
         let (matrices, mut tensors) = (lora.resolve(config)?, Vec::new());
         for matrix in &matrices {
-            // Adapters are numbered within the random matrix that contains their matrices.
-            let stream = match random_matrix(&matrix.name) {
-                Some((layer, module, parts, part)) => {
-                    let is_adapted = |part: &&&str| {
-                        let name = format!("model.layers.{layer}.{part}");
-                        matrices.iter().any(|matrix| matrix.name == name)
-                    };
-                    let index = parts.iter().take_while(|other| **other != part).filter(is_adapted).count();
-                    format!("layers.{layer}.{module}.adapters.{index}.a")
-                }
-                None => match (matrix.experts, matrix.name.strip_prefix("model.")) {
-                    (Some(_), Some(name)) => format!("{name}.adapter.a"),
-                    _ => "lora_head.a".to_owned(),
-                },
-            };
+            let stream = adapter_stream(&matrices, matrix);
             let a = Distribution::Uniform { stream, bound: 1.0 / (matrix.input as f64).sqrt() };
             tensors.push((Parameter { name: matrix.lora_a(), shape: vec![matrix.rank(lora.r), matrix.input] }, a));
             let b = Parameter { name: matrix.lora_b(), shape: vec![matrix.output, matrix.rank(lora.r)] };
@@ -163,51 +126,43 @@ impl TensorSource for InitialWeights {
     }
 }
 
-/// Returns the distribution of a tensor of a model with these parameters.
-fn of_model(config: &ModelConfig, parameters: &[Parameter], parameter: &Parameter) -> Distribution {
-    let (name, std) = (&parameter.name, config.initializer_range);
-    if let Some((_, of_delta_net)) = name.split_once(".linear_attn.") {
-        match of_delta_net {
-            "A_log" => {
-                let stream = name.trim_start_matches("model.").to_owned();
-                return Distribution::LogOfUniform { stream, low: 0.01, high: 16.0 };
+/// Returns the distribution of the values of a tensor of a model.
+fn of_model(config: &ModelConfig, row: &ParameterSpec, layer: usize, name: &str) -> Distribution {
+    let std = if row.adds_to_residual() { (2.0 * config.num_hidden_layers as f64).sqrt() } else { 1.0 };
+    let (std, stream) = (config.initializer_range / std, name.trim_start_matches("model.").trim_end_matches(".weight"));
+    match row.initial {
+        Initial::Zeros => Distribution::Constant(0.0),
+        Initial::Scale if config.zero_centered_norms => Distribution::Constant(0.0),
+        Initial::Scale | Initial::Ones => Distribution::Constant(1.0),
+        Initial::LogOfUniform => Distribution::LogOfUniform { stream: stream.to_owned(), low: 0.01, high: 16.0 },
+        Initial::Normal => Distribution::Normal { stream: stream.to_owned(), std },
+        Initial::Linear => {
+            let spec = config.layer(layer);
+            let parts = || ParameterSpec::of_layer(config, spec).filter(|part| part.fused == row.fused);
+            let columns = |part: &ParameterSpec| part.shape(config, spec)[0];
+            Distribution::Columns {
+                stream: format!("layers.{layer}.{}", row.fused),
+                std,
+                first: parts().take_while(|part| *part != row).map(columns).sum(),
+                width: parts().map(columns).sum(),
             }
-            "dt_bias" | "norm.weight" => return Distribution::Constant(1.0),
-            _ => {}
         }
-    }
-    // Biases of experts have two dimensions.
-    if ["bias", "sinks"].iter().any(|end| name.ends_with(end)) {
-        return Distribution::Constant(0.0);
-    }
-    if parameter.shape.len() == 1 {
-        let is_zero = config.zero_centered_norms && !name.ends_with("layer_scalar");
-        return Distribution::Constant(if is_zero { 0.0 } else { 1.0 });
-    }
-    let name = name.trim_end_matches(".weight");
-    let of_residual = std / (2.0 * config.num_hidden_layers as f64).sqrt();
-    let Some((layer, module, parts, part)) = random_matrix(name) else {
-        let std = if name.ends_with(".down_proj") { of_residual } else { std };
-        return Distribution::Normal { stream: name.trim_start_matches("model.").to_owned(), std };
-    };
-    let columns = |part: &&str| {
-        let name = format!("model.layers.{layer}.{part}.weight");
-        parameters.iter().find(|parameter| parameter.name == name).map_or(0, |parameter| parameter.shape[0])
-    };
-    let adds_to_residual = part.ends_with("down_proj") || matches!(module, "attn.o_proj" | "attn.out_proj");
-    Distribution::Columns {
-        stream: format!("layers.{layer}.{module}.weight"),
-        std: if adds_to_residual { of_residual } else { std },
-        first: parts.iter().take_while(|other| **other != part).map(columns).sum(),
-        width: parts.iter().map(columns).sum(),
     }
 }
 
-/// Returns the layer of a matrix, its random matrix with all parts, and its name within the layer; `None` for embedding and head.
-fn random_matrix(name: &str) -> Option<(&str, &'static str, &'static [&'static str], &str)> {
-    let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (module, parts) = FUSED_MATRICES.into_iter().find(|(_, parts)| parts.contains(&part))?;
-    Some((layer, module, parts, part))
+/// Returns the stream of the values of A of one of these adapted matrices. Adapters are numbered within the random matrix that contains their matrices.
+fn adapter_stream(matrices: &[AdaptedMatrix], matrix: &AdaptedMatrix) -> String {
+    let Some((layer, module)) = matrix.name.strip_prefix("model.layers.").and_then(|name| name.split_once('.')) else {
+        return "lora_head.a".to_owned();
+    };
+    let is_own = |row: &&ParameterSpec| row.initial == Initial::Linear && row.module() == module;
+    let Some(row) = PARAMETERS.iter().find(is_own) else { return format!("layers.{layer}.{module}.adapter.a") };
+    let is_adapted = |part: &&ParameterSpec| {
+        let name = format!("model.layers.{layer}.{}", part.module());
+        part.fused == row.fused && matrices.iter().any(|matrix| matrix.name == name)
+    };
+    let index = PARAMETERS.iter().take_while(|part| *part != row).filter(is_adapted).count();
+    format!("layers.{layer}.{}.adapters.{index}.a", row.fused.trim_end_matches(".weight"))
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ mod update;
 
 pub use completion_sampler::CompletionSampler;
 pub use error::{DeviceFailure, Error, Result};
-pub use initial::{FUSED_MATRICES, InitialWeights};
+pub use initial::InitialWeights;
 pub use optimizer::{
     AdjustLr, CLIP_EPSILON, CodeBook, MOMENT_CODES, MOMENT_SCALES, Matrices, MatrixRule, MomentBlocks, OptimizerBounds,
     OptimizerName, OptimizerSettings, OptimizerStep, Rule, Slot, UpdateRule, adapter_optimizers, check_moments,

@@ -2,9 +2,8 @@
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result, check, nearest};
-use crate::experts::EXPERTS;
-use crate::names::{HEAD_MODULE, PEFT_PREFIX, wrapped};
-use crate::parameters::Parameter;
+use crate::names::{EXPERTS, HEAD_MODULE, PEFT_PREFIX, wrapped};
+use crate::parameters::{Initial, Matrix, Parameter, ParameterSpec};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -349,9 +348,10 @@ fn matrices(model: &ModelConfig) -> Vec<AdaptedMatrix> {
 fn expert_parameters(model: &ModelConfig) -> Vec<AdaptedMatrix> {
     let Some(experts) = &model.experts else { return Vec::new() };
     let (hidden, wide) = (model.hidden_size, experts.moe_intermediate_size);
+    let matrices = [(Matrix::ExpertGateUpProj, 2 * wide, hidden), (Matrix::ExpertDownProj, hidden, wide)];
     let of_layer = |layer: usize| {
-        [("gate_up_proj", 2 * wide, hidden), ("down_proj", hidden, wide)].map(|(matrix, output, input)| AdaptedMatrix {
-            name: format!("model.layers.{layer}.{EXPERTS}.{matrix}"),
+        matrices.map(|(matrix, output, input)| AdaptedMatrix {
+            name: format!("model.layers.{layer}.{}", matrix.modules()[0]),
             output,
             input,
             experts: Some(AdaptedExperts { count: experts.num_experts, is_inner: false }),
@@ -365,42 +365,36 @@ fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 
-/// Returns the modules of `transformers` that cannot have an adapter.
+/// Returns the modules of `transformers` that cannot have an adapter, and the parameters of experts.
 fn other_modules(model: &ModelConfig) -> Vec<String> {
     let mut names =
         ["model", "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb"].map(String::from).to_vec();
     for layer in 0..model.num_hidden_layers {
         let prefix = format!("model.layers.{layer}");
         names.push(prefix.clone());
-        let norms = model.norm_placement.names().into_iter().flatten();
-        let recurrent = model.linear_attention_of(layer).is_some();
-        let mixer = if recurrent { "linear_attn" } else { "self_attn" };
-        for module in [mixer, "mlp", "mlp.act_fn"].into_iter().chain(norms) {
-            names.push(format!("{prefix}.{module}"));
+        let (mut modules, mut of_experts) = (Vec::new(), Vec::new());
+        for row in ParameterSpec::of_layer(model, model.layer(layer)) {
+            let own = row.module();
+            // Parameters of experts are no modules, but have names like modules.
+            let is_other =
+                row.initial != Initial::Linear && (row.path.ends_with(".weight") || row.role.is_of_experts());
+            let parents = own.match_indices('.').map(|(end, _)| &own[..end]);
+            modules.extend(parents.chain(is_other.then_some(own)).map(str::to_owned));
+            modules.extend(own.strip_suffix(".down_proj").map(|mlp| format!("{mlp}.act_fn")));
+            let count = model.experts.as_ref().filter(|_| row.is_per_expert()).map_or(0, |experts| experts.num_experts);
+            let all = (0..count).map(|expert| row.name(layer, expert));
+            of_experts.extend(all.map(|name| name.trim_end_matches(".weight").to_owned()));
         }
-        if recurrent {
-            names.extend(["conv1d", "norm"].map(|module| format!("{prefix}.linear_attn.{module}")));
+        if model.value_norm && model.linear_attention_of(layer).is_none() {
+            modules.push("self_attn.v_norm".to_owned());
         }
-        if let Some(experts) = model.experts_of(layer) {
-            names.extend([experts.router(), EXPERTS].map(|module| format!("{prefix}.{module}")));
-            for matrix in ["gate_proj", "up_proj", "gate_up_proj", "down_proj"] {
-                names.push(format!("{prefix}.{EXPERTS}.{matrix}"));
-            }
-            if let Some(shared) = experts.shared_expert {
-                names.extend(["", ".act_fn"].map(|end| format!("{prefix}.{}{end}", shared.module())));
-            }
-            for expert in 0..experts.num_experts {
-                for matrix in ["gate_proj", "up_proj", "down_proj"] {
-                    names.push(format!("{prefix}.{EXPERTS}.{expert}.{matrix}"));
-                }
-            }
+        if model.experts_of(layer).is_some() {
+            modules.extend(Matrix::ExpertGateUpProj.modules().into_iter().map(str::to_owned));
         }
-        if model.value_norm && !recurrent {
-            names.push(format!("{prefix}.self_attn.v_norm"));
-        }
-        if model.qk_norm && !recurrent {
-            names.extend(["q_norm", "k_norm"].map(|norm| format!("{prefix}.self_attn.{norm}")));
-        }
+        let mut known = BTreeSet::new();
+        modules.retain(|module| known.insert(module.clone()));
+        names.extend(modules.into_iter().map(|module| format!("{prefix}.{module}")));
+        names.extend(of_experts);
     }
     names
 }

@@ -10,7 +10,7 @@
 use super::shard::Shard;
 use super::{Place, Source};
 use crate::error::{Error, Result};
-use crate::experts::EXPERTS;
+use crate::names::EXPERTS;
 use bytes::Bytes;
 use half::bf16;
 use std::collections::BTreeMap;

@@ -12,8 +12,7 @@ pub use dtype::Dtype;
 pub(crate) use write::{FileTensor, SafetensorsWriter};
 
 use crate::error::{Error, Result, nearest};
-use crate::experts::CORRECTION_BIAS;
-use crate::names::TextNames;
+use crate::names::{CORRECTION_BIAS, TextNames};
 use bytes::Bytes;
 use experts::Mxfp4;
 use files::{INDEX, WeightFiles};

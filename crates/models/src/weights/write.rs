@@ -2,7 +2,7 @@
 
 use super::Dtype;
 use crate::error::{Error, Result};
-use crate::experts::CORRECTION_BIAS;
+use crate::names::CORRECTION_BIAS;
 use crate::parameters::Parameter;
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};

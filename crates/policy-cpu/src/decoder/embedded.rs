@@ -3,7 +3,7 @@
 //! The gradient of this leaf is `[N, H]`. With the embedding as the leaf, it would be a matrix `[V, H]` that is zero except in these rows, and autodiff
 //! would add the whole matrix to the gradient of a tied head.
 
-use super::params::to_host;
+use super::host::to_host;
 use burn::tensor::{Gradients, Tensor};
 use std::collections::BTreeMap;
 

@@ -4,9 +4,9 @@
 
 use super::autodiff_ops::{fitting, fork, operand, read, reread};
 use super::build::Builder;
+use super::host;
 use super::layers::{DenseMlp, Linear, activation};
 use super::lora::LowRank;
-use super::params;
 use super::routers::Routers;
 use super::weight::{Stored, Weight};
 use burn::backend::autodiff::ops::NodeGuard;
@@ -76,11 +76,6 @@ pub(super) fn routed(
     Ok(kernels.route_by_sigmoid(logits, experts, top, chosen, spec.norm_topk_prob, factor)?)
 }
 
-/// Returns `true` if the parameter `name` belongs to a router.
-pub(super) fn is_router(name: &str) -> bool {
-    name.contains(".mlp.router.")
-}
-
 /// Returns `[in, out]` of gate and up of an expert, and of its output projection.
 pub(super) fn dims(spec: &Experts, hidden: usize) -> [[usize; 2]; 2] {
     let wide = spec.moe_intermediate_size;
@@ -133,7 +128,7 @@ impl ExpertsMlp {
 
     /// Returns the bias of the ranks of experts, if there is one.
     pub(super) fn correction_bias(&self) -> Result<Option<Vec<f32>>> {
-        let values = |bias: &Param<Tensor<1>>| Ok(params::read(&params::storage(bias.val())?)?.to_vec());
+        let values = |bias: &Param<Tensor<1>>| Ok(host::read(&host::storage(bias.val())?)?.to_vec());
         self.correction_bias.as_ref().map(values).transpose()
     }
 
@@ -181,8 +176,8 @@ impl ExpertsMlp {
     /// Returns the values `[E in, out]` of the parameter `name` plus its adapter; `None` if it has no adapter.
     pub(super) fn merged(&self, name: &str, values: &[f32]) -> Result<Option<Vec<f32>>> {
         let adapter = match name {
-            "experts_gate_up" => &self.experts_gate_up_adapter,
-            "experts_down" => &self.experts_down_adapter,
+            "mlp.experts_gate_up" => &self.experts_gate_up_adapter,
+            "mlp.experts_down" => &self.experts_down_adapter,
             _ => &None,
         };
         let Some(adapter) = adapter else { return Ok(None) };
@@ -312,7 +307,7 @@ fn by_column(b: &[f32], experts: usize, rank: usize) -> Vec<f32> {
 }
 
 fn to_vec(tensor: Tensor<2>) -> Result<Vec<f32>> {
-    Ok(params::read(&params::storage(tensor)?)?.to_vec())
+    Ok(host::read(&host::storage(tensor)?)?.to_vec())
 }
 
 #[derive(Clone, Debug)]
@@ -440,8 +435,8 @@ impl PackedExperts {
         let Parameters { weight, bias, adapter, dims } = of;
         let matrices = match weight {
             Weight::Parameter(weight) => {
-                let values = params::storage(weight.val())?;
-                let matrices = params::read(&values)?.chunks_exact(dims[0] * dims[1]);
+                let values = host::storage(weight.val())?;
+                let matrices = host::read(&values)?.chunks_exact(dims[0] * dims[1]);
                 matrices.map(|matrix| Ok(kernels.pack_weight(matrix, dims)?)).collect::<Result<_>>()?
             }
             Weight::Stored(stored) => {
@@ -449,7 +444,7 @@ impl PackedExperts {
                 experts.iter().map(|expert| Ok(kernels.pack_stored(&expert.view()?))).collect::<Result<_>>()?
             }
         };
-        let values = |biases: &Param<Tensor<2>>| Ok::<_, grpo_policy::Error>(params::to_host(biases.val()));
+        let values = |biases: &Param<Tensor<2>>| Ok::<_, grpo_policy::Error>(host::to_host(biases.val()));
         let adapter = adapter.as_ref().map(|adapter| Adapter::new(adapter, to_vec(adapter.a.val())?, experts));
         Ok(Self { matrices, biases: bias.as_ref().map(values).transpose()?, adapter: adapter.transpose()?, dims })
     }

@@ -1,186 +1,39 @@
-//! Mapping between the decoder's parameters and Hugging Face tensors, in both directions, for weights, gradients and moments.
-//!
-//! This decoder stores matrices `[in, out]`, and fuses queries, keys and values into one matrix, and gate and up into another; transformers
-//! stores `[out, in]`, one matrix each. A parameter therefore consists of one or more transposed tensors, side by side.
+//! Copies between the decoder's parameters and Hugging Face tensors, in both directions, for weights, gradients and moments.
 
 use super::build::Source;
-use super::layers::{NORMS, is_constant};
-use super::lora::Adapted;
-use super::model::Decoder;
-use super::params::{Which, visit_parameters};
+use super::names::{Adapted, Part, parts};
 use super::weight::Stored;
-use grpo_models::{Experts, ModelConfig, NamedTensor, Parameter, Quantization, Weights};
-use grpo_policy::{Error, FUSED_MATRICES, Result, TensorSink, TensorSource};
+use grpo_models::{ModelConfig, Quantization, Weights};
+use grpo_policy::{Error, Result, TensorSource};
 use rayon::prelude::*;
-use std::ops::Range;
 
 /// Number of rows that are read at once from a tensor that must be transposed.
 const ROWS: usize = 64;
 
-/// A tensor of transformers as a part of a parameter of this decoder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
-    /// Name in transformers.
-    pub(crate) name: String,
-    /// Shape in transformers.
-    pub(crate) shape: Vec<usize>,
-    /// Its columns in the parameter; empty if it is the whole parameter.
-    pub(crate) columns: Range<usize>,
-    /// The index of its first row in the parameter, if it is transposed: matrices of experts are below each other.
-    pub(crate) first_row: usize,
-    /// `true` if the parameter's columns are the tensor's rows.
-    pub(crate) transposed: bool,
-}
-
-/// Returns the matrices of transformers that a linear layer of block `layer`, for example `attn.qkv_proj`, consists of, with their numbers of
-/// columns.
-pub(super) fn matrices_of(config: &ModelConfig, layer: &str, module: &str) -> Vec<(&'static str, usize)> {
-    let parts = FUSED_MATRICES.into_iter().filter(|(name, _)| *name == module).flat_map(|(_, parts)| parts);
-    let matrices = layer.parse().map(|layer| config.layer_matrices(layer)).unwrap_or_default();
-    parts.filter_map(|part| Some((*part, matrices.iter().find(|matrix| matrix.name == *part)?.output))).collect()
-}
-
-/// Returns the tensors of transformers that the parameter `name` consists of, in the order of its columns.
-pub(crate) fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -> Vec<Part> {
-    let whole =
-        |name: String| vec![Part { name, shape: shape.to_vec(), columns: 0..0, first_row: 0, transposed: false }];
-    if let Some(matrix) = adapted.matrix(config, name) {
-        return whole(if name.ends_with(".a") { matrix.lora_a() } else { matrix.lora_b() });
-    }
-    let Some((layer, of_layer)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
-        return whole(match name {
-            "embed_tokens" => "model.embed_tokens.weight".to_owned(),
-            "lm_head" => "lm_head.weight".to_owned(),
-            // transformers' causal models have no value head.
-            "value_head.weight" | "value_head.bias" => name.to_owned(),
-            _ => format!("model.{name}"),
-        });
-    };
-    let of = |part: &str| format!("model.layers.{layer}.{part}");
-    let (module, kind) = of_layer.rsplit_once('.').unwrap_or((of_layer, ""));
-    let norms = NORMS.into_iter().zip(config.norm_placement.names());
-    if let Some(norm) = norms.filter(|(own, _)| *own == module).find_map(|(_, name)| name) {
-        return whole(of(&format!("{norm}.weight")));
-    }
-    if let Some(experts) = &config.experts
-        && let Some(parts) = parts_of_experts(experts, &of(""), of_layer, shape)
-    {
-        return parts;
-    }
-    let matrices = match module {
-        "attn.q_norm" => return whole(of("self_attn.q_norm.weight")),
-        "attn.k_norm" => return whole(of("self_attn.k_norm.weight")),
-        _ if is_constant(of_layer) => return whole(of(of_layer)),
-        _ if of_layer == "attn.sinks" => return whole(of("self_attn.sinks")),
-        _ if of_layer == "attn.a_log" => return whole(of("linear_attn.A_log")),
-        _ if of_layer == "attn.dt_bias" => return whole(of("linear_attn.dt_bias")),
-        _ if of_layer == "attn.norm" => return whole(of("linear_attn.norm.weight")),
-        _ if of_layer == "attn.conv" => {
-            // torch has a dimension of one input channel per output channel.
-            let mut parts = whole(of("linear_attn.conv1d.weight"));
-            parts.iter_mut().for_each(|part| part.shape.insert(1, 1));
-            return parts;
-        }
-        _ => matrices_of(config, layer, module),
-    };
-    let mut end = 0;
-    let part = |(module, width): &(&str, usize)| {
-        end += width;
-        let shape = if shape.len() == 1 { vec![*width] } else { vec![*width, shape[0]] };
-        let transposed = shape.len() > 1;
-        Part { name: of(&format!("{module}.{kind}")), shape, columns: end - width..end, first_row: 0, transposed }
-    };
-    matrices.iter().map(part).collect()
-}
-
-/// Returns the tensors of a parameter of a layer's router or experts; `None` for another parameter. `prefix` is the layer's name in
-/// transformers, with a dot.
-fn parts_of_experts(experts: &Experts, prefix: &str, name: &str, shape: &[usize]) -> Option<Vec<Part>> {
-    let whole = |name: &str, shape: &[usize]| {
-        vec![Part {
-            name: format!("{prefix}{name}"),
-            shape: shape.to_vec(),
-            columns: 0..0,
-            first_row: 0,
-            transposed: false,
-        }]
-    };
-    let (count, router) = (experts.num_experts, experts.router());
-    let matrices: &[&str] = match name {
-        "mlp.router.bias" => return Some(whole(&format!("{router}.bias"), shape)),
-        "mlp.correction_bias" => return Some(whole(&format!("{router}.e_score_correction_bias"), shape)),
-        "mlp.router.weight" => {
-            let name = format!("{prefix}{router}.weight");
-            let part = Part { name, shape: vec![count, shape[0]], columns: 0..count, first_row: 0, transposed: true };
-            return Some(vec![part]);
-        }
-        "mlp.experts_gate_up_bias" => return Some(whole("mlp.experts.gate_up_proj_bias", shape)),
-        "mlp.experts_down_bias" => return Some(whole("mlp.experts.down_proj_bias", shape)),
-        "mlp.experts_gate_up" => &["gate_proj", "up_proj"],
-        "mlp.experts_down" => &["down_proj"],
-        _ => return None,
-    };
-    let (input, output) = (shape[0] / count, shape[1]);
-    if experts.clamped.is_some() {
-        let name = if matrices.len() == 2 { "gate_up_proj" } else { "down_proj" };
-        return Some(whole(&format!("mlp.experts.{name}"), &[count, input, output]));
-    }
-    let width = output / matrices.len();
-    let part = |expert: usize, number: usize| Part {
-        name: format!("{prefix}mlp.experts.{expert}.{}.weight", matrices[number]),
-        shape: vec![width, input],
-        columns: number * width..(number + 1) * width,
-        first_row: expert * input,
-        transposed: true,
-    };
-    Some((0..count).flat_map(|expert| (0..matrices.len()).map(move |number| part(expert, number))).collect())
-}
-
-/// Returns the tensors of transformers that the trained parameters of `model` consist of.
-pub(crate) fn trained_tensors(model: &Decoder) -> Vec<Parameter> {
-    let mut tensors = Vec::new();
-    visit_parameters(model, Which::Trained, |name, parameter| {
-        let parts = parameter.map(|of| parts(model.config(), &model.adapted, name, &of.shape()));
-        tensors.extend(parts.into_iter().flatten().map(|Part { name, shape, .. }| Parameter { name, shape }));
-    });
-    tensors
-}
-
-/// Passes the tensors of transformers that a parameter consists of to `sink`, one by one, with `prefix` before their names. Each is a copy,
-/// which is dropped before the next one is made unless the sink keeps it.
-pub(crate) fn export_parts(
-    of: &Decoder,
-    prefix: &str,
-    (name, shape, values): (&str, &[usize], &[f32]),
-    sink: &mut dyn TensorSink,
-) -> Result<()> {
-    let columns = shape.last().copied().unwrap_or(1);
-    for part in parts(of.config(), &of.adapted, name, shape) {
-        let data = if part.columns.is_empty() {
-            values.to_vec()
-        } else if part.transposed {
-            let inputs = part.shape[1];
-            let mut data = vec![0.0; part.columns.len() * inputs];
-            let values = &values[part.first_row * columns..(part.first_row + inputs) * columns];
-            let of_rows =
-                data.par_chunks_mut((ROWS * inputs).max(1)).zip(part.columns.clone().into_par_iter().step_by(ROWS));
-            of_rows.for_each(|(to, first)| {
-                for (input, row) in values.chunks_exact(columns).enumerate() {
-                    for (to, value) in to[input..].iter_mut().step_by(inputs).zip(&row[first..part.columns.end]) {
-                        *to = *value;
-                    }
-                }
-            });
-            data
-        } else {
-            values[part.columns].to_vec()
-        };
-        sink.tensor(NamedTensor { name: format!("{prefix}{}", part.name), shape: part.shape, data })?;
-    }
-    Ok(())
-}
-
 impl Part {
+    /// Returns a copy of the tensor, given the parameter `values` of this many columns.
+    pub(super) fn tensor(&self, values: &[f32], columns: usize) -> Vec<f32> {
+        if self.columns.is_empty() {
+            return values.to_vec();
+        }
+        if !self.transposed {
+            return values[self.columns.clone()].to_vec();
+        }
+        let inputs = self.shape[1];
+        let mut data = vec![0.0; self.columns.len() * inputs];
+        let values = &values[self.first_row * columns..(self.first_row + inputs) * columns];
+        let of_rows =
+            data.par_chunks_mut((ROWS * inputs).max(1)).zip(self.columns.clone().into_par_iter().step_by(ROWS));
+        of_rows.for_each(|(to, first)| {
+            for (input, row) in values.chunks_exact(columns).enumerate() {
+                for (to, value) in to[input..].iter_mut().step_by(inputs).zip(&row[first..self.columns.end]) {
+                    *to = *value;
+                }
+            }
+        });
+        data
+    }
+
     /// Copies the tensor's rows from `first` on into the parameter `values`, which has this many columns.
     fn put(&self, first: usize, rows: &[f32], values: &mut [f32], columns: usize) {
         if self.columns.is_empty() {
@@ -293,7 +146,7 @@ impl Source for Read<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::{Mlp, PackedBatch, Weight, to_host};
+    use crate::decoder::{Decoder, Mlp, PackedBatch, Weight, to_host};
     use burn::tensor::{Device, Tensor};
     use grpo_models::{Dtype, ExportOptions, FolderWriter};
 

@@ -2,7 +2,7 @@
 
 use super::autodiff_ops::{self, Addend};
 use super::build::Builder;
-use super::experts::{CORRECTION_BIAS, ExpertsMlp};
+use super::experts::ExpertsMlp;
 use super::gated_delta_net::GatedDeltaNet;
 use super::lora::LowRank;
 use super::values::{ValueHeads, heads};
@@ -291,11 +291,6 @@ pub(super) const NORMS: [&str; 4] = ["input_norm", "attn_output_norm", "post_nor
 
 /// The name of the factor of a layer's output.
 const LAYER_SCALAR: &str = "layer_scalar";
-
-/// Returns `true` if a parameter with this name is never trained.
-pub(super) fn is_constant(name: &str) -> bool {
-    name.ends_with(LAYER_SCALAR) || name.ends_with(CORRECTION_BIAS)
-}
 
 impl Block {
     /// Sets the kernels of the products with weights. The router of experts stays in f32: rounding would change its choices.

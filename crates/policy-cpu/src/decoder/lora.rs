@@ -2,12 +2,11 @@
 
 use super::autodiff_ops;
 use super::build::Builder;
-use super::hugging_face::matrices_of;
-use super::params::{read, storage};
+use super::host::{read, storage};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use grpo_backend_cpu::layers::Layers;
-use grpo_models::{AdaptedMatrix, LoraConfig, ModelConfig};
+use grpo_models::{AdaptedMatrix, LoraConfig};
 use grpo_policy::Result;
 
 /// The adapter of a matrix, in the layout of PEFT.
@@ -62,55 +61,4 @@ impl LowRank {
         }
         Ok(())
     }
-}
-
-/// The adapted matrices of a model.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Adapted {
-    pub(crate) matrices: Vec<AdaptedMatrix>,
-}
-
-impl Adapted {
-    /// Returns the matrix of the adapter parameter `name`, for example `layers.0.attn.qkv_proj.adapters.1.a`. The adapters of a layer are
-    /// numbered in the order of its columns.
-    pub(crate) fn matrix(&self, config: &ModelConfig, name: &str) -> Option<&AdaptedMatrix> {
-        if name.starts_with("lora_head.") {
-            return self.matrices.iter().find(|matrix| matrix.name == "lm_head");
-        }
-        let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
-        if let Some(rest) = rest.strip_prefix("mlp.experts_") {
-            let (parameter, _) = rest.split_once("_adapter.")?;
-            return self.of_experts(layer, &format!("{parameter}_proj"));
-        }
-        let (module, rest) = rest.split_once(".adapters.")?;
-        let index: usize = rest.split_once('.')?.0.parse().ok()?;
-        self.of_layer(config, layer, module).get(index).map(|(matrix, _)| *matrix)
-    }
-
-    /// Returns the adapted parameter `gate_up_proj` or `down_proj` of a layer's experts.
-    pub(crate) fn of_experts(&self, layer: &str, parameter: &str) -> Option<&AdaptedMatrix> {
-        let name = format!("model.layers.{layer}.mlp.experts.{parameter}");
-        self.matrices.iter().find(|matrix| matrix.name == name)
-    }
-
-    /// Returns the adapted matrices of a module of a layer, for example `attn.qkv_proj`, each with its first column.
-    pub(crate) fn of_layer(&self, config: &ModelConfig, layer: &str, module: &str) -> Vec<(&AdaptedMatrix, usize)> {
-        let mut end = 0;
-        let matrices = matrices_of(config, layer, module).into_iter().filter_map(|(part, width)| {
-            end += width;
-            let name = format!("model.layers.{layer}.{part}");
-            Some((self.matrices.iter().find(|matrix| matrix.name == name)?, end - width))
-        });
-        matrices.collect()
-    }
-}
-
-/// Returns `true` if the parameter `name` belongs to an adapter.
-pub(crate) fn is_adapter(name: &str) -> bool {
-    name.starts_with("lora_head.") || name.contains(".adapters.") || name.contains("_adapter.")
-}
-
-/// Returns `true` if the parameter `name` belongs to the value head.
-pub(crate) fn is_value_head(name: &str) -> bool {
-    name.starts_with("value_head.")
 }

@@ -12,11 +12,13 @@ mod build;
 mod embedded;
 mod experts;
 pub(crate) mod gated_delta_net;
+mod host;
 mod hugging_face;
 mod inference;
 mod layers;
 mod lora;
 mod model;
+mod names;
 mod params;
 mod rope;
 mod routers;
@@ -37,9 +39,11 @@ pub use weight::{Stored, Weight};
 
 pub(crate) use autodiff_ops::fork;
 pub(crate) use embedded::{EmbeddedRows, RowGradients};
-pub(crate) use hugging_face::{Part, Tensors, export_parts, parts, trained_tensors};
+pub(crate) use host::to_host;
+pub(crate) use hugging_face::Tensors;
+pub(crate) use names::{Part, parts};
 pub(crate) use params::{
-    Which, export_parameters, for_each_parameter, replace_parameters, to_host, trained_values, update_parameters,
-    visit_parameters,
+    Which, export_parameters, export_parts, for_each_parameter, replace_parameters, trained_tensors, trained_values,
+    update_parameters, visit_parameters,
 };
 pub(crate) use routers::Routers;

@@ -3,23 +3,16 @@
 //! A parameter's name is its path of field names, for example `layers.0.attn.qkv_proj.weight`; parameters are visited in the order of the
 //! fields. Gradients and moments depend on both; checkpoints have the tensors of transformers.
 
-use super::experts::is_router;
-use super::hugging_face::{Tensors, export_parts};
-use super::layers::is_constant;
-use super::lora::{is_adapter, is_value_head};
+use super::host::{read, storage, to_host};
+use super::hugging_face::Tensors;
 use super::model::Decoder;
+use super::names::{Part, is_adapter, is_constant, is_router, is_value_head, parts};
 use super::weight::{CONTAINER, STORED};
 use burn::backend::flex::FlexTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor, TensorData};
-use grpo_burn::custom_op::{Operand, values};
-use grpo_policy::{Error, Result, TensorSink, TensorSource};
-
-/// Copies the values of a tensor to a list.
-pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    // All tensors of this crate are f32, so the conversion cannot fail.
-    tensor.into_data().convert::<f32>().try_into_vec().unwrap_or_default()
-}
+use grpo_models::{NamedTensor, Parameter};
+use grpo_policy::{Result, TensorSink, TensorSource, check_tensors};
 
 /// Selects parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,14 +70,50 @@ pub(crate) fn trained_values(model: &Decoder) -> usize {
     count
 }
 
-/// Returns the row-major storage of a tensor, without a copy if it is already row-major.
-pub(super) fn storage<const D: usize>(tensor: Tensor<D>) -> Result<FlexTensor> {
-    Ok(Operand::new("weight", tensor).map_err(Error::other)?.row_major().storage)
+/// Returns the tensors of transformers that the trained parameters of `model` consist of.
+pub(crate) fn trained_tensors(model: &Decoder) -> Vec<Parameter> {
+    let mut tensors = Vec::new();
+    visit_parameters(model, Which::Trained, |name, parameter| {
+        let parts = parameter.map(|of| parts(model.config(), &model.adapted, name, &of.shape()));
+        tensors.extend(parts.into_iter().flatten().map(|Part { name, shape, .. }| Parameter { name, shape }));
+    });
+    tensors
 }
 
-/// Returns the values of a storage from [`storage`].
-pub(super) fn read(storage: &FlexTensor) -> Result<&[f32]> {
-    values("weight", storage).map_err(Error::other)
+/// Passes the tensors of transformers that a parameter consists of to `sink`, one by one, with `prefix` before their names. Each is a copy,
+/// which is dropped before the next one is made unless the sink keeps it.
+pub(crate) fn export_parts(
+    of: &Decoder,
+    prefix: &str,
+    (name, shape, values): (&str, &[usize], &[f32]),
+    sink: &mut dyn TensorSink,
+) -> Result<()> {
+    let columns = shape.last().copied().unwrap_or(1);
+    for part in parts(of.config(), &of.adapted, name, shape) {
+        let data = part.tensor(values, columns);
+        sink.tensor(NamedTensor { name: format!("{prefix}{}", part.name), shape: part.shape, data })?;
+    }
+    Ok(())
+}
+
+impl Decoder {
+    /// Returns the trained tensors, with the names and layout of `transformers` (adapters: PEFT).
+    pub fn parameters(&self) -> Vec<NamedTensor> {
+        let mut tensors = Vec::new();
+        // Exporting to a list cannot fail.
+        let _ = export_parameters(self, Which::Trained, &mut tensors);
+        tensors
+    }
+
+    /// Returns this decoder with the given values; restores the result of [`Decoder::parameters`] bit for bit.
+    ///
+    /// # Errors
+    /// [`Error::State`] if a name or shape does not fit.
+    pub fn with_parameters(self, tensors: &dyn TensorSource) -> Result<Self> {
+        check_tensors(&trained_tensors(&self), "", tensors)?;
+        let (model, replaced) = replace_parameters(self, tensors);
+        replaced.map(|()| model)
+    }
 }
 
 /// Passes the tensors of the parameters to `sink`, with the names and layout of transformers (adapters: PEFT), in the order of fields.

@@ -3,7 +3,7 @@
 //! Letters in shapes: L layers, E experts, k experts of a token.
 
 use super::autodiff_ops::{fitting, operand, read, reread};
-use super::params::to_host;
+use super::host::to_host;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Tensor, TensorData};
 use grpo_backend_cpu::layers::{Layers, Routing};

@@ -3,8 +3,8 @@
 use super::autodiff_ops::{self, Sequences};
 use super::experts::ExpertsMlp;
 use super::gated_delta_net::GatedDeltaNet;
+use super::host;
 use super::layers::{Attention, Block, DenseMlp, Mixer, Mlp, RmsNorm};
-use super::params;
 use super::rope::RopeTables;
 use super::routers::Routers;
 use super::values::with_values;
@@ -176,7 +176,7 @@ impl LayerOps for Tape<'_> {
 
     fn scale(&mut self, x: Tensor<2>) -> Result<Tensor<2>> {
         let Some(factor) = &self.block.layer_scalar else { return Ok(x) };
-        let factor = params::storage(factor.val())?;
-        autodiff_ops::scaled(x, params::read(&factor)?[0])
+        let factor = host::storage(factor.val())?;
+        autodiff_ops::scaled(x, host::read(&factor)?[0])
     }
 }

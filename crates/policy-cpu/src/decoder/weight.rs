@@ -1,6 +1,6 @@
 //! The weights of layers, embedding and head: parameters in memory, or frozen matrices, memory-mapped or quantised.
 
-use super::params::{read, storage};
+use super::host::{read, storage};
 use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::module::{Module, Param};

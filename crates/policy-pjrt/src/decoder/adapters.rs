@@ -4,9 +4,9 @@
 //!
 //! Legend: L layers, E experts, r rank, V vocabulary, H hidden size, O and I rows and columns of a matrix.
 
-use super::parameters::{Axis, Matrix, Names, Parameter, ParameterValues, Role, parameters};
+use super::parameters::{Names, Parameter, ParameterValues, parameters};
 use super::{Compute, Decoder, Format, dot};
-use grpo_models::{AdaptedMatrix, Experts, LoraConfig, ModelConfig};
+use grpo_models::{AdaptedMatrix, Axis, Experts, LoraConfig, Matrix, ModelConfig, Role};
 use grpo_stablehlo::{Dtype, Value};
 
 /// The adapters of a decoder: the adapted matrices, the rank and the scaling.
@@ -21,7 +21,8 @@ impl Adapters {
     /// Creates the adapters that `lora` configures for a model.
     ///
     /// ```
-    /// use grpo_policy_pjrt::decoder::{Adapters, Axis};
+    /// use grpo_models::Axis;
+    /// use grpo_policy_pjrt::decoder::Adapters;
     ///
     /// let config = grpo_models::ModelConfig::default();
     /// let adapters = Adapters::new(&config, &grpo_models::LoraConfig { r: 4, ..Default::default() })?;
@@ -44,7 +45,11 @@ impl Adapters {
     pub fn parameters(&self, config: &ModelConfig) -> Vec<Parameter> {
         let table = parameters(config);
         let mut all = Vec::new();
-        for (matrix, role, module) in Matrix::ALL {
+        // A matrix with two names in transformers comes with its second name after all others.
+        let named =
+            (0..2).flat_map(|at| Matrix::ALL.map(|(matrix, role)| (matrix, role, matrix.modules().get(at).copied())));
+        for (matrix, role, module) in named {
+            let Some(module) = module else { continue };
             if matrix.is_of_experts() {
                 all.extend(config.experts.iter().flat_map(|experts| self.of_experts(config, experts, matrix, module)));
                 continue;

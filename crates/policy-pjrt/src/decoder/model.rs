@@ -120,9 +120,7 @@ impl Decoder {
 
     /// Returns `true` if the parameter of this role is trained.
     pub fn trains(&self, role: Role) -> bool {
-        let is_router = matches!(role, Role::Router | Role::RouterBias);
-        let is_constant = matches!(role, Role::LayerScalar | Role::CorrectionBias);
-        let is_frozen = is_constant || self.frozen_routers && is_router;
+        let is_frozen = role.is_constant() || self.frozen_routers && role.is_of_router();
         !is_frozen && (self.adapters.is_none() || !role.is_of_model())
     }
 

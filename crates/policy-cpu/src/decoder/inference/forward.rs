@@ -4,7 +4,7 @@ use super::Inference;
 use super::weights::{Embedding, Layer, LayerAttention, LayerDeltaNet, LayerMixer, LayerMlp, Matrix, Norm, Weight};
 use crate::decoder::autodiff_ops::{sigmoid, without_gates};
 use crate::decoder::experts::routed;
-use crate::decoder::params::read;
+use crate::decoder::host::read;
 use crate::decoder::rope::RopeTables;
 use crate::decoder::tape::no_such_part;
 use grpo_backend_cpu::layers::{Add, HeadNorms};

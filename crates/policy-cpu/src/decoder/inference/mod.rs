@@ -8,9 +8,9 @@ pub use cache::Cache;
 pub(crate) use forward::cap;
 
 use super::batch::PackedBatch;
+use super::host::storage;
 use super::layers::activation;
 use super::model::{Decoder, check};
-use super::params::storage;
 use super::rope::Ropes;
 use super::weight;
 use grpo_backend_cpu::layers::{Activation, DeltaState, KvCache, Layers, PackedWeight, StoredWeight};
@@ -38,6 +38,16 @@ pub struct Inference {
     head: PackedWeight,
     /// `true` if caches record the experts of tokens.
     records_experts: bool,
+}
+
+impl Decoder {
+    /// Returns the current weights in packed form, for sampling. Later updates of the decoder do not change them.
+    ///
+    /// # Errors
+    /// [`Error::Other`] if the weights are not on burn's CPU backend.
+    pub fn inference(&self) -> Result<Inference> {
+        Inference::new(self)
+    }
 }
 
 impl Inference {

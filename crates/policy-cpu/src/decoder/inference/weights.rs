@@ -2,9 +2,9 @@
 
 use crate::decoder::experts::PackedExperts;
 use crate::decoder::gated_delta_net::GatedDeltaNet;
+use crate::decoder::host::{read, storage};
 use crate::decoder::layers::{Attention, Block, DenseMlp, Linear, Mixer, Mlp, RmsNorm, scores};
 use crate::decoder::lora::LowRank;
-use crate::decoder::params::{read, storage};
 use crate::decoder::tape::no_such_part;
 use crate::decoder::values::{ValueHeads, heads};
 use crate::decoder::weight::{self, Stored};

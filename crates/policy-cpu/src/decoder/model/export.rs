@@ -2,10 +2,10 @@
 
 use super::Decoder;
 use crate::decoder::experts::dims;
-use crate::decoder::hugging_face::export_parts;
+use crate::decoder::host::to_host;
 use crate::decoder::layers::{Block, Linear, Mlp};
-use crate::decoder::lora::{is_adapter, is_value_head};
-use crate::decoder::params::{Which, for_each_parameter, to_host};
+use crate::decoder::names::{is_adapter, is_value_head, split};
+use crate::decoder::params::{Which, export_parts, for_each_parameter};
 use crate::decoder::weight::{Stored, Weight, widened};
 use grpo_models::NamedTensor;
 use grpo_policy::{Error, Result, TensorSink};
@@ -75,17 +75,15 @@ impl Decoder {
 
     /// Returns the values of a parameter of experts with its adapter merged; `None` for another parameter, or without an adapter.
     fn merged_experts(&self, name: &str, values: &[f32]) -> Result<Option<Vec<f32>>> {
-        let of_layer = name.strip_prefix("layers.").and_then(|name| name.split_once(".mlp."));
-        let Some((layer, parameter)) = of_layer else { return Ok(None) };
-        let layer = layer.parse().ok().and_then(|layer: usize| self.layers.get(layer));
-        let Some(Block { mlp: Mlp::Experts(mlp), .. }) = layer else { return Ok(None) };
-        mlp.merged(parameter, values)
+        let Some((layer, name)) = split(name) else { return Ok(None) };
+        let Some(Block { mlp: Mlp::Experts(mlp), .. }) = self.layers.get(layer) else { return Ok(None) };
+        mlp.merged(name, values)
     }
 
     /// Returns the memory-mapped matrices of experts whose parameter is called `name`.
     fn stored_experts(&self, name: &str) -> Option<Arc<[Stored]>> {
-        let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
-        let Mlp::Experts(mlp) = &self.layers.get(layer.parse::<usize>().ok()?)?.mlp else { return None };
+        let (layer, rest) = split(name)?;
+        let Mlp::Experts(mlp) = &self.layers.get(layer)?.mlp else { return None };
         let [gate_up, down] = dims(self.config.experts.as_ref()?, self.config.hidden_size);
         match (rest, &mlp.experts_gate_up, &mlp.experts_down) {
             ("mlp.experts_gate_up", Weight::Stored(stored), _) => Some(stored.of_experts(gate_up[1])),
@@ -96,8 +94,8 @@ impl Decoder {
 
     /// Returns the linear layer whose weight is called `name`.
     fn linear(&self, name: &str) -> Option<&Linear> {
-        let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
-        let Block { attn, mlp, .. } = self.layers.get(layer.parse::<usize>().ok()?)?;
+        let (layer, rest) = split(name)?;
+        let Block { attn, mlp, .. } = self.layers.get(layer)?;
         let mut linears = attn.linears().into_iter().chain(mlp.linears());
         linears.find(|(name, _)| rest.strip_suffix(".weight") == Some(name)).map(|(_, linear)| linear)
     }

@@ -4,11 +4,10 @@ use super::autodiff_ops;
 use super::batch::PackedBatch;
 use super::build::{Builder, Source};
 use super::embedded::EmbeddedRows;
-use super::hugging_face::{Read, Tensors, trained_tensors};
-use super::inference::Inference;
+use super::hugging_face::{Read, Tensors};
 use super::layers::{Block, Linear, Mlp, RmsNorm};
-use super::lora::{Adapted, LowRank};
-use super::params::{Which, export_parameters, replace_parameters};
+use super::lora::LowRank;
+use super::names::Adapted;
 use super::rope::Ropes;
 use super::routers::Routers;
 use super::weight::{Stored, Weight};
@@ -16,8 +15,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use grpo_backend_cpu::layers::Layers;
 use grpo_core::Dtype;
-use grpo_models::{ModelConfig, NamedTensor, Quantization, Weights};
-use grpo_policy::{Error, InitialWeights, Result, RoutedExperts, TensorSource, check_tensors};
+use grpo_models::{ModelConfig, Quantization, Weights};
+use grpo_policy::{Error, InitialWeights, Result, RoutedExperts};
 
 /// A decoder of the families of [`grpo_models::Family`]. Hidden states and LM head are separate outputs, because the loss takes both.
 ///
@@ -304,32 +303,6 @@ impl Decoder {
     fn stored_rows(&self, table: &Stored, batch: &PackedBatch) -> Result<Tensor<2>> {
         let (rows, dims) = (table.rows(batch.ids())?, [batch.ids().len(), self.config.hidden_size]);
         Ok(Tensor::from_data(TensorData::new(rows, dims), &self.device()))
-    }
-
-    /// Returns the current weights in packed form, for sampling. Later updates of the decoder do not change them.
-    ///
-    /// # Errors
-    /// [`Error::Other`] if the weights are not on burn's CPU backend.
-    pub fn inference(&self) -> Result<Inference> {
-        Inference::new(self)
-    }
-
-    /// Returns the trained tensors, with the names and layout of `transformers` (adapters: PEFT).
-    pub fn parameters(&self) -> Vec<NamedTensor> {
-        let mut tensors = Vec::new();
-        // Exporting to a list cannot fail.
-        let _ = export_parameters(self, Which::Trained, &mut tensors);
-        tensors
-    }
-
-    /// Returns this decoder with the given values; restores the result of [`Decoder::parameters`] bit for bit.
-    ///
-    /// # Errors
-    /// [`Error::State`] if a name or shape does not fit.
-    pub fn with_parameters(self, tensors: &dyn TensorSource) -> Result<Self> {
-        check_tensors(&trained_tensors(&self), "", tensors)?;
-        let (model, replaced) = replace_parameters(self, tensors);
-        replaced.map(|()| model)
     }
 
     /// Returns the residual stream `[N, H]` after the last layer, from the embedding `x: [N, H]`.

@@ -3,19 +3,13 @@
 //! Legend: L layers, E experts, V vocabulary, H hidden size, I intermediate size of the MLP, A query heads, K key/value heads, D head dimension;
 //! of a Gated DeltaNet: Hv value heads, Dv their width, C channels of the convolution.
 
-mod axis;
-mod matrix;
-mod role;
 mod table;
 mod values;
 
-pub use axis::Axis;
-pub use matrix::Matrix;
-pub use role::Role;
 pub use table::parameters;
 pub use values::ParameterValues;
 
-use grpo_models::Quantization;
+use grpo_models::{Axis, ParameterSpec, Quantization, Role};
 use grpo_stablehlo::Dtype;
 
 /// The role of a parameter and the index of its stack: 0 unless layers have different shapes for the role.
@@ -62,9 +56,8 @@ pub struct Parameter {
 /// The names of the tensors of a parameter. A model of experts has tens of thousands, which are built when they are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Names {
-    /// A tensor of every layer of the stack, with this path in the layer; if each of a number of experts has a tensor, its number follows
-    /// `experts.` in the path.
-    OfLayers { path: &'static str, experts: Option<usize> },
+    /// A tensor of every layer of the stack, or of this number of experts of every layer.
+    OfLayers { row: &'static ParameterSpec, experts: usize },
     /// Tensors, each with its index in the stack.
     Listed(Vec<(usize, String)>),
 }
@@ -90,11 +83,7 @@ impl Parameter {
     pub fn tensors(&self) -> impl Iterator<Item = (usize, String)> {
         (0..self.tensor_count()).map(|at| match &self.names {
             Names::Listed(names) => names[at].clone(),
-            Names::OfLayers { path, experts: None } => (at, format!("model.layers.{}.{path}", self.layers[at])),
-            Names::OfLayers { path, experts: Some(count) } => {
-                let path = path.replace("experts.", &format!("experts.{}.", at % count));
-                (at, format!("model.layers.{}.{path}", self.layers[at / count]))
-            }
+            Names::OfLayers { row, experts } => (at, row.name(self.layers[at / experts], at % experts)),
         })
     }
 
@@ -109,7 +98,7 @@ impl Parameter {
     /// Returns the number of its tensors.
     fn tensor_count(&self) -> usize {
         match &self.names {
-            Names::OfLayers { experts, .. } => self.layers.len() * experts.unwrap_or(1),
+            Names::OfLayers { experts, .. } => self.layers.len() * experts,
             Names::Listed(names) => names.len(),
         }
     }

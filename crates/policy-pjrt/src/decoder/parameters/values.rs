@@ -1,6 +1,7 @@
 //! Parameters as values of a program.
 
-use super::{Matrix, Parameter, ParameterId, Role};
+use super::{Parameter, ParameterId};
+use grpo_models::{Matrix, Role};
 use grpo_stablehlo::{Dtype, TensorType, Value};
 use std::collections::BTreeMap;
 

@@ -1,11 +1,8 @@
-//! Roles of parameters.
-
-use super::Matrix;
-use grpo_models::Mixer;
+//! Roles of parameters, and matrices that can have an adapter.
 
 /// The role of a parameter in the decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)] // named as in Hugging Face's folders; `Parameter::tensors` has the names
+#[allow(missing_docs)] // named as in transformers; `PARAMETERS` has the names
 pub enum Role {
     EmbedTokens,
     InputLayernorm,
@@ -77,38 +74,6 @@ pub enum Role {
 }
 
 impl Role {
-    /// The norms of a layer's inputs and outputs, by the names of their modules.
-    pub(super) const NORMS: [(Self, &'static str); 4] = [
-        (Self::InputLayernorm, "input_layernorm"),
-        (Self::PostAttentionLayernorm, "post_attention_layernorm"),
-        (Self::PreFeedforwardLayernorm, "pre_feedforward_layernorm"),
-        (Self::PostFeedforwardLayernorm, "post_feedforward_layernorm"),
-    ];
-
-    /// Returns the norm of a layer with this module name.
-    pub(crate) fn of_norm(module: &str) -> Option<Self> {
-        Self::NORMS.into_iter().find(|(_, name)| *name == module).map(|(role, _)| role)
-    }
-
-    /// Returns the mixer of the layers that have such a parameter; `None` if it does not depend on the mixer.
-    pub(crate) fn mixer(self) -> Option<Mixer> {
-        use Matrix::{InProjA, InProjB, InProjQkv, InProjZ, KProj, OProj, OutProj, QProj, QkvProj, VProj};
-        match self {
-            Self::QProj | Self::QBias | Self::KProj | Self::KBias | Self::VProj | Self::VBias => Some(Mixer::Attention),
-            Self::QkvProj | Self::OProj | Self::OBias | Self::Sinks => Some(Mixer::Attention),
-            Self::QNorm | Self::KNorm => Some(Mixer::Attention),
-            Self::InProjQkv | Self::InProjZ | Self::InProjB | Self::InProjA => Some(Mixer::GatedDeltaNet),
-            Self::Conv1d | Self::ALog | Self::DtBias => Some(Mixer::GatedDeltaNet),
-            Self::LinearNorm | Self::OutProj => Some(Mixer::GatedDeltaNet),
-            Self::LoraA(matrix) | Self::LoraB(matrix) | Self::Scales(matrix) => match matrix {
-                QProj | KProj | VProj | QkvProj | OProj => Some(Mixer::Attention),
-                InProjQkv | InProjZ | InProjB | InProjA | OutProj => Some(Mixer::GatedDeltaNet),
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-
     /// Returns `true` if layers have such a parameter.
     pub fn is_of_layers(self) -> bool {
         let head = Matrix::LmHead;
@@ -136,5 +101,93 @@ impl Role {
     /// Returns `true` for parameters of the value head.
     pub fn is_of_value_head(self) -> bool {
         matches!(self, Self::ValueHead | Self::ValueHeadBias)
+    }
+
+    /// Returns `true` for parameters of a router, which may be frozen.
+    pub fn is_of_router(self) -> bool {
+        matches!(self, Self::Router | Self::RouterBias)
+    }
+
+    /// Returns `true` for a parameter that is never trained.
+    pub fn is_constant(self) -> bool {
+        matches!(self, Self::LayerScalar | Self::CorrectionBias)
+    }
+}
+
+/// A matrix that can have an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // named as in transformers
+pub enum Matrix {
+    QProj,
+    KProj,
+    VProj,
+    QkvProj,
+    OProj,
+    InProjQkv,
+    InProjZ,
+    InProjB,
+    InProjA,
+    OutProj,
+    GateProj,
+    UpProj,
+    GateUpProj,
+    DownProj,
+    SharedGateProj,
+    SharedUpProj,
+    SharedDownProj,
+    SharedGate,
+    /// Gate and up of each expert.
+    ExpertGateUpProj,
+    ExpertDownProj,
+    LmHead,
+}
+
+impl Matrix {
+    /// All matrices, with their roles.
+    pub const ALL: [(Self, Role); 21] = [
+        (Self::QProj, Role::QProj),
+        (Self::KProj, Role::KProj),
+        (Self::VProj, Role::VProj),
+        (Self::QkvProj, Role::QkvProj),
+        (Self::OProj, Role::OProj),
+        (Self::InProjQkv, Role::InProjQkv),
+        (Self::InProjZ, Role::InProjZ),
+        (Self::InProjB, Role::InProjB),
+        (Self::InProjA, Role::InProjA),
+        (Self::OutProj, Role::OutProj),
+        (Self::GateProj, Role::GateProj),
+        (Self::UpProj, Role::UpProj),
+        (Self::GateUpProj, Role::GateUpProj),
+        (Self::DownProj, Role::DownProj),
+        (Self::SharedGateProj, Role::SharedGateProj),
+        (Self::SharedUpProj, Role::SharedUpProj),
+        (Self::SharedDownProj, Role::SharedDownProj),
+        (Self::SharedGate, Role::SharedGate),
+        (Self::ExpertGateUpProj, Role::ExpertGateUpProj),
+        (Self::ExpertDownProj, Role::ExpertDownProj),
+        (Self::LmHead, Role::LmHead),
+    ];
+
+    /// Returns the role of the matrix in the decoder.
+    pub fn role(self) -> Role {
+        Self::ALL[self as usize].1
+    }
+
+    /// Returns the matrix of this role, or `None` if it is not one matrix `[out, in]` that can have an adapter.
+    pub fn of(role: Role) -> Option<Self> {
+        Self::adapting(role).filter(|matrix| !matrix.is_of_experts())
+    }
+
+    /// Returns the matrix whose adapter changes the parameter of this role, if any.
+    pub fn adapting(role: Role) -> Option<Self> {
+        match role {
+            Role::ExpertGateProj | Role::ExpertUpProj => Some(Self::ExpertGateUpProj),
+            role => Self::ALL.iter().find(|(_, of)| *of == role).map(|(matrix, _)| *matrix),
+        }
+    }
+
+    /// Returns `true` if each expert has such a matrix.
+    pub fn is_of_experts(self) -> bool {
+        matches!(self, Self::ExpertGateUpProj | Self::ExpertDownProj)
     }
 }

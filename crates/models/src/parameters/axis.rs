@@ -1,7 +1,7 @@
-//! Logical axes of dimensions. The parent module has a legend of their sizes.
+//! Logical axes of dimensions. [`ModelConfig::parameters`](crate::ModelConfig::parameters) has a legend of their sizes.
 
-/// The logical axis of a dimension of a parameter or an activation. [`AxisRules`](crate::decoder::AxisRules) maps logical axes to axes of a device
-/// mesh.
+/// The logical axis of a dimension of a parameter or an activation. A policy on devices maps logical axes to axes of
+/// a device mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Axis {
     /// Layers, L; never sharded.
@@ -76,7 +76,7 @@ pub enum Axis {
 
 impl Axis {
     /// Returns the axis of a dimension that packs the elements of this one into `size` words or blocks.
-    pub(crate) fn packed(self, size: usize) -> Self {
+    pub fn packed(self, size: usize) -> Self {
         let of = match self {
             Self::Embed => &Self::Embed,
             Self::Heads => &Self::Heads,
@@ -90,7 +90,7 @@ impl Axis {
     }
 
     /// Returns the axis of the matrix whose codes or scales have this axis.
-    pub(crate) fn unpacked(self) -> Self {
+    pub fn unpacked(self) -> Self {
         match self {
             Self::Packed { of, .. } => *of,
             axis => axis,
