@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// section `lora`.
 ///
 /// # Errors
-/// [`Error::Config`] for an adapter without the name of its base model, for two adapters, and for a section that contradicts the adapter;
+/// [`grpo_trainer::Error::Config`] for an adapter without the name of its base model, for two adapters, and for a section that contradicts the adapter;
 /// the errors of [`Adapter::read_config`].
 pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
     if let ModelSource::Pretrained(name) = &config.model

@@ -10,7 +10,7 @@ use grpo_run_config::{PolicyDtype, TrainConfig};
 /// tokens of the longest prompt; `store` connects the processes of a run, if it has several.
 ///
 /// # Errors
-/// [`Error::Engine`] for servers that do not answer or do not fit the run; [`Error::Config`] for a policy that would have to sample while it trains.
+/// [`Error::Engine`] for servers that do not answer or do not fit the run; [`grpo_trainer::Error::Config`] for a policy that would have to sample while it trains.
 pub(crate) fn engine(
     config: &TrainConfig,
     model: Option<&ModelFolder>,

@@ -119,7 +119,7 @@ impl PolicyTarget {
     /// Checks that a training fits into memory.
     ///
     /// # Errors
-    /// [`Error::TooLarge`]; [`Error::Exhausted`] for a device.
+    /// [`Error::TooLarge`]; [`grpo_trainer::Error::Exhausted`] for a device.
     pub(crate) fn check(&self, table: &MemoryTable, available: Option<u64>) -> Result<()> {
         match self {
             Self::Host(_) => Error::check_memory(table, available),

@@ -24,7 +24,7 @@ pub(crate) fn keeps_files(config: &TrainConfig) -> bool {
 /// Opens the pretrained model that `config` names; `None` if the configuration describes a new one.
 ///
 /// # Errors
-/// [`crate::Error::Model`] if the model is missing or not supported.
+/// [`grpo_trainer::Error::Model`] if the model is missing or not supported.
 pub fn open_model(config: &TrainConfig) -> Result<Option<ModelFolder>> {
     open(config, grpo_models::locate)
 }

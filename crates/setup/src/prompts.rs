@@ -20,7 +20,7 @@ const MAX_TEMPLATE: u64 = 4 << 20;
 /// that the section `data` sets, and the date that it writes.
 ///
 /// # Errors
-/// The errors of [`HfTokenizer::open`]; [`Error::Config`] for a chat template that cannot be read or parsed, and for an invalid date.
+/// The errors of [`HfTokenizer::open`]; [`grpo_trainer::Error::Config`] for a chat template that cannot be read or parsed, and for an invalid date.
 pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTokenizer> {
     let stop_ids = &folder.generation().eos_token_id;
     let tokenizer = HfTokenizer::open(folder.path(), stop_ids, folder.config().vocab_size)?;

@@ -113,7 +113,7 @@ pub struct Job<'a> {
     pub row: &'a Item,
 }
 
-/// The results of [`Endpoint::hold`].
+/// The results of [`super::Endpoint::hold`].
 #[derive(Debug, Default)]
 pub struct Held {
     /// The rewards of the jobs, or their failures.
@@ -164,7 +164,7 @@ impl Asked {
 /// Reads an address.
 ///
 /// # Errors
-/// [`Error::Config`].
+/// [`crate::Error::Config`].
 pub fn socket_address(address: &str) -> Result<SocketAddr> {
     address.parse().map_err(|_| {
         let expected = "an address with a port, such as 127.0.0.1:8000".to_owned();

@@ -89,7 +89,7 @@ impl Run {
     /// second half is [`Prepared::trainer`] and [`Run::start_with`]. Waits for the other processes, if the run has any.
     ///
     /// # Errors
-    /// The errors of [`Prepared::new`] and [`RunDir::check`]; [`grpo_run_config::Error::Key`] in a process that must be a [`Follower`];
+    /// The errors of [`Prepared::new`] and [`RunDir::check`]; [`grpo_run_config::Error::Key`] in a process that must be a [`crate::Follower`];
     /// [`grpo_trainer::Error::Processes`].
     pub fn prepare(config: TrainConfig, path: Option<&Path>) -> Result<Prepared> {
         config.validate()?;

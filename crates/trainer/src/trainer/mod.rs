@@ -43,7 +43,7 @@ pub enum Phase {
 /// The number of warm-up steps between two evaluations that decide when it may end.
 const PROBE_STEPS: u64 = 5;
 
-/// A run, one step at a time. See the [front page](crate) for an example.
+/// A run, one step at a time. `grpo_setup::trainer` makes one from a configuration.
 pub struct Trainer {
     config: TrainConfig,
     loss: Arc<LossConfig>,
