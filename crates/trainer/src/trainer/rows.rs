@@ -30,7 +30,7 @@ impl Rows {
     /// that every reward function works on one.
     ///
     /// # Errors
-    /// [`Error::Config`] and [`Error::Data`] for rows; [`Error::Rewards`] for a failing function.
+    /// [`crate::Error::Config`] and [`crate::Error::Data`] for rows; [`crate::Error::Rewards`] for a failing function.
     pub fn checked(
         config: &TrainConfig,
         tokenizer: &dyn Tokenizer,
@@ -70,7 +70,7 @@ impl Rows {
     /// Checks the environments of these rows, and that the model has room for what they add to prompts.
     ///
     /// # Errors
-    /// [`Error::Environments`], [`Error::Model`] and [`Error::Config`].
+    /// [`crate::Error::Environments`], [`crate::Error::Model`] and [`crate::Error::Config`].
     pub fn with_environments(
         mut self,
         config: &TrainConfig,
