@@ -17,10 +17,8 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("backend-cpu", &[6, 12]),
     ("backend-tpu", &[4]),
     ("grpo-core", &[6]),
-    ("models", &[4, 5, 5, 12, 17]),
+    ("models", &[4, 5]),
     ("pjrt", &[7, 9]),
-    ("policy-cpu", &[16]),
-    ("policy-pjrt", &[9, 21]),
     ("stablehlo", &[5, 9]),
 ];
 

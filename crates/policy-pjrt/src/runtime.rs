@@ -57,8 +57,9 @@ impl Runtime {
     /// # Errors
     /// See [`Runtime::open`] and [`Runtime::on_mesh`].
     pub fn open_mesh(kind: Kind, path: Option<&Path>, rules: AxisRules) -> Result<Self> {
-        let virtual_devices = [("cpu_device_count", (rules.mesh().devices() as i64).into())];
-        let options = if kind == Kind::Cpu { &virtual_devices[..] } else { &[] };
+        let count = rules.mesh().devices();
+        let virtual_devices = [("cpu_device_count", (count as i64).into())];
+        let options = if kind == Kind::Cpu && count > 1 { &virtual_devices[..] } else { &[] };
         Self::new(kind, plugins::client(kind, path, options)?)?.on_mesh(rules)
     }
 

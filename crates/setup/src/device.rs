@@ -4,28 +4,9 @@ use crate::Result;
 use grpo_backend_tpu::plugins::Kind;
 use grpo_distributed::Store;
 use grpo_policy_pjrt::Runtime;
-use grpo_policy_pjrt::decoder::AxisRules;
 use grpo_run_config::PolicyDevice;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Opens the first device of `kind` for a policy, or the devices of a mesh, with the plugin `plugin`, or the one that
-/// [`grpo_backend_tpu::plugins::find`] finds. Compiled programs are cached in `compile_cache`, or in [`compile_cache()`].
-///
-/// # Errors
-/// An error if the plugin is missing or opens too few devices.
-pub fn open(
-    kind: Kind,
-    plugin: Option<&Path>,
-    compile_cache: Option<&Path>,
-    rules: Option<AxisRules>,
-) -> Result<Runtime> {
-    let runtime = match rules {
-        Some(rules) => Runtime::open_mesh(kind, plugin, rules),
-        None => Runtime::open(kind, plugin),
-    };
-    Ok(with_cache(runtime.map_err(grpo_policy::Error::from)?, compile_cache))
-}
 
 /// Opens the devices of all processes of a run, for a mesh over them, if the plugin of `kind` connects the processes: XLA's CPU plugin does not.
 ///
@@ -42,7 +23,8 @@ pub(crate) fn open_process(
     Ok(Some(with_cache(runtime, compile_cache)))
 }
 
-fn with_cache(runtime: Runtime, compile_cache: Option<&Path>) -> Runtime {
+/// Returns the runtime with a cache of compiled programs in `compile_cache`, or in [`compile_cache()`].
+pub fn with_cache(runtime: Runtime, compile_cache: Option<&Path>) -> Runtime {
     match compile_cache.map(Path::to_owned).or_else(self::compile_cache) {
         Some(folder) => runtime.with_compile_cache(folder),
         None => runtime,

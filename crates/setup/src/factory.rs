@@ -51,10 +51,13 @@ impl PolicyTarget {
         let known = grpo_planner::configured_devices(&config.policy);
         let rules_of = |devices: Devices| MeshRules::of(config, shape, prompt, &devices);
         let mut rules = known.map(|devices| rules_of(Devices::assumed(kind, devices))).transpose()?.flatten();
-        let training = rules.as_ref().map(|rules| rules.training.clone());
         let mut runtime = match device::open_process(kind, plugin, compile_cache, store)? {
             Some(runtime) => runtime,
-            None => device::open(kind, plugin, compile_cache, training)?,
+            None => {
+                let training = rules.as_ref().map(|rules| rules.training.clone()).unwrap_or_default();
+                let runtime = Runtime::open_mesh(kind, plugin, training).map_err(grpo_policy::Error::from)?;
+                device::with_cache(runtime, compile_cache)
+            }
         };
         let devices = runtime.client().devices().len();
         if known.is_none() {

@@ -104,8 +104,10 @@ impl Chosen {
         let (name, plugin) = (args.device.as_deref().unwrap_or(ALL), args.input.plugin.as_deref());
         let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
         let rules = args.mesh.map(|mesh| grpo_planner::default_axis_rules("--mesh", &mesh)).transpose()?;
-        let open = |kind| -> grpo_setup::Result<Target> {
-            Ok(Target::Device(Box::new(grpo_setup::device::open(kind, plugin, None, rules.clone())?)))
+        let rules = rules.unwrap_or_default();
+        let open = |kind| -> Result<Target, grpo_policy::Error> {
+            let runtime = Runtime::open_mesh(kind, plugin, rules.clone())?;
+            Ok(Target::Device(Box::new(grpo_setup::device::with_cache(runtime, None))))
         };
         if let Some(kind) = named {
             return Ok(Self { places: vec![open(kind)?], notes: vec![] });
