@@ -17,7 +17,7 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("backend-cpu", &[6, 12]),
     ("backend-tpu", &[4]),
     ("grpo-core", &[6]),
-    ("models", &[4, 5]),
+    ("models", &[5]),
     ("pjrt", &[7, 9]),
     ("stablehlo", &[5, 9]),
 ];
