@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The token mixer of a layer, its attention window, rotary embedding and heads: an entry of [`ModelConfig::layers`].
+/// The token mixer of a layer, its attention window, rotary embedding and heads: an entry of [`ModelConfig::layers`](crate::ModelConfig::layers).
 ///
 /// ```
 /// use grpo_models::{LayerRope, LayerSpec, ModelConfig};
@@ -78,7 +78,7 @@ pub enum Mixer {
     /// Softmax attention.
     #[default]
     Attention,
-    /// A Gated DeltaNet (arXiv 2412.06464), whose sizes are [`ModelConfig::linear_attention`].
+    /// A Gated DeltaNet (arXiv 2412.06464), whose sizes are [`ModelConfig::linear_attention`](crate::ModelConfig::linear_attention).
     GatedDeltaNet,
 }
 

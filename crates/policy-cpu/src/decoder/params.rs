@@ -108,7 +108,7 @@ impl Decoder {
     /// Returns this decoder with the given values; restores the result of [`Decoder::parameters`] bit for bit.
     ///
     /// # Errors
-    /// [`Error::State`] if a name or shape does not fit.
+    /// [`grpo_policy::Error::State`] if a name or shape does not fit.
     pub fn with_parameters(self, tensors: &dyn TensorSource) -> Result<Self> {
         check_tensors(&trained_tensors(&self), "", tensors)?;
         let (model, replaced) = replace_parameters(self, tensors);

@@ -70,7 +70,7 @@ impl Decoder {
         Self { frozen_routers: true, ..self }
     }
 
-    /// Adds the load balancing loss of the routers of experts, with transformers' definition: [`RouterSums::aux_loss`].
+    /// Adds the load balancing loss of the routers of experts, with transformers' definition: [`RouterSums::aux_loss`](super::RouterSums::aux_loss).
     #[must_use]
     pub fn with_router_aux_loss(self) -> Self {
         Self { router_aux_loss: true, ..self }
