@@ -81,19 +81,28 @@ impl Expr {
         }
     }
 
+    /// Returns the parts of this expression.
+    fn parts(&self) -> Vec<&Self> {
+        match self {
+            Self::Negative(a) | Self::Percent(a) | Self::Factorial(a) | Self::Function(_, a) => vec![a],
+            Self::Sum(all) | Self::Product(all) => all.iter().collect(),
+            Self::Quotient(a, b) | Self::Power(a, b) | Self::Binomial(a, b) | Self::Logarithm(a, b) => vec![a, b],
+            _ => Vec::new(),
+        }
+    }
+
     /// Returns `true` if `test` holds for this expression or a part of it.
     pub(super) fn any(&self, test: &mut impl FnMut(&Expr) -> bool) -> bool {
-        if test(self) {
-            return true;
+        test(self) || self.parts().into_iter().any(|part| part.any(test))
+    }
+
+    /// Returns `true` if expressions contain each other over more than this number of levels.
+    pub(super) fn is_deeper_than(&self, levels: usize) -> bool {
+        let mut level = vec![self];
+        for _ in 0..levels {
+            level = level.into_iter().flat_map(Self::parts).collect();
         }
-        match self {
-            Self::Negative(a) | Self::Percent(a) | Self::Factorial(a) | Self::Function(_, a) => a.any(test),
-            Self::Sum(all) | Self::Product(all) => all.iter().any(|a| a.any(test)),
-            Self::Quotient(a, b) | Self::Power(a, b) | Self::Binomial(a, b) | Self::Logarithm(a, b) => {
-                a.any(test) || b.any(test)
-            }
-            _ => false,
-        }
+        !level.is_empty()
     }
 
     /// Returns the value as a fraction; `None` if it is not rational or has variables.

@@ -5,22 +5,33 @@ use super::lex::Token;
 use super::parse::{closing, is_command, is_symbol, split};
 use num_traits::One;
 
-/// Parses all of `tokens` as one expression.
+/// The largest number of levels of an expression, and of calls of [`Parser::base`] within each other. Without a bound, the recursion over
+/// `9^9^9^...` in an unoptimised build exceeds the 2 MiB of a thread's stack.
+const MAX_LEVELS: usize = 100;
+
+/// Parses all of `tokens` as one expression; `None` for more than [`MAX_LEVELS`] levels, too.
 pub(super) fn expression(tokens: &[Token]) -> Option<Expr> {
+    within(tokens, 0)
+}
+
+/// Parses all of `tokens`, which are inside of `level` levels.
+fn within(tokens: &[Token], level: usize) -> Option<Expr> {
     // The operands of `a \over b` and `n \choose k` are all tokens before and after the command.
     for (command, make) in [("over", Expr::Quotient as fn(_, _) -> _), ("choose", Expr::Binomial)] {
         if let [(_, a), (_, b)] = split(tokens, |token| is_command(Some(token), command))[..] {
-            return Some(make(Box::new(expression(a)?), Box::new(expression(b)?)));
+            return Some(make(Box::new(within(a, level)?), Box::new(within(b, level)?)));
         }
     }
-    let mut parser = Parser { tokens, at: 0 };
+    let mut parser = Parser { tokens, at: 0, level };
     let expr = parser.sum()?;
-    (parser.at == tokens.len()).then_some(expr)
+    (parser.at == tokens.len() && !expr.is_deeper_than(MAX_LEVELS)).then_some(expr)
 }
 
 struct Parser<'a> {
     tokens: &'a [Token],
     at: usize,
+    /// The number of factors around the one that is being parsed.
+    level: usize,
 }
 
 /// A kind of command that begins a factor.
@@ -153,11 +164,13 @@ impl<'a> Parser<'a> {
     }
 
     fn signed_power(&mut self) -> Option<Expr> {
-        if self.take_symbol('-') {
-            return self.signed_power().map(|value| Expr::Negative(Box::new(value)));
+        let mut signs = 0;
+        while self.take_symbol('-') {
+            signs += 1;
         }
         self.take_symbol('+');
-        self.power()
+        let value = self.power()?;
+        Some((0..signs).fold(value, |value, _| Expr::Negative(Box::new(value))))
     }
 
     fn power(&mut self) -> Option<Expr> {
@@ -195,10 +208,20 @@ impl<'a> Parser<'a> {
         let end = closing(self.tokens, self.at)?;
         let inside = &self.tokens[self.at + 1..end];
         self.at = end + 1;
-        expression(inside)
+        within(inside, self.level)
     }
 
     fn base(&mut self) -> Option<Expr> {
+        if self.level == MAX_LEVELS {
+            return None;
+        }
+        self.level += 1;
+        let value = self.one_base();
+        self.level -= 1;
+        value
+    }
+
+    fn one_base(&mut self) -> Option<Expr> {
         let token = self.peek()?;
         match token {
             Token::Number(text) => {
@@ -220,7 +243,7 @@ impl<'a> Parser<'a> {
             Token::Symbol('|') => {
                 let rest = &self.tokens[self.at + 1..];
                 let length = split(rest, |token| *token == Token::Symbol('|')).first()?.1.len();
-                let inside = expression(rest.get(..length).filter(|_| length < rest.len())?)?;
+                let inside = within(rest.get(..length).filter(|_| length < rest.len())?, self.level)?;
                 self.at += length + 2;
                 Some(Expr::Function("abs".into(), Box::new(inside)))
             }

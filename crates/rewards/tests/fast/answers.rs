@@ -160,6 +160,9 @@ fn adversarial_completions_are_scored_quickly() {
         (repeat("1/", 490) + "1", repeat("1-", 490) + "1"),
         ("1e999999999".into(), "1e-999999999".into()),
         (repeat("a", 999), repeat("b", 999)),
+        (repeat("\\ln", 330) + "2", repeat("\\sqrt", 195) + "2"),
+        (repeat("\\frac1", 160) + "1", repeat("9!", 490) + "!"),
+        (repeat("\\sqrt", 195) + "\\ln2", "1*".to_owned() + &repeat("-", 990) + "1"),
     ];
     for (answer, inside) in &pairs {
         let began = Instant::now();
