@@ -82,25 +82,29 @@ impl Expr {
     }
 
     /// Returns the parts of this expression.
-    fn parts(&self) -> Vec<&Self> {
-        match self {
-            Self::Negative(a) | Self::Percent(a) | Self::Factorial(a) | Self::Function(_, a) => vec![a],
-            Self::Sum(all) | Self::Product(all) => all.iter().collect(),
-            Self::Quotient(a, b) | Self::Power(a, b) | Self::Binomial(a, b) | Self::Logarithm(a, b) => vec![a, b],
-            _ => Vec::new(),
-        }
+    fn parts(&self) -> impl Iterator<Item = &Self> {
+        let (all, pair): (&[Self], [Option<&Self>; 2]) = match self {
+            Self::Negative(a) | Self::Percent(a) | Self::Factorial(a) | Self::Function(_, a) => (&[], [Some(a), None]),
+            Self::Sum(all) | Self::Product(all) => (all, [None, None]),
+            Self::Quotient(a, b) | Self::Power(a, b) | Self::Binomial(a, b) | Self::Logarithm(a, b) => {
+                (&[], [Some(a), Some(b)])
+            }
+            _ => (&[], [None, None]),
+        };
+        all.iter().chain(pair.into_iter().flatten())
     }
 
     /// Returns `true` if `test` holds for this expression or a part of it.
     pub(super) fn any(&self, test: &mut impl FnMut(&Expr) -> bool) -> bool {
-        test(self) || self.parts().into_iter().any(|part| part.any(test))
+        test(self) || self.parts().any(|part| part.any(test))
     }
 
     /// Returns `true` if expressions contain each other over more than this number of levels.
     pub(super) fn is_deeper_than(&self, levels: usize) -> bool {
-        let mut level = vec![self];
-        for _ in 0..levels {
+        let (mut level, mut depth) = (vec![self], 0);
+        while !level.is_empty() && depth < levels {
             level = level.into_iter().flat_map(Self::parts).collect();
+            depth += 1;
         }
         !level.is_empty()
     }

@@ -41,3 +41,13 @@ fn nested_sets_and_chains_of_percent_signs_are_compared_once() {
     assert!(equivalent(r"25\%\%", "25%"));
     assert!(!equivalent(&format!("5{}", "%".repeat(990)), "6"));
 }
+
+#[test]
+fn expressions_of_many_levels_are_compared_as_text() {
+    let power = |exponents: usize| "2".to_owned() + &"^1".repeat(exponents);
+    // Up to 100 levels are evaluated: all of these powers are 2.
+    assert!(equivalent("2", &power(99)) && equivalent(&power(40), &power(60)));
+    assert!(!equivalent("3", &power(99)) && !equivalent("2", &power(101)));
+    // The same text is right for any number of levels.
+    assert!(equivalent(&power(400), &power(400)) && !equivalent(&power(400), &power(399)));
+}
