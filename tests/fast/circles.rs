@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 /// Largest number of files in a circle.
 const MOST: usize = 3;
 
-/// The numbers of files of the larger circles, by crate. Entries only fall. That of `grpo-core` stays: a loss is one file, whose keys are a part of
-/// `LossConfig`, and whose formula reads it.
+/// The numbers of files of the larger circles, by crate. Entries only fall. The circle of `grpo-core` stays: the keys of a loss are a part of
+/// `LossConfig`, and the formula in the file of the loss reads them.
 const KNOWN: &[(&str, &[usize])] = &[
     ("backend-cpu", &[6, 12]),
     ("backend-tpu", &[4]),

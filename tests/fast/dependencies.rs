@@ -87,7 +87,7 @@ fn not_in_the_loop(package: &str) -> BTreeSet<String> {
 #[test]
 fn the_training_loop_compiles_no_tensor_library_no_device_and_no_http() {
     assert_eq!(not_in_the_loop("grpo-trainer"), BTreeSet::new());
-    // What a configuration names is built above the loop.
+    // The crate that builds devices and servers from a configuration has all of them.
     let built = not_in_the_loop("grpo-setup");
     for name in ["burn-core", "grpo-pjrt", "grpo-policy-cpu", "grpo-stablehlo", "httparse", "tungstenite", "ureq"] {
         assert!(built.contains(name), "{name} is not among {built:?}");

@@ -9,7 +9,7 @@ pub(crate) enum Token {
     /// An identifier or a keyword.
     Word(String),
     Mark(char),
-    /// The opening bracket and what it encloses.
+    /// The opening bracket, and the tokens between the brackets.
     Group(char, Vec<Token>),
 }
 

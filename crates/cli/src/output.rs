@@ -1,4 +1,4 @@
-//! What subcommands return, and print on standard output.
+//! Outcomes of subcommands, and standard output.
 
 use grpo_files::printable;
 use serde::Serialize;

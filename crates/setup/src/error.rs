@@ -30,7 +30,7 @@ pub enum Error {
     },
 }
 
-/// Errors of parts are those of the trainer.
+/// Converts the errors of parts to errors of the trainer, which has the same messages for them.
 macro_rules! errors_of_parts {
     ($($error:ty),+ $(,)?) => {$(
         impl From<$error> for Error {

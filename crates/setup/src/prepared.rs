@@ -48,7 +48,7 @@ pub struct Prepared {
     store: Option<Arc<Store>>,
 }
 
-/// The inputs of [`Prepared::make`] beside the configuration.
+/// The inputs of [`Prepared::make`], except for the configuration.
 #[derive(Default)]
 struct Start {
     /// The tokenizer in place of the model's.

@@ -24,7 +24,7 @@ const KEY_BYTES: usize = 24;
 const REMEMBERED: usize = 1 << 14;
 /// The maximum number of requests of a conversation at the same time.
 pub(super) const MOST_PARALLEL: usize = 32;
-/// The maximum time for which a request waits for those of other agents, to be sampled together.
+/// The maximum time that a request waits for requests of other agents, so that one call samples for all of them.
 const GATHER: Duration = Duration::from_millis(20);
 
 /// An OpenAI-compatible endpoint that only takes the keys of running conversations. It is closed when it is dropped.

@@ -1,4 +1,4 @@
-//! What the protocols of the endpoint share.
+//! Parsed requests and bodies of responses, for the files of all protocols.
 
 use super::events::Body;
 use super::fields::expected;

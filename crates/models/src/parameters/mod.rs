@@ -82,9 +82,8 @@ impl ModelConfig {
         self.parameters().iter().map(|parameter| parameter.shape.iter().map(|&n| n as u64).product::<u64>()).sum()
     }
 
-    /// Returns the matrices of layer `index`: four of attention, or three if its values are its keys, or five of a Gated DeltaNet, and three
-    /// of the MLP; with `fused_projections` two and two; in a layer with experts those of the shared
-    /// expert instead.
+    /// Returns the projections of layer `index`, without experts. Attention has four matrices, three if values are keys, or two with
+    /// `fused_projections`; a Gated DeltaNet has five. The MLP, or the shared expert, has three, or two with `fused_projections`.
     pub fn layer_matrices(&self, index: usize) -> Vec<LayerMatrix> {
         let layer = self.layer(index);
         let rows: Vec<&ParameterSpec> = ParameterSpec::of_layer(self, layer).collect();

@@ -36,7 +36,7 @@ rules! {
 }
 
 impl Rule {
-    /// Returns the rules of an optimizer: that of elements, and that of matrices of layers if it is another one.
+    /// Returns the rules of an optimizer: first the rule of single weights, then the rule of whole matrices of layers, if the optimizer has one.
     pub fn of_optimizer(optimizer: OptimizerName) -> &'static [Self] {
         match optimizer {
             OptimizerName::AdamW | OptimizerName::AdamW8bit => &[Self(Kind::AdamW)],

@@ -93,7 +93,7 @@ pub trait Matrices: Sized {
     fn transposed(&self) -> Self;
     /// Returns each matrix X times its transpose, X X^T.
     fn gram(&self) -> Self;
-    /// Returns the products of the matrices with those of `other`.
+    /// Returns the product of each matrix and the matrix of `other` at the same place.
     fn product(&self, other: &Self) -> Self;
     /// Returns `a` times these matrices plus `b` times `other`.
     fn combined(&self, a: f64, other: &Self, b: f64) -> Self;
